@@ -44,10 +44,12 @@ from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, show_table
 from systolic.compiler import WorkerPool, abstract_arguments, argument_values, cache_folder, tracing_settings
-from systolic.experiments import Experiment, Outcome, Progress, Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulatedRun
 from systolic.timing import Measurement, simulate_in_worker
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Progress, Runner
 
 # libtpu 0.0.42.1 dies of a failed check whenever it is to estimate a reduction for these.
 WITHOUT_ESTIMATES = ("v7x",)

@@ -13,8 +13,11 @@ from fault_cases import CaseError, Section, Setting
 
 import systolic
 from systolic.chips import CHIPS, UnsupportedDtypeError
+from systolic.ops.gated.spec import GatedSpec
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
+from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import IllegalTilesError
-from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec, SpecError
+from systolic.spec import MatmulSpec, SpecError
 
 LARGEST = 2**31 - 1
 ROUNDING = 2.0**-24  # of float32

@@ -15,8 +15,9 @@ import numpy as np
 from fault_cases import CaseError, Section, Setting
 
 import systolic
+from systolic.ops.quantized.spec import ROW_FORMATS
 from systolic.schedule import IllegalTilesError
-from systolic.spec import LARGEST, ROW_FORMATS
+from systolic.spec import LARGEST
 
 _FORMATS = tuple(LARGEST)
 _SIZES = (0, 1, 1, 3, 5, 16, 17, 64, 96, 128, 160, 256)

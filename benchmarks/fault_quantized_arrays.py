@@ -17,10 +17,11 @@ from fault_numerics_quantized import exact
 import systolic
 from systolic.analysis import kernel_calls, vmem_estimate
 from systolic.chips import CHIPS
-from systolic.op import op_of
+from systolic.ops.op import op_of
+from systolic.ops.quantized.schedule import QuantizedSchedule
+from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import IllegalTilesError, total_bytes
-from systolic.schedule.quantised import QuantizedSchedule
-from systolic.spec import LARGEST, QuantizedSpec, SpecError
+from systolic.spec import LARGEST, SpecError
 
 _K, _N = 64, 32
 _X = np.linspace(-1, 1, 5 * _K, dtype=np.float32).reshape(5, _K)

@@ -34,9 +34,11 @@ from systolic.cli.options import Workers, chip_option, flag_option, output_optio
 from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, show_table
-from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SliceRun
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner
 
 MATMUL_LOOP = "collective matmul"
 

@@ -49,9 +49,9 @@ _AMONG = 200
 
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
     """The kernel alone with this configuration."""
-    from systolic.kernels.auto_pipeline import auto_pipeline_matmul
     from systolic.kernels.functions import Functions
-    from systolic.kernels.manual_dma import manual_dma_matmul
+    from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
+    from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 
     manual = config.pipeline == "manual"
     kernel = manual_dma_matmul if manual else functools.partial(auto_pipeline_matmul, chip=chip)

@@ -32,9 +32,9 @@ from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.tables import console, show_table
 from systolic.compiler import NamedFunction
-from systolic.experiments import Outcome
 from systolic.report.columns import Column, numeric, textual
 from systolic.steps import TIME_LIMIT_S, StepMaker, StepRun, submit_step
+from systolic.timing.outcome import Outcome
 
 PUBLISHED = Path(__file__).parent / "data" / "published_steps.csv"
 MODEL = Path(__file__).parents[1] / "examples" / "transformer"

@@ -7,22 +7,27 @@ if TYPE_CHECKING:
     from systolic.checking import CheckReport, check
     from systolic.chips import Chip, chip
     from systolic.compiler import slice_devices, slice_mesh, typical
-    from systolic.experiments import Outcome, simulate_many
     from systolic.explaining import Explanation, explain
-    from systolic.ops import Plan, Planner, plan, use
     from systolic.ops.gated import gated_matmul
+    from systolic.ops.gated.spec import GatedSpec
     from systolic.ops.grouped import grouped_matmul
+    from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
-    from systolic.ops.quantised import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
+    from systolic.ops.planner import Plan, Planner, plan, use
+    from systolic.ops.quantized import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
+    from systolic.ops.quantized.spec import QuantizedSpec
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
+    from systolic.ops.sparse.spec import SparseSpec
     from systolic.replacing import Matmuls, matmuls
     from systolic.report import Comparison, compare
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
-    from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec, SparseSpec
+    from systolic.spec import MatmulSpec
     from systolic.steps import Step, StepRun, step
     from systolic.timing import Program, SliceProgram, load_program, prepare, simulate
+    from systolic.timing.many import simulate_many
+    from systolic.timing.outcome import Outcome
     from systolic.tuning import FunctionTuning, TuningResult, tune
 
 __version__ = "0.3.0"
@@ -89,20 +94,25 @@ _DOORS = {
     "systolic.checking": ("CheckReport", "check"),
     "systolic.chips": ("Chip", "chip"),
     "systolic.compiler": ("slice_devices", "slice_mesh", "typical"),
-    "systolic.experiments": ("Outcome", "simulate_many"),
+    "systolic.timing.many": ("simulate_many",),
+    "systolic.timing.outcome": ("Outcome",),
     "systolic.explaining": ("Explanation", "explain"),
-    "systolic.ops": ("Plan", "Planner", "plan", "use"),
+    "systolic.ops.planner": ("Plan", "Planner", "plan", "use"),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
-    "systolic.ops.quantised": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
+    "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.replacing": ("Matmuls", "matmuls"),
     "systolic.report": ("Comparison", "compare"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
-    "systolic.spec": ("GatedSpec", "GroupedGradientSpec", "GroupedSpec", "MatmulSpec", "QuantizedSpec", "SparseSpec"),
+    "systolic.ops.gated.spec": ("GatedSpec",),
+    "systolic.ops.grouped.spec": ("GroupedGradientSpec", "GroupedSpec"),
+    "systolic.ops.quantized.spec": ("QuantizedSpec",),
+    "systolic.ops.sparse.spec": ("SparseSpec",),
+    "systolic.spec": ("MatmulSpec",),
     "systolic.steps": ("Step", "StepRun", "step"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from systolic.chips import chip
 from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
-from systolic.experiments import Experiment, Runner
-from systolic.extras import install_command, missing
 from systolic.store import TrialStore
-from systolic.versions import versions
+from systolic.support.extras import install_command, missing
+from systolic.support.versions import versions
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import Runner
 
 State = Literal["works", "absent", "broken", "not tried"]
 

@@ -27,14 +27,14 @@ import pytest
 
 from systolic.checking import CheckReport, check
 from systolic.chips import Chip
-from systolic.locked_file import locked_file
-from systolic.ranges import Amount, Time
-from systolic.regular_file import read_regular
 from systolic.simulator import SimulatedRun
+from systolic.support.locked_file import locked_file
+from systolic.support.ranges import Amount, Time
+from systolic.support.regular_file import read_regular
+from systolic.support.untrusted import UntrustedError, read_json, structured
+from systolic.support.versions import versions
+from systolic.support.whole_file import whole_file
 from systolic.timing import simulate
-from systolic.untrusted import UntrustedError, read_json, structured
-from systolic.versions import versions
-from systolic.whole_file import whole_file
 
 TIMES_FILE = "systolic_times.json"
 FORMAT = 1

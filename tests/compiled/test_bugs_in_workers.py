@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
-from systolic.bugs import SystolicBug
 from systolic.cli import main
+from systolic.support.bugs import SystolicBug
 
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 TEXT = """

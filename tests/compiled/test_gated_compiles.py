@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
-from systolic.op import op_of
-from systolic.spec import GatedSpec
+from systolic.ops.gated.spec import GatedSpec
+from systolic.ops.op import op_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

@@ -14,8 +14,8 @@ import pytest
 import systolic
 from systolic.compiler import row_major
 from systolic.ops.grouped.api import grouped_matmul
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import GroupedGradientSpec, GroupedSpec
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"

@@ -18,8 +18,8 @@ from expert_op import ExpertOp, ExpertSpec
 from jax.experimental.pallas import tpu as pltpu
 
 import systolic
-from systolic import op
 from systolic.cli import main
+from systolic.ops import op
 from systolic.schedule import IllegalTilesError, Tiles
 from systolic.store import StoreWarning, TrialStore
 

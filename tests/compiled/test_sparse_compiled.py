@@ -14,7 +14,7 @@ import pytest
 import systolic
 from systolic.compiler import WorkerPool, submit_compilation
 from systolic.ops.sparse.programs import SparsePrograms, called
-from systolic.spec import SparseSpec
+from systolic.ops.sparse.spec import SparseSpec
 from systolic.timing import target_of
 
 pytestmark = pytest.mark.skipif(

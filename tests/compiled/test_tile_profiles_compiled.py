@@ -10,12 +10,12 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
 from systolic.cost import Kind, ProfiledTile, Profiles, profiled_configs, shipped_profiles
-from systolic.experiments import Runner
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
 from systolic.timing import submit_simulation
+from systolic.timing.runner import Runner
 from systolic.tuning import profiling
 from systolic.tuning.profiling import profile_experiment, step_cost
 

@@ -68,7 +68,7 @@ NOT_RUN = {
     "systolic bench --suite square,llm,fused,edges": "four hundred products on three chips: hours",
     'systolic bench --suite moe --only "mixtral': "forty programs, some of them large: half an hour",
     "systolic bench --suite layers": "whole layers, sixty-six programs: an hour and more",
-    "systolic bench --suite quantised": "fifteen products and XLA's own on three chips: ten minutes",
+    "systolic bench --suite quantized": "fifteen products and XLA's own on three chips: ten minutes",
     "systolic bench --suite sharded": "fourteen products on eight chips, most of them large: half an hour",
     "systolic bench --suite sparse": "five products by five programs: ten minutes",
     "systolic tune --suite llm": "thirty-three products, up to two minutes each",

@@ -10,7 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.bench.accuracy import max_abs_error, operands, reference, tolerance
 from systolic.lessons.first_matmul import lesson
-from systolic.lessons.kernels.first_matmul import first_matmul, identity, requantised
+from systolic.lessons.kernels.first_matmul import first_matmul, identity, requantized
 from systolic.spec import MatmulSpec
 
 Function = Callable[..., object]
@@ -89,17 +89,17 @@ def test_refused() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.004, 1 / 3000, 3.7e-5])
-def test_requantises_as_numpy_does(scale: float) -> None:
+def test_requantizes_as_numpy_does(scale: float) -> None:
     lhs, rhs = operands(MatmulSpec.of(256, 384, 128, "int8", "int8"), seed=3)
     sums = reference(lhs, rhs).astype(np.int32)
     expected = np.clip(np.rint(sums.astype(np.float32) * np.float32(scale)), -128, 127).astype(np.int8)
-    out = requantising(lhs, rhs, scale)
+    out = requantizing(lhs, rhs, scale)
     assert out.dtype == np.int8
     np.testing.assert_array_equal(out, expected)
     assert len(np.unique(expected)) > 10  # neither all saturated nor all zero
 
 
-def test_requantises_ties_to_even_and_saturates() -> None:
+def test_requantizes_ties_to_even_and_saturates() -> None:
     sums = np.array([-1000, -5, -3, -1, 0, 1, 3, 5, 254, 255, 256, 1000])
     lhs, rhs = np.zeros((32, 128), np.int8), np.zeros((128, 128), np.int8)
     lhs[0, :10] = 100
@@ -107,11 +107,11 @@ def test_requantises_ties_to_even_and_saturates() -> None:
     for column, total in enumerate(sums):
         hundreds, ones = divmod(int(total), 100)
         rhs[0, column], rhs[10, column] = hundreds, ones
-    out = requantising(lhs, rhs, 0.5)
+    out = requantizing(lhs, rhs, 0.5)
     assert out[0, : len(sums)].tolist() == [-128, -2, -2, 0, 0, 0, 2, 2, 127, 127, 127, 127]
 
 
-def requantising(lhs: np.ndarray, rhs: np.ndarray, scale: float) -> np.ndarray:
+def requantizing(lhs: np.ndarray, rhs: np.ndarray, scale: float) -> np.ndarray:
     out = first_matmul(
         jnp.asarray(lhs),
         jnp.asarray(rhs),
@@ -119,7 +119,7 @@ def requantising(lhs: np.ndarray, rhs: np.ndarray, scale: float) -> np.ndarray:
         bk=128,
         bn=128,
         dtype_out=jnp.int8,
-        activation=requantised(scale),
+        activation=requantized(scale),
         interpret=pltpu.InterpretParams(),
     )
     return np.asarray(out)
@@ -128,7 +128,7 @@ def requantising(lhs: np.ndarray, rhs: np.ndarray, scale: float) -> np.ndarray:
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_that_is_none_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="scale="):
-        requantised(scale)
+        requantized(scale)
 
 
 def test_lesson() -> None:

@@ -19,9 +19,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.compat import races_found
-from systolic.schedule import KernelConfig, Tiles, code_blocks
-from systolic.schedule.grouped import GroupedSchedule
-from systolic.spec import GroupedSpec, SpecError
+from systolic.ops.grouped import code_blocks
+from systolic.ops.grouped.schedule import GroupedSchedule
+from systolic.ops.grouped.spec import GroupedSpec
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 MANY = settings(

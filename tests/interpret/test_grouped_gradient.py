@@ -20,10 +20,11 @@ from jax.test_util import check_grads
 
 import systolic
 from systolic.compat import races_found
-from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
-from systolic.schedule import KernelConfig, Tiles, code_blocks
-from systolic.schedule.grouped import GradientSchedule
-from systolic.spec import GroupedGradientSpec
+from systolic.ops.grouped import code_blocks
+from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
+from systolic.ops.grouped.schedule import GradientSchedule
+from systolic.ops.grouped.spec import GroupedGradientSpec
+from systolic.schedule import KernelConfig, Tiles
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 

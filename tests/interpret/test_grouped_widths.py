@@ -14,10 +14,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.compat import races_found
-from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
+from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
-from systolic.spec import GroupedGradientSpec, GroupedSpec
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 M, K = 72, 128

@@ -208,7 +208,7 @@ def test_dtypes_refused(name: str, dtype_lhs: str, dtype_rhs: str, dtype_out: st
 
 
 @pytest.mark.parametrize("name", RUNGS)
-def test_no_rung_requantises(name: str) -> None:
+def test_no_rung_requantizes(name: str) -> None:
     spec = MatmulSpec.of(128, 128, 128, "int8", "int8")
     with pytest.raises(IllegalTilesError, match="first_matmul"):
         run(name, spec, Tiles.cube(128), False)(*operands(spec))

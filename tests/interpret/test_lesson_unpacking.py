@@ -1,4 +1,4 @@
-"""The lesson on quantised weights in TPU interpret mode, against float64."""
+"""The lesson on quantized weights in TPU interpret mode, against float64."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels import manual_dma
 from systolic.kernels.functions import Functions
-from systolic.kernels.manual_dma import manual_dma_matmul
+from systolic.ops.matmul.kernel import manual_dma
+from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.schedule import KernelConfig, Tiles, can_run_manually
 from systolic.spec import PLAIN, Epilogue, FusedOperand, MatmulSpec, Operands, Prologue
 

@@ -17,9 +17,9 @@ from matmul_reference import Call, values, wide
 
 import systolic
 from systolic.chips import chip
-from systolic.kernels.auto_pipeline import auto_pipeline_matmul
 from systolic.kernels.functions import Functions
-from systolic.ops.epilogue import ACTIVATIONS
+from systolic.ops.engine.activations import ACTIVATIONS
+from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
 from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.schedule import KernelConfig, Tiles, config_violations
 from systolic.schedule.legality import alignment
@@ -366,7 +366,7 @@ def test_a_sum_over_nothing_is_zero_and_all_else_is_done(implementation: Any) ->
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 64, 3.7e-4])
-def test_requantising_rounds_and_saturates(scale: float) -> None:
+def test_requantizing_rounds_and_saturates(scale: float) -> None:
     random = np.random.default_rng(0)
     lhs, rhs = values(random, (40, 200), jnp.int8), values(random, (200, 130), jnp.int8)
     sums = lhs.astype(np.int64) @ rhs.astype(np.int64)

@@ -20,10 +20,10 @@ from jax.sharding import PartitionSpec
 
 import systolic
 from systolic.chips import UnknownChipError
-from systolic.experiments import Experiment
 from systolic.ops.matmul.xla import by_xla
 from systolic.spec import SpecError
 from systolic.timing import Measurement
+from systolic.timing.experiment import Experiment
 
 take_all = functools.partial(systolic.matmuls, where_unknown="kernel", chip="v6e")
 

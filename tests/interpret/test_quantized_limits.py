@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quantised_operands import exact, quantised, rows
+from quantized_operands import exact, quantized, rows
 
 import systolic
 from systolic.spec import EXACT_INT32_PRODUCTS
@@ -40,7 +40,7 @@ def test_sums_past_int32_do_not_wrap(chip: str, implementation: Any) -> None:
 def test_infinities_stay_in_their_rows(chip: str, name: str, block: int | None, exact_classes: bool) -> None:
     """Codes with an offset make a row NaN where arithmetic has an infinity: infinity less infinity."""
     random = np.random.default_rng(1)
-    q = quantised(random, (256, 128), name, block=block)
+    q = quantized(random, (256, 128), name, block=block)
     x = np.array(rows(random, 16, 256, dtype="float32"))
     x[3, 7], x[5, 100], x[9, 4], x[9, 5], x[12, 8] = np.inf, -np.inf, np.inf, -np.inf, np.nan
     x = np.asarray(x, jnp.bfloat16)

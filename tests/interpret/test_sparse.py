@@ -15,9 +15,10 @@ from sparse_products import CAREFUL, MASK, RANDOM, check_all, integers, little, 
 import systolic
 from systolic import BlockMask, BlockSparse
 from systolic.compat import races_found
+from systolic.ops.sparse.schedule import ProductSchedule, SampledSchedule
+from systolic.ops.sparse.spec import BlockSparseError, SparseSpec
 from systolic.schedule import KernelConfig, Tiles
-from systolic.schedule.sparse import ProductSchedule, SampledSchedule
-from systolic.spec import BlockSparseError, SparseSpec, SpecError
+from systolic.spec import SpecError
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])

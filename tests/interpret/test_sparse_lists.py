@@ -15,8 +15,8 @@ from sparse_products import CAREFUL, MASK, check_all, integers, padded
 import systolic
 from systolic import BlockMask, BlockSparse
 from systolic.compat import races_found
-from systolic.schedule import sparse_lists
-from systolic.spec import SparseSpec
+from systolic.ops.sparse import call_lists as sparse_lists
+from systolic.ops.sparse.spec import SparseSpec
 
 
 @pytest.fixture

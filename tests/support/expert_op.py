@@ -8,6 +8,7 @@ It has what the matmul has not: two right-hand sides, and an operand that is pre
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 import systolic
 from systolic.chips import Chip
 from systolic.cost import ModelledTime, TimedConfig
-from systolic.op import Candidates, Layout, RacedPrograms
+from systolic.ops.op import Candidates, Layout, RacedPrograms
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 
 
@@ -44,6 +45,9 @@ class ExpertSpec:
 
     @property
     def dtype_multiplied(self) -> str:
+        return self.dtype
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
         return self.dtype
 
     @property

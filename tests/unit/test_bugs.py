@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
-from systolic.bugs import SystolicBug, is_own, raise_own, reports_bugs, runs_user_code
 from systolic.chips import chip
 from systolic.cli import main
 from systolic.compiler import WorkerPool, abstract_arguments
 from systolic.cost import roofline
-from systolic.ops.matmul import plan as planning
+from systolic.ops.matmul import op as planning
 from systolic.spec import MatmulSpec, SpecError
+from systolic.support.bugs import SystolicBug, is_own, raise_own, reports_bugs, runs_user_code
 
 PROBLEM = MatmulSpec.of(512, 512, 512, "bfloat16")
 
@@ -163,7 +163,7 @@ def test_a_cause_that_cannot_travel_does_not_stop_it() -> None:
 
 @pytest.mark.usefixtures("broken_plan")
 def test_plan_reports_it() -> None:
-    with pytest.raises(SystolicBug, match=r"NoneType.*systolic/ops/matmul/plan.py") as caught:
+    with pytest.raises(SystolicBug, match=r"NoneType.*systolic/ops/matmul/op.py") as caught:
         systolic.plan(PROBLEM, "v5e")
     assert isinstance(caught.value.__cause__, TypeError)
 
@@ -175,7 +175,7 @@ def test_the_command_line_has_an_exit_code_for_it(capfd: pytest.CaptureFixture[s
     assert out == ""
     assert err.startswith("systolic: this is a bug of systolic, not of your code: TypeError: ")
     assert err.count("Traceback (most recent call last)") == 1
-    assert "matmul/plan.py" in err
+    assert "matmul/op.py" in err
 
 
 def test_the_help_names_the_exit_codes(capfd: pytest.CaptureFixture[str]) -> None:

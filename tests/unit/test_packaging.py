@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from systolic import extras
 from systolic.compiler import CompilerMissing
-from systolic.extras import REQUIREMENTS, DrawingMissing, install_command, missing
+from systolic.support import extras
+from systolic.support.extras import REQUIREMENTS, DrawingMissing, install_command, missing
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,9 +14,9 @@ import systolic
 from systolic.chips.constants import load_constants
 from systolic.cli import main
 from systolic.compiler.named import check_function_name, named_argument
-from systolic.regular_file import NoRegularFileError, open_regular, read_regular
 from systolic.store import StoreError, TrialStore
 from systolic.store.exported import read_trials_file
+from systolic.support.regular_file import NoRegularFileError, open_regular, read_regular
 from systolic.validation.published import read_published
 
 KINDS = ["pipe", "folder", "socket", "device", "loop"]

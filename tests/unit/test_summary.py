@@ -8,7 +8,7 @@ import pytest
 
 import systolic
 from systolic.report import Comparison
-from systolic.summary import Summarised, Summary
+from systolic.support.summary import Summarised, Summary
 
 MANY = Summary(
     heading="1.2 µs <on> v5e",

@@ -17,8 +17,8 @@ import numpy as np
 from systolic.analysis.body import dot_flops, elementwise_results, loop_iterations
 from systolic.analysis.calls import KernelCall
 from systolic.compiler import inner_jaxprs, written_at
-from systolic.ranges import Amount, Count
 from systolic.spec import dtype_bytes
+from systolic.support.ranges import Amount, Count
 
 # Operations that move or rename values, and compute none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}

@@ -13,9 +13,9 @@ _MOST_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
 # Our time at most this much above the time that HBM alone takes.
 _DECODE_SHARE = 1 / 1.03
-# Of quantised products, by group: the format of rows, and the least share of the model's limit. Chips whose units take
+# Of quantized products, by group: the format of rows, and the least share of the model's limit. Chips whose units take
 # no rows of the format have no bar.
-_QUANTISED_SHARES = {
+_QUANTIZED_SHARES = {
     "int4/128 decode": ("bfloat16", 0.80),
     "int8/128 decode": ("bfloat16", 0.80),
     "int4 decode": ("bfloat16", 0.80),
@@ -160,8 +160,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
         by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
         yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
-    elif rows[0].suite == "quantised":
-        yield from _quantised_bars(rows)
+    elif rows[0].suite == "quantized":
+        yield from _quantized_bars(rows)
     elif rows[0].suite == "sparse" and group in _SPARSE_SHARES:
         least = _SPARSE_SHARE_OF.get((group, chip), _SPARSE_SHARES[group])
         what = "of the time for the blocks' own products"
@@ -184,17 +184,17 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
 
 
-def _quantised_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
+def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     group = rows[0].group
     if (known := known_chip(rows[0].chip)) is None:
         return
-    row_format, share = _QUANTISED_SHARES.get(group, ("", 0.0))
+    row_format, share = _QUANTIZED_SHARES.get(group, ("", 0.0))
     if row_format in known.peak_ops_per_s_per_chip:
         yield from _mean_of(rows, "of the model's limit", share, [row.share_of_model for row in rows])
-    if group in known.bars.least_quantised_ratio:
-        yield from _mean_bar(rows, known.bars.least_quantised_ratio[group])
-    if group in known.bars.least_quantised_peer_ratio:
-        least, ratios = known.bars.least_quantised_peer_ratio[group], [row.ratio_best_peer for row in rows]
+    if group in known.bars.least_quantized_ratio:
+        yield from _mean_bar(rows, known.bars.least_quantized_ratio[group])
+    if group in known.bars.least_quantized_peer_ratio:
+        least, ratios = known.bars.least_quantized_peer_ratio[group], [row.ratio_best_peer for row in rows]
         yield from _mean_of(rows, "× the best public kernel", least, ratios)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, PrecisionName, Prologue, accumulator_dtype
 
 LhsFn = Literal["", "cast", "mask", "norm"]
-RhsFn = Literal["", "dequantise"]
+RhsFn = Literal["", "dequantize"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def fused_spec(
             FusedOperand(rows=m > 1, columns=False, dtype="float32"),
             FusedOperand(rows=False, columns=k > 1, dtype="float32"),
         ),
-        "dequantise": (float_row,),
+        "dequantize": (float_row,),
     }
 
     def prologue(name: str) -> Prologue | None:
@@ -82,7 +82,7 @@ def fused_spec(
         k=k,
         n=n,
         dtype_lhs=dtype_lhs,
-        dtype_rhs="int8" if rhs_fn == "dequantise" else dtype,
+        dtype_rhs="int8" if rhs_fn == "dequantize" else dtype,
         dtype_out=dtype_out or usual_out,
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,

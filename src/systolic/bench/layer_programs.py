@@ -16,10 +16,10 @@ from jax import Array, lax
 
 from systolic.bench.layers import LayersSpec
 from systolic.chips import Chip
-from systolic.op import RacedPrograms
 from systolic.ops.gated import gated_matmul
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.matmul import matmul
+from systolic.ops.op import RacedPrograms
 
 
 def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:

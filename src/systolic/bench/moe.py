@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 
 from systolic.bench.cases import Case
-from systolic.spec import GroupedGradientSpec, GroupedSpec, OneDtype, dtype_bytes
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
+from systolic.spec import OneDtype, dtype_bytes
 
 Kind = Literal["forward", "dlhs", "drhs", "gated"]
 Routing = Literal["even", "skewed", "one expert"]

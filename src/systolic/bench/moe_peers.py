@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.megablox import ops as megablox
 
 from systolic.bench.moe import MoeSpec
 from systolic.bench.moe_programs import product_of
-from systolic.bugs import runs_user_code
+from systolic.support.bugs import runs_user_code
 
 # Of megablox, whose caller chooses: those of MaxText's configs/base.yml for its layers of experts, and whole rows, as
 # tokamax's tuned entries for the same kernel have them, for groups of many rows and of few (rows, columns).

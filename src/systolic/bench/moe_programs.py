@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.bench.moe import MoeSpec
-from systolic.bugs import runs_user_code
 from systolic.chips import Chip
-from systolic.op import RacedPrograms
 from systolic.ops.grouped import grouped_matmul
+from systolic.ops.op import RacedPrograms
+from systolic.support.bugs import runs_user_code
 
 # Rows [m, k], matrices [groups, k, n] and sizes of groups, to [m, n].
 GroupedProduct = Callable[[Array, Array, Array], Array]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from systolic.bench import layer_programs, moe_programs, quantised_peers, sharded_programs, sparse_programs
+from systolic.bench import layer_programs, moe_programs, quantized_peers, sharded_programs, sparse_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import MoeSpec
@@ -19,11 +19,14 @@ from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
 from systolic.compiler import row_major
 from systolic.cost import dtype_on, machine_roofline, roofline
-from systolic.experiments import Experiment, Outcome, Runner, Stopped
-from systolic.op import RacedPrograms, op_of
-from systolic.ops import plan
+from systolic.ops.op import RacedPrograms, op_of
+from systolic.ops.planner import plan
+from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import TilesError
-from systolic.spec import QuantizedSpec, Spec, SpecError
+from systolic.spec import Spec, SpecError
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner, Stopped
 
 Who = str  # "ours", "xla", "flagged xla", "xla: " and one of its forms, or the name of a public kernel
 Against = Literal["all", "xla", "nothing"]
@@ -137,7 +140,7 @@ def _forms(spec: Any, chip: Chip) -> Sequence[str]:
 
 def _peers(spec: Any, chip: Chip) -> Sequence[Peer]:
     if isinstance(spec, QuantizedSpec):
-        return tuple(quantised_peers.peers(spec, chip))
+        return tuple(quantized_peers.peers(spec, chip))
     if isinstance(spec, PatternSpec):
         return tuple(sparse_programs.peers(spec))
     return tuple(peers(spec)) if isinstance(spec, MoeSpec) else ()

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from systolic.chips.time_error import TimeError
 from systolic.cost import repeated_us
-from systolic.ranges import Amount, Count, Time
-from systolic.status import Status
-from systolic.untrusted import UntrustedError, structured
+from systolic.support.ranges import Amount, Count, Time
+from systolic.support.status import Status
+from systolic.support.untrusted import UntrustedError, structured
 
 # Properties of a row that stand in a result beside its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")

@@ -16,9 +16,9 @@ from systolic.bench.layers import LayersSpec
 from systolic.bench.sharded import ShardedSpec
 from systolic.chips import Chip
 from systolic.compiler.slice_devices import explicit_axes, slice_mesh
-from systolic.op import RacedPrograms
 from systolic.ops.gated import gated_matmul
 from systolic.ops.matmul import matmul
+from systolic.ops.op import RacedPrograms
 
 
 def raced(spec: ShardedSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from systolic.bench.cases import Case, sizes
-from systolic.spec import SparseKind, SparseSpec, dtype_bytes
+from systolic.ops.sparse.spec import SparseKind, SparseSpec
+from systolic.spec import dtype_bytes
 
 Pattern = Literal["random", "banded", "power law", "causal"]
 
@@ -72,6 +73,10 @@ class PatternSpec:
     def dtype_multiplied(self) -> str:
         """The dtype of everything."""
         return self.planned.dtype
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return the dtype in which a chip multiplies the operands."""
+        return self.planned.multiplied_as(dtypes)
 
     @property
     def least_hbm_bytes(self) -> int:

@@ -13,12 +13,12 @@ from jax import Array, lax
 from systolic.bench.docs_kernel import one_block_a_step
 from systolic.bench.moe_peers import Peer
 from systolic.bench.sparse import PatternSpec
-from systolic.bugs import runs_user_code
 from systolic.chips import Chip
-from systolic.op import RacedPrograms
+from systolic.ops.op import RacedPrograms
 from systolic.ops.sparse import BlockSparse, sparse_matmul
 from systolic.ops.sparse.programs import arguments_of, called, dense_by_xla
-from systolic.spec import SparseSpec
+from systolic.ops.sparse.spec import SparseSpec
+from systolic.support.bugs import runs_user_code
 
 _DOCS_COLUMNS = 512  # of a tile of the docs' kernel
 

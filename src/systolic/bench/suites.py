@@ -12,7 +12,8 @@ from systolic.bench.moe import moe
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import sharded
 from systolic.bench.sparse import sparse
-from systolic.spec import MatmulSpec, PrecisionName, QuantizedSpec
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.spec import MatmulSpec, PrecisionName
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 
@@ -71,10 +72,10 @@ OPERAND_STACKS: tuple[tuple[str, Fused], ...] = (
     ("lhs cast", partial(fused_spec, lhs_fn="cast")),
     ("lhs mask", partial(fused_spec, lhs_fn="mask")),
     ("lhs norm", partial(fused_spec, lhs_fn="norm")),
-    ("int8 weight", partial(fused_spec, rhs_fn="dequantise")),
+    ("int8 weight", partial(fused_spec, rhs_fn="dequantize")),
     (
         "lhs cast int8 weight bias gelu",
-        partial(fused_spec, lhs_fn="cast", rhs_fn="dequantise", bias=True, activation="gelu"),
+        partial(fused_spec, lhs_fn="cast", rhs_fn="dequantize", bias=True, activation="gelu"),
     ),
 )
 FUSED_SIZES = ((4096, 4096, 4096), (2048, 4096, 14336), (16, 4096, 14336))
@@ -106,7 +107,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """All cases of a suite.
 
     Args:
-      name: square, llm, fused, edges, layers, moe, quantised, sparse or sharded.
+      name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
       dtype: what is multiplied.
       precision: of float32.
 
@@ -186,18 +187,18 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
 
 
 # One of the larger weights of each model, by its name above.
-_QUANTISED_WEIGHTS = ("llama3-8b gate", "llama3-70b down", "deepseek-v3 gate")
-_QUANTISED_ROWS = (("decode", (1, 16, 64, 128, 256)), ("prefill", (2048, 8192)))
+_QUANTIZED_WEIGHTS = ("llama3-8b gate", "llama3-70b down", "deepseek-v3 gate")
+_QUANTIZED_ROWS = (("decode", (1, 16, 64, 128, 256)), ("prefill", (2048, 8192)))
 # Names of formats, and how many rows of k share a scale; None: all.
-_QUANTISED_FORMATS: tuple[tuple[str, str, int | None], ...] = (
+_QUANTIZED_FORMATS: tuple[tuple[str, str, int | None], ...] = (
     ("int4/128", "int4", 128),
     ("int8/128", "int8", 128),
     ("int4", "int4", None),
     ("e4m3", "float8_e4m3fn", None),
     ("fp4", "float4_e2m1fn", None),
 )
-# Beside rows that are quantised in the call, each with a scale: names, and formats of rows and weights.
-_QUANTISED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
+# Beside rows that are quantized in the call, each with a scale: names, and formats of rows and weights.
+_QUANTIZED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
     ("w8a8", "int8", "int8"),
     ("w4a8", "int8", "int4"),
     ("w4a4", "int4", "int4"),
@@ -206,25 +207,25 @@ _QUANTISED_ROWS_FORMATS: tuple[tuple[str, str, str], ...] = (
 
 
 # Of these also gate and up of Llama-3 8B in one kernel.
-_QUANTISED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
+_QUANTIZED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
 
 
-def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
+def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
     """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block.
 
-    Behind them the same rows, quantised in the call, and gated products.
+    Behind them the same rows, quantized in the call, and gated products.
     """
     if dtype != "bfloat16":
         return
     formats: list[tuple[str, str, int | None, str | None]] = [
-        *((label, name, block, None) for label, name, block in _QUANTISED_FORMATS),
-        *((label, name, None, row_format) for label, row_format, name in _QUANTISED_ROWS_FORMATS),
+        *((label, name, block, None) for label, name, block in _QUANTIZED_FORMATS),
+        *((label, name, None, row_format) for label, row_format, name in _QUANTIZED_ROWS_FORMATS),
     ]
-    weights = [(*one, False) for one in WEIGHTS if one[0] in _QUANTISED_WEIGHTS]
+    weights = [(*one, False) for one in WEIGHTS if one[0] in _QUANTIZED_WEIGHTS]
     _, k, n = _LLAMA
-    products = [*itertools.product(formats, _QUANTISED_ROWS, weights)]
+    products = [*itertools.product(formats, _QUANTIZED_ROWS, weights)]
     products += itertools.product(
-        [one for one in formats if one[0] in _QUANTISED_GATED], _QUANTISED_ROWS, [("llama3-8b mlp", k, n, True)]
+        [one for one in formats if one[0] in _QUANTIZED_GATED], _QUANTIZED_ROWS, [("llama3-8b mlp", k, n, True)]
     )
     for (label, name, block, row_format), (group, rows), (weight, k, n, gated) in products:
         label = f"gated-{label}" if gated else label
@@ -241,7 +242,7 @@ def _quantised(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
                 gated=gated,
                 activation="silu" if gated else "",
             )
-            yield Case(suite="quantised", group=f"{label} {group}", name=f"{label} {weight} {m}", spec=spec)
+            yield Case(suite="quantized", group=f"{label} {group}", name=f"{label} {weight} {m}", spec=spec)
 
 
 SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
@@ -251,7 +252,7 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "edges": _edges,
     "layers": _layers,
     "moe": lambda dtype, _precision: moe(dtype),
-    "quantised": _quantised,
+    "quantized": _quantized,
     "sparse": lambda dtype, _precision: sparse(dtype),
     SHARDED: lambda dtype, _precision: sharded(dtype),
 }

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.analysis import argument_texts
-from systolic.bugs import SystolicBug, reports_bugs
 from systolic.checking.exception_findings import exception_finding, worker_failure
 from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order, without_consequences
@@ -42,8 +41,9 @@ from systolic.compiler import (
     versions,
     with_jit_options,
 )
-from systolic.extras import install_command
 from systolic.simulator import VmemBuffer
+from systolic.support.bugs import SystolicBug, reports_bugs
+from systolic.support.extras import install_command
 from systolic.timing import target_of, vmem_buffers
 
 Function = Callable[..., Any] | NamedFunction

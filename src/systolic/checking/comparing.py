@@ -40,8 +40,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from systolic.bugs import runs_user_code
 from systolic.checking.perturbing import perturbed
+from systolic.support.bugs import runs_user_code
 
 _FALSE_ALARM = 1e-6  # as in bench.accuracy
 _UNIT = 2.0**-24  # of float32, in which TPUs sum

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from systolic.bugs import runs_user_code
 from systolic.compat import key_implementation
+from systolic.support.bugs import runs_user_code
 
 # Small enough that sums of products of 8-bit operands stay exact in int32 for any k, large enough to tell elements
 # apart.

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from systolic.bugs import runs_user_code
 from systolic.checking.access import Access
 from systolic.checking.unkind import left_over
 from systolic.checking.virtual_devices import traced_as_on
@@ -39,6 +38,7 @@ from systolic.compat import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.support.bugs import runs_user_code
 
 _ACCESS = r"(read|write) of \('(\w+)', (\d+), \d+, \d+\)\[.*?\] from \(?-?\d+, -?\d+\)?,? ([^\n]*)"
 _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n(?:.*\n)*?\s+{_ACCESS}\n")

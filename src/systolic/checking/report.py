@@ -10,9 +10,9 @@ import cattrs
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
-from systolic.ranges import Amount, Count, Magnitude
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.ranges import Amount, Count, Magnitude
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 

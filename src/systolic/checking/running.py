@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis import KernelCall, argument_texts, body_equations, described
-from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.comparing import Reference, ReferenceFunction
 from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers, trace_failure
 from systolic.checking.finding import Finding, Grade
@@ -30,6 +29,7 @@ from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
+from systolic.support.bugs import raise_own, runs_user_code
 
 _MOST_SECONDS = 20.0  # the longest that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins

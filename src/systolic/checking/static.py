@@ -18,7 +18,6 @@ from systolic.analysis import (
     calls_on_grids,
     vmem_estimate,
 )
-from systolic.bugs import raise_own, runs_user_code
 from systolic.checking.exception_findings import trace_failure
 from systolic.checking.finding import Finding, call_finding
 from systolic.checking.report import KernelUse, OperandUse
@@ -32,6 +31,7 @@ from systolic.checking.rules.steps import step_findings
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
+from systolic.support.bugs import raise_own, runs_user_code
 from systolic.timing import target_of
 
 

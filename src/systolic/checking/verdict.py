@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from systolic.checking.finding import Finding
 from systolic.chips import Chip
 from systolic.compiler import CompilerRefusal
-from systolic.ranges import Amount, Count
 from systolic.schedule import MIB
+from systolic.support.ranges import Amount, Count
 
 # What the compiler says, and the rule that it means. The first that is found counts.
 _MEANINGS = {

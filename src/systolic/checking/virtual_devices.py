@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from systolic.call_errors import WrongCallError
 from systolic.chips import Chip, SliceError, SliceShape
 from systolic.compat import abstract_mesh_in_all_threads, cpu_devices
+from systolic.support.call_errors import WrongCallError
 from systolic.timing import slice_of
 
 # Slices that the compiler is asked for, by chips along each axis, the smallest first.

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from systolic.call_errors import WrongCallError
 from systolic.chips.arithmetic import DotOperands
 from systolic.chips.links import Links
+from systolic.support.call_errors import WrongCallError
 
 
 class UnknownChipError(WrongCallError, ValueError):
@@ -123,9 +123,9 @@ class BenchBars:
     least_moe_share: Mapping[str, float] = field(default_factory=dict)
     least_moe_ratio: Mapping[str, float] = field(default_factory=dict)
     least_moe_xla_ratio: float | None = None  # XLA's time over ours, of the whole suite
-    # By the groups of the suite `quantised`: XLA's time over ours, and the best public kernel's.
-    least_quantised_ratio: Mapping[str, float] = field(default_factory=dict)
-    least_quantised_peer_ratio: Mapping[str, float] = field(default_factory=dict)
+    # By the groups of the suite `quantized`: XLA's time over ours, and the best public kernel's.
+    least_quantized_ratio: Mapping[str, float] = field(default_factory=dict)
+    least_quantized_peer_ratio: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.chips.links import Links
-from systolic.regular_file import read_regular
-from systolic.untrusted import UntrustedError, read_json, shown
+from systolic.support.call_errors import WrongCallError
+from systolic.support.regular_file import read_regular
+from systolic.support.untrusted import UntrustedError, read_json, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
 # They decide how a listing is read and what the compiler made: another value would need another program.

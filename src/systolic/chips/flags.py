@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip
-from systolic.untrusted import shown
+from systolic.support.call_errors import WrongCallError
+from systolic.support.untrusted import shown
 
 _NAME = re.compile(r"xla_\w+", re.ASCII)
 _SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"

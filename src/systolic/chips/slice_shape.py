@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
-from systolic.call_errors import WrongCallError
 from systolic.chips.chip import Chip
 from systolic.chips.links import Links
+from systolic.support.call_errors import WrongCallError
 
 _EXTENTS = re.compile(r"[1-9]\d{0,3}(?:x[1-9]\d{0,3})*", re.ASCII)
 _HOST_CHIPS = 2  # along each of the first two axes, by libtpu's default

@@ -17,8 +17,8 @@ from importlib import resources
 from typing import Literal
 
 from systolic.chips.chip import Chip, MachineModel
-from systolic.ranges import Amount, Change, Count, Time
-from systolic.untrusted import UntrustedError, read_json, structured
+from systolic.support.ranges import Amount, Change, Count, Time
+from systolic.support.untrusted import UntrustedError, read_json, structured
 
 RatioVerdict = Literal["faster", "slower", "level", "not known"]
 

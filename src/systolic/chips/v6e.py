@@ -149,14 +149,14 @@ V6E = Chip(
         },
         least_moe_ratio={"hundreds of rows": 1.13, "dlhs": 1.3, "drhs": 1.3},
         least_moe_xla_ratio=1.8,
-        least_quantised_ratio={
+        least_quantized_ratio={
             "int4/128 decode": 2.5,
             "int8/128 decode": 2.5,
             "int4 decode": 1.2,
             "e4m3 decode": 1.3,
             "w8a8 prefill": 1.05,
         },
-        least_quantised_peer_ratio={"w8a8 decode": 1.0, "w8a8 prefill": 1.1},
+        least_quantized_peer_ratio={"w8a8 decode": 1.0, "w8a8 prefill": 1.1},
     ),
     sources={
         "name": _DOCS,

@@ -182,14 +182,14 @@ V7X = Chip(
         },
         least_moe_ratio={"hundreds of rows": 1.2, "dlhs": 1.3, "drhs": 1.3},
         least_moe_xla_ratio=1.8,
-        least_quantised_ratio={
+        least_quantized_ratio={
             "int4/128 decode": 2.5,
             "int8/128 decode": 2.5,
             "int4 decode": 1.5,
             "e4m3 decode": 1.1,
             "fp8 decode": 1.15,
         },
-        least_quantised_peer_ratio={"fp8 decode": 1.15},
+        least_quantized_peer_ratio={"fp8 decode": 1.15},
     ),
     clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
     slice_flags={

@@ -25,10 +25,10 @@ from systolic.cli.slice_options import AskedSlice, check_mesh, mesh_option, topo
 from systolic.cli.stopping import STOPPED, until_stopped
 from systolic.compiler import check_available
 from systolic.compiler.named_shardings import mesh_axes
-from systolic.experiments import Runner
-from systolic.op import op_of
+from systolic.ops.op import op_of
 from systolic.spec import PrecisionName, Spec
-from systolic.untrusted import UntrustedError, structured
+from systolic.support.untrusted import UntrustedError, structured
+from systolic.timing.runner import Runner
 
 if TYPE_CHECKING:
     from systolic.bench.race import Against
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     "plot_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.png",
-    help="Of suites moe, quantised and sparse: draw times over rows or density, of the product that has most of them.",
+    help="Of suites moe, quantized and sparse: draw times over rows or density, of the product that has most of them.",
 )
 @click.option(
     "--strict",
@@ -108,7 +108,7 @@ def bench(
     happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
     Llama 3 in a row, two blocks of Qwen3's experts, and a gated product, with and without gradients. moe: layers of
     experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also beside public
-    kernels. quantised: weights of eight and four bits, beside rows of bfloat16 and rows quantised in the call. sparse:
+    kernels. quantized: weights of eight and four bits, beside rows of bfloat16 and rows quantized in the call. sparse:
     blocks at random, in a band or by a power law, masks, gradients, also beside the kernel of JAX's documentation.
     sharded: MLPs of Llama 3 and products alone over a slice, ours on a mesh with explicit axes, and how much
     communication is exposed. Operands are shapes, for no time depends on what they hold, but for sizes of groups and

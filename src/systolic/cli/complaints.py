@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import click
 
-from systolic.printable import printable
+from systolic.support.printable import printable
 
 _LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 

@@ -17,8 +17,8 @@ from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console
 from systolic.compiler import NamedFunctionError, check_available
-from systolic.experiments import Outcome
 from systolic.explaining import ExplainRequest, Explanation, explain_with_pool
+from systolic.timing.outcome import Outcome
 
 
 @click.command()

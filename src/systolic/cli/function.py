@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from systolic.compiler import NamedFunction, check_function_name
-from systolic.untrusted import shown
+from systolic.support.untrusted import shown
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

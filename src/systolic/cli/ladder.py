@@ -17,12 +17,12 @@ from systolic.cli.output import SIMULATED, by_reason, check_target, give, headin
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, say, show_table
 from systolic.compiler import CompilerMissing, WorkerPool, check_available
-from systolic.extras import check_drawing
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 from systolic.report.written import us
 from systolic.schedule import MIB, Tiles
-from systolic.status import Status
+from systolic.support.extras import check_drawing
+from systolic.support.status import Status
 
 if TYPE_CHECKING:
     from systolic.lessons.ladder.row import LadderRow

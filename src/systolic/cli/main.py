@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import click
 
 from systolic import __version__
-from systolic.bugs import SystolicBug, is_own
-from systolic.call_errors import LackingError, WrongCallError
 from systolic.cli.commands import Commands
 from systolic.cli.complaints import complain, lost_output
+from systolic.support.bugs import SystolicBug, is_own
+from systolic.support.call_errors import LackingError, WrongCallError
 
 # Of sysexits.h: an error of the program itself.
 _BUG = 70

@@ -17,9 +17,9 @@ from rich.markup import escape
 from systolic.chips import flags_text, with_clock_state
 from systolic.cli.complaints import note
 from systolic.compiler import versions
-from systolic.extras import check_drawing
-from systolic.printable import printable
-from systolic.whole_file import whole_file
+from systolic.support.extras import check_drawing
+from systolic.support.printable import printable
+from systolic.support.whole_file import whole_file
 
 RESULT_SCHEMA = 2  # of the rows that commands write by `--json`
 

@@ -14,9 +14,9 @@ from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
 from systolic.cli.tables import chosen_format, console, show_table
 from systolic.cost import MadeWith
-from systolic.op import op_of, record_of
-from systolic.ops import Plan, planner_in_use
-from systolic.ops import plan as planned
+from systolic.ops.op import op_of, record_of
+from systolic.ops.planner import Plan, planner_in_use
+from systolic.ops.planner import plan as planned
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.written import us
 from systolic.schedule import MIB, Tiles

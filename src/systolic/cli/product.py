@@ -18,10 +18,10 @@ from systolic.bench.sharded import ShardedSpec
 from systolic.bench.sparse import PatternSpec
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
-from systolic.op import read_spec
-from systolic.regular_file import read_regular
+from systolic.ops.op import read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
-from systolic.untrusted import UntrustedError, mapping, read_json
+from systolic.support.regular_file import read_regular
+from systolic.support.untrusted import UntrustedError, mapping, read_json
 
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 

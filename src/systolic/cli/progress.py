@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 
 from systolic.cli.output import note
 from systolic.compiler import WorkerPool
-from systolic.experiments import Progress
+from systolic.timing.runner import Progress
 
 _R = TypeVar("_R")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from systolic.call_errors import WrongCallError
 from systolic.cli.output import RESULT_SCHEMA
-from systolic.regular_file import read_regular
-from systolic.untrusted import UntrustedError, read_json, shown
+from systolic.support.call_errors import WrongCallError
+from systolic.support.regular_file import read_regular
+from systolic.support.untrusted import UntrustedError, read_json, shown
 
 _MOST_KEYS = 5
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.explaining import Explanation, ExplanationError
-from systolic.ranges import Amount, Count, PositiveCount, Time
 from systolic.simulator import SimulatedRun, SliceRun
-from systolic.untrusted import UntrustedError, mapping, structured
+from systolic.support.ranges import Amount, Count, PositiveCount, Time
+from systolic.support.untrusted import UntrustedError, mapping, structured
 
 _WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
 

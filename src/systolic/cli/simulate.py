@@ -24,9 +24,11 @@ from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.slice_tables import show_slice
 from systolic.cli.tables import console
 from systolic.compiler import NamedFunctionError, check_available
-from systolic.experiments import Experiment, Outcome, Runner
 from systolic.report.time_errors import verdict_text
 from systolic.simulator import same_kernel
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner
 
 # Of each kind, from the beginning and from the end: what a table needs, and what a picture can show.
 _SPANS_OF_A_TABLE = 200

@@ -22,7 +22,6 @@ from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.tables import console, show_section
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
 from systolic.compiler.named_shardings import mesh_axes
-from systolic.experiments import Outcome
 from systolic.report.step_tables import (
     Prediction,
     changes_table,
@@ -35,6 +34,7 @@ from systolic.report.step_tables import (
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
+from systolic.timing.outcome import Outcome
 
 _MESH = "mesh"
 _SPANS_OF_A_PAGE = 2_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from systolic.experiments import Stopped
+from systolic.timing.runner import Stopped
 
 STOPPED = 130  # exit code
 

@@ -14,7 +14,7 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, give, note, write_json
 from systolic.cli.tables import console, say, show_table
 from systolic.cli.tile_profiles import profile
-from systolic.op import kept_as
+from systolic.ops.op import kept_as
 from systolic.report.columns import Column, numeric, of_part, textual
 from systolic.report.written import us
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file

@@ -35,7 +35,7 @@ from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.cli.tune_function import function_record, show_function, volume
 from systolic.cli.tune_table import named, provenance, show_product, show_searches
 from systolic.compiler import check_available, named_argument
-from systolic.op import record_of
+from systolic.ops.op import record_of
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, FunctionTuning, TuningResult, Watcher, cluster

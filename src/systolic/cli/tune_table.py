@@ -8,7 +8,7 @@ from typing import Any
 
 from systolic.cli.output import printable, versions
 from systolic.cli.tables import console, say, show_table
-from systolic.op import op_of
+from systolic.ops.op import op_of
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import time_text, verdict_text
 from systolic.report.written import us

@@ -28,10 +28,10 @@ from systolic.cli.progress import progress_bar
 from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
 from systolic.cli.tables import console, show_table
 from systolic.compiler import check_available
-from systolic.experiments import Runner
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 from systolic.timing import Measurement
+from systolic.timing.runner import Runner
 from systolic.validation.errors import (
     ChipStatistics,
     ComparedRow,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from systolic.call_errors import LackingError, WrongCallError
-from systolic.printable import printable
+from systolic.support.call_errors import LackingError, WrongCallError
+from systolic.support.printable import printable
 
 # gcloud's own words; others are a remote program's.
 _ERROR = re.compile(r"^ERROR: \(gcloud[\w.-]*\) ?(.*)", re.MULTILINE | re.DOTALL)

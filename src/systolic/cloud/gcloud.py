@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from systolic.cloud.errors import MachineError, TpuCallError, failure
-from systolic.untrusted import UntrustedError, mapping, read_json, shown
+from systolic.support.untrusted import UntrustedError, mapping, read_json, shown
 
 Line = tuple[str, ...]
 _TPU_VM = ("gcloud", "compute", "tpus", "tpu-vm")

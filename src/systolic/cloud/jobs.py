@@ -13,7 +13,7 @@ from systolic.cloud import gcloud
 from systolic.cloud.errors import BusyError, MachineError
 from systolic.cloud.gcloud import Address, Line
 from systolic.cloud.project import BUSY, NOT_INSTALLED
-from systolic.printable import printable
+from systolic.support.printable import printable
 
 _REPEATED = 75  # gcloud calls ssh again when a connection breaks: the command must not run twice
 _FAILED_ENDS = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import systolic
 from systolic.cloud.errors import TpuCallError
-from systolic.printable import printable
+from systolic.support.printable import printable
 
 # Exit codes of the script, besides 0: the command has ended, and its results are packed.
 BUSY, NOT_INSTALLED = 76, 77

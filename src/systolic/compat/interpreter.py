@@ -14,7 +14,7 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
-from systolic.bugs import runs_user_code
+from systolic.support.bugs import runs_user_code
 
 
 def interpret_params(**options: Any) -> Any:

@@ -53,7 +53,7 @@ from systolic.compiler.stage import at_stage
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
 from systolic.compiler.typical import typical
-from systolic.versions import versions
+from systolic.support.versions import versions
 
 __all__ = [
     "WALL_TIMES",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.bugs import runs_user_code
+from systolic.support.bugs import runs_user_code
 
 # Contents decide the control flow of a few kernels, and those contents are small: indices, group sizes, masks. Larger
 # arrays are not sent to another process for nothing.

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from systolic.call_errors import LackingError, WrongCallError
-from systolic.extras import install_command
+from systolic.support.call_errors import LackingError, WrongCallError
+from systolic.support.extras import install_command
 
 RefusalKind = Literal["vmem", "unsupported", "other"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from systolic.bugs import is_users_file
+from systolic.support.bugs import is_users_file
 
 _MOST_OBJECTS = 20_000  # that are looked at
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from systolic.bugs import runs_user_code
-from systolic.call_errors import WrongCallError
 from systolic.compiler.names import UnknownNamesError, names_in, source_of_module
 from systolic.compiler.stage import at_stage
 from systolic.compiler.written_values import ArgumentValueError, checked_array, exact_values, held_dtype, read_npy
-from systolic.printable import printable
-from systolic.regular_file import open_regular
 from systolic.spec import LARGEST_SIZE
-from systolic.untrusted import shown
+from systolic.support.bugs import runs_user_code
+from systolic.support.call_errors import WrongCallError
+from systolic.support.printable import printable
+from systolic.support.regular_file import open_regular
+from systolic.support.untrusted import shown
 
 _PACKAGE = "__init__.py"
 _MOST_NAMES = 12  # in a message

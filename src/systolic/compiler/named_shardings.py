@@ -8,7 +8,7 @@ from typing import Any
 from systolic.chips import SliceError
 from systolic.compiler.arguments import PlacedArray
 from systolic.compiler.named import named_argument
-from systolic.untrusted import shown
+from systolic.support.untrusted import shown
 
 _AXIS = re.compile(r"([^\W\d]\w{0,99})=([1-9]\d{0,5})", re.ASCII)
 _WHOLE = "-"

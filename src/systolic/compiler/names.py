@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from systolic.regular_file import read_regular
+from systolic.support.regular_file import read_regular
 
 
 class UnknownNamesError(Exception):

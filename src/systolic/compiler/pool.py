@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from systolic.bugs import runs_user_code
 from systolic.compiler.blame import record_line
 from systolic.compiler.caller_globals import SentGlobal
 from systolic.compiler.errors import CompilerError, TaskError
@@ -20,6 +19,7 @@ from systolic.compiler.memory import bearable_bytes
 from systolic.compiler.pickling import dumps_with_globals
 from systolic.compiler.process import WorkerProcess
 from systolic.compiler.wire import Reply
+from systolic.support.bugs import runs_user_code
 
 _R = TypeVar("_R")
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from systolic.bugs import runs_user_code
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.errors import CompilerError
 from systolic.compiler.jit_options import JitOptions, without_jit_options
@@ -16,6 +15,7 @@ from systolic.compiler.program import Target, Topology
 from systolic.compiler.sharded import ShardedFunction
 from systolic.compiler.slice_devices import libtpu_devices, new_libtpu_devices
 from systolic.compiler.stage import at_stage
+from systolic.support.bugs import runs_user_code
 
 
 def traced_jaxpr(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from systolic.call_errors import WrongCallError
+from systolic.support.call_errors import WrongCallError
 
 if TYPE_CHECKING:
     from jax import Array

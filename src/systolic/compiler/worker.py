@@ -28,7 +28,6 @@ from typing import Any
 
 import cloudpickle
 
-from systolic.bugs import SystolicBug, is_own, runs_user_code
 from systolic.compiler import wire
 from systolic.compiler.blame import current_line, source_line
 from systolic.compiler.caller_globals import callers_globals
@@ -36,6 +35,7 @@ from systolic.compiler.endings import FunctionExit
 from systolic.compiler.errors import CompilerError, TaskError
 from systolic.compiler.folders import EXIT_FILE, STACK_FILE
 from systolic.compiler.stage import FOLDER_VARIABLE
+from systolic.support.bugs import SystolicBug, is_own, runs_user_code
 
 DUMP_VARIABLE = "SYSTOLIC_DUMP_DIR"
 PARENT_VARIABLE = "SYSTOLIC_WORKER_PARENT"

@@ -13,12 +13,12 @@ from importlib import resources
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.printable import printable
-from systolic.ranges import Amount, Count
 from systolic.schedule.config import KernelConfig, Pipeline
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
-from systolic.untrusted import UntrustedError, mapping, read_json, shown, structured
+from systolic.support.printable import printable
+from systolic.support.ranges import Amount, Count
+from systolic.support.untrusted import UntrustedError, mapping, read_json, shown, structured
 
 PROFILE_SCHEMA = 2  # of the shipped files
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.chips import Chip
-from systolic.spec import QuantizedSpec, Spec
+from systolic.spec import Spec
 
 # What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
@@ -53,9 +53,8 @@ class Roofline:
 
 
 def dtype_on(spec: Spec, chip: Chip) -> str:
-    """The dtype at whose rate a chip multiplies a product: quantised ones that it does not take go as bfloat16."""
-    wanted = spec.dtype_multiplied
-    return "bfloat16" if isinstance(spec, QuantizedSpec) and wanted not in chip.dtypes else wanted
+    """Return the dtype at whose rate a chip multiplies a product."""
+    return spec.multiplied_as(chip.dtypes)
 
 
 def roofline(spec: Spec, chip: Chip) -> Roofline:

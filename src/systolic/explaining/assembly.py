@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from systolic.compiler import versions, with_jit_options
-from systolic.experiments import Outcome
 from systolic.explaining.baseline import EquivalentMatmul
 from systolic.explaining.communication import communication_savings
 from systolic.explaining.explanation import Communication, Explanation, Program, ProgramRole
@@ -22,6 +21,7 @@ from systolic.explaining.summary import (
 )
 from systolic.explaining.timeline_windows import timeline_windows
 from systolic.explaining.what_if import WhatIf
+from systolic.timing.outcome import Outcome
 
 
 def program_of(label: str, role: ProgramRole, its: Outcome, *, flops: float) -> Program:

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from systolic.analysis import argument_texts
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
@@ -19,7 +18,6 @@ from systolic.compiler import (
     tracing_settings,
     with_jit_options,
 )
-from systolic.experiments import QUIET, Experiment, Progress, Runner, Running
 from systolic.explaining.assembly import explanation_of, program_of
 from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
@@ -27,6 +25,9 @@ from systolic.explaining.function_analysis import FunctionAnalysis, analyse_func
 from systolic.explaining.meshes import mesh_candidates
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.what_if import Function, WhatIfSearch, tried_time
+from systolic.support.bugs import reports_bugs
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import QUIET, Progress, Runner, Running
 
 _SPANS = 400  # of each kind, from the beginning and from the end: what the pictures show
 

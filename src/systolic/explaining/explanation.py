@@ -10,12 +10,12 @@ from typing import Literal
 import cattrs
 
 from systolic.analysis import LineOps
-from systolic.call_errors import WrongCallError
 from systolic.chips.time_error import TimeError
-from systolic.ranges import Amount, Change, Count, Rate, Time
 from systolic.simulator import SimulatedRun, SliceRun
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.call_errors import WrongCallError
+from systolic.support.ranges import Amount, Change, Count, Rate, Time
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
 # that the user gave to compare with. `change`: this function with one parameter changed.

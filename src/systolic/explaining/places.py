@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from systolic.bugs import runs_user_code
+from systolic.support.bugs import runs_user_code
 
 Part = int | str | None  # the place in a tuple, or the field of a record; None: the value itself
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from systolic.bugs import runs_user_code
-from systolic.call_errors import WrongCallError
 from systolic.compiler import NamedFunction, function_name
 from systolic.explaining.entering import Home, values_changed, values_seen
 from systolic.explaining.parameters import Place, keywords, record_inside
 from systolic.explaining.places import Part, is_record, with_parts
+from systolic.support.bugs import runs_user_code
+from systolic.support.call_errors import WrongCallError
 
 
 class NoRecordError(WrongCallError, ValueError):

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.bugs import runs_user_code
 from systolic.compiler import NamedFunction, function_name
 from systolic.explaining.accumulator import with_scratch_sum
+from systolic.support.bugs import runs_user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,13 @@ from systolic.compiler import (
     argument_values,
     tracing_settings,
 )
-from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.explaining.candidates import Candidate, Sizes, call_candidates, tile_candidate, tile_sizes
 from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import MeshCandidate
 from systolic.explaining.resizing import WithKeywords
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import QUIET, Progress, Runner
 
 Function = Callable[..., Any] | NamedFunction
 

@@ -74,7 +74,7 @@ _ALL = (
     ),
     LessonEntry(
         name="unpacking",
-        title="Quantised weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits",
+        title="Quantized weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits",
         kernels=("unpacking",),
     ),
     LessonEntry(

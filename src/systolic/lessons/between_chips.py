@@ -42,9 +42,11 @@ from jaxtyping import Array
 from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
 from systolic.compiler import ShardedFunction, WorkerPool, check_available, tracing_settings, with_virtual_devices
-from systolic.experiments import Experiment, Outcome, Runner
 from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.lessons.lesson import Lesson
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner
 
 _VIRTUAL = 8
 ROWS, COLUMNS = 256, 1024  # of one block, 1 MiB

@@ -8,7 +8,7 @@ from typing import Any
 
 from systolic.chips import Chip
 from systolic.chips.time_error import TimeError
-from systolic.status import Status
+from systolic.support.status import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

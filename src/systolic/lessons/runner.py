@@ -9,8 +9,10 @@ from concurrent.futures import Future
 from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool, abstract_arguments, argument_values, check_available, tracing_settings
-from systolic.experiments import Experiment, Outcome, Runner
 from systolic.lessons.lesson import Part, PartResult, Results
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner
 
 _SEEDS = (0, 1)
 _NOT_RUN = Outcome(label="")

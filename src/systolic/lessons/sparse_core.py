@@ -13,10 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking import RunOutcome, run_in_worker, traced_as_on
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool, abstract_arguments, argument_values, check_available, tracing_settings
-from systolic.experiments import Experiment, Outcome, Runner
 from systolic.lessons.kernels.sparse_core import BLOCK, copy_rows, gather, take
 from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 from systolic.lessons.runner import run_parts
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner
 
 
 def _numbers(rows: int, m: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from systolic.lessons.kernels.unpacking import BLOCK, as_it_is, multiply, scaled
 from systolic.lessons.lesson import Lesson, Part, everywhere
 from systolic.lessons.runner import run_parts
 from systolic.ops.matmul import matmul
-from systolic.ops.quantised import Quantized
+from systolic.ops.quantized import Quantized
 
 M, K, N = 16, 4096, 14336  # the gate of Llama-3-8B, for 16 tokens
 _RUN = 16, 256, 512

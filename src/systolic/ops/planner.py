@@ -12,17 +12,17 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol, overload
 
-from systolic.bugs import reports_bugs, warn_user
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
 from systolic.chips.time_error import TimeError
 from systolic.cost import MadeWith, ModelledTime, dtype_on, roofline
-from systolic.op import op_of
+from systolic.ops.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.spec import MatmulSpec, Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
-from systolic.summary import Summarised, Summary
+from systolic.support.bugs import reports_bugs, warn_user
+from systolic.support.summary import Summarised, Summary
 
 # Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
 Provenance = Literal["measured", "simulated", "profiled", "modelled"]

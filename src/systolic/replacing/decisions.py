@@ -11,11 +11,10 @@ import jax
 
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips.time_error import RatioVerdict
-from systolic.op import op_of
-from systolic.ops import Planner
+from systolic.ops.engine.target import NO_CHIP
 from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
-from systolic.ops.planner import Plans
-from systolic.ops.target import NO_CHIP
+from systolic.ops.op import op_of
+from systolic.ops.planner import Planner, Plans
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
 from systolic.store import StoreError, Subject

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip
-from systolic.ops import planner_in_use
+from systolic.ops.planner import planner_in_use
 from systolic.replacing.decisions import Decision, Policy, WhereUnknown
 from systolic.spec import SpecError
-from systolic.summary import Summarised, Summary
+from systolic.support.bugs import reports_bugs
+from systolic.support.summary import Summarised, Summary
 from systolic.tuning import TuningResult, tune
 
 if TYPE_CHECKING:

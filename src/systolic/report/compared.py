@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from systolic.call_errors import WrongCallError
 from systolic.explaining import Explanation, OperandTraffic
 from systolic.report.comparison import ComparedRow, Comparison
 from systolic.report.explained_tables import program, rate_tflops
 from systolic.simulator import SimulatedRun, SliceRun, same_kernel
+from systolic.support.call_errors import WrongCallError
 
 Run = SimulatedRun | SliceRun
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import cattrs
 
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
-from systolic.ranges import Amount
 from systolic.report.time_errors import verdict_text
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.ranges import Amount
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 FORMAT = 1  # of `Comparison.to_json`
 

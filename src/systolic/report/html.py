@@ -11,9 +11,9 @@ from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
-from systolic.extras import check_drawing
 from systolic.report import charts
 from systolic.report.written import mib, percent, round_mib, us
+from systolic.support.extras import check_drawing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from systolic.whole_file import whole_file
+from systolic.support.whole_file import whole_file
 
 
 def save_png(chart: Any, path: Path) -> Path:

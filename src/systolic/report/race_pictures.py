@@ -45,7 +45,7 @@ def _grouped(rows: Sequence[BenchRow]) -> Picture:
     return Picture(title=title, x_title="rows of a group, on average", points=tuple(points))
 
 
-def _quantised(rows: Sequence[BenchRow]) -> Picture:
+def _quantized(rows: Sequence[BenchRow]) -> Picture:
     """The weight that has most rows: our times over the rows of activations, a line for each format."""
     size = _most(rows, lambda row: (row.k, row.n))
     shown = [row for row in rows if (row.k, row.n) == size]
@@ -77,7 +77,7 @@ def _sparse(rows: Sequence[BenchRow]) -> Picture:
 
 PICTURES: dict[str, Callable[[Sequence[BenchRow]], Picture]] = {
     "moe": _grouped,
-    "quantised": _quantised,
+    "quantized": _quantized,
     "sparse": _sparse,
 }
 

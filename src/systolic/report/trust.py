@@ -9,7 +9,7 @@ from importlib.resources import files
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
 from systolic.chips.time_error import percent_text, shipped_time_errors
-from systolic.extras import check_drawing
+from systolic.support.extras import check_drawing
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, collective_statistics
 from systolic.validation.published import COLLECTIVE
 

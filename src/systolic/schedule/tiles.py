@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.call_errors import WrongCallError
 from systolic.spec import MatmulSpec
+from systolic.support.call_errors import WrongCallError
 
 
 class TilesError(WrongCallError, ValueError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from systolic.ranges import Count
 from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.hardware.timeline import Span
+from systolic.support.ranges import Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Literal
 import cattrs
 
 from systolic.chips.time_error import NOT_SAID, TimeError
-from systolic.ranges import Amount, Count, Hertz, PositiveCount
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.ranges import Amount, Count, Hertz, PositiveCount
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
 

@@ -1,15 +1,15 @@
-"""What is multiplied: shapes, dtypes, what is fused, and the arithmetic that follows. Pure data, nothing of how."""
+"""Specs of products: sizes, dtypes, what is fused, and the arithmetic that follows. Pure data, no JAX.
+
+Several ops share what is here. `MatmulSpec` is here too: matmul, gated, the grid schedule and the pipeline model
+compute with it. A spec that one op alone uses is in the folder of that op.
+"""
 
 from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes, parts_of_k
 from systolic.spec.formats import LARGEST, QuantizationError, format_bytes, format_named
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
-from systolic.spec.gated import GatedSpec
-from systolic.spec.grouped import GroupedGradientSpec, GroupedSpec
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
 from systolic.spec.one_dtype import OneDtype
 from systolic.spec.protocol import Spec
-from systolic.spec.quantised import ROW_FORMATS, QuantizedSpec
-from systolic.spec.sparse import BlockSparseError, SparseKind, SparseSpec
 
 __all__ = [
     "EXACT_INT32_PRODUCTS",
@@ -17,13 +17,8 @@ __all__ = [
     "LARGEST_SIZE",
     "PASSES",
     "PLAIN",
-    "ROW_FORMATS",
-    "BlockSparseError",
     "Epilogue",
     "FusedOperand",
-    "GatedSpec",
-    "GroupedGradientSpec",
-    "GroupedSpec",
     "MatmulSpec",
     "NoKernelWarning",
     "OneDtype",
@@ -32,10 +27,7 @@ __all__ = [
     "PrecisionName",
     "Prologue",
     "QuantizationError",
-    "QuantizedSpec",
     "Side",
-    "SparseKind",
-    "SparseSpec",
     "Spec",
     "SpecError",
     "accumulator_dtype",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with NumPy
 import numpy as np
 
-from systolic.call_errors import WrongCallError
+from systolic.support.call_errors import WrongCallError
 
 
 class SpecError(WrongCallError, ValueError):

@@ -1,4 +1,4 @@
-"""The formats that arrays are quantised to: the largest number that each one holds and uses."""
+"""The formats that arrays are quantized to: the largest number that each one holds and uses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systolic.spec.dtypes import SpecError, dtype_bytes
 
 
 class QuantizationError(SpecError):
-    """An array that cannot be quantised as asked, or scales that do not go with their values."""
+    """An array that cannot be quantized as asked, or scales that do not go with their values."""
 
 
 # Of integers the largest number is used in both directions, so that the format is symmetric: -8 of int4 and -128 of
@@ -48,7 +48,7 @@ def format_named(dtype: object) -> str:
     """The full name of a format; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short for some.
 
     Raises:
-      QuantizationError: nothing is quantised to it.
+      QuantizationError: nothing is quantized to it.
     """
     name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
@@ -56,5 +56,5 @@ def format_named(dtype: object) -> str:
     except TypeError:
         found = str(dtype)
     if found not in LARGEST:
-        raise QuantizationError(f"dtype={found!r} is no format to quantise to; use {', '.join(LARGEST)}")
+        raise QuantizationError(f"dtype={found!r} is no format to quantize to; use {', '.join(LARGEST)}")
     return found

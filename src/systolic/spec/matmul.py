@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -169,6 +170,10 @@ class MatmulSpec:
             return max(lhs, rhs, key=dtype_bytes)
         floats = [dtype for dtype in (lhs, rhs) if accumulator_dtype(dtype) == "float32"]
         return "float32" if "float32" in floats else "bfloat16"
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return `dtype_multiplied`: a chip without it refuses the product."""
+        return self.dtype_multiplied
 
     @property
     def passes(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from systolic.spec.dtypes import accumulator_dtype
 from systolic.spec.matmul import PASSES, PrecisionName
 
@@ -17,6 +19,10 @@ class OneDtype:
     def dtype_multiplied(self) -> str:
         """The dtype in which the matrix unit takes both operands."""
         return self.dtype
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return `dtype_multiplied`: a chip without it refuses the product."""
+        return self.dtype_multiplied
 
     @property
     def dtype_accumulator(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 
@@ -21,6 +22,14 @@ class Spec(Protocol):
     @property
     def dtype_multiplied(self) -> str:
         """The dtype in which the matrix unit takes the operands."""
+        ...
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return the dtype in which a chip multiplies the operands.
+
+        Args:
+          dtypes: those that the chip's matrix units take.
+        """
         ...
 
     @property

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from systolic.bugs import runs_user_code
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction, NamedFunctionError, at_stage, slice_mesh
 from systolic.steps.call import Step
+from systolic.support.bugs import runs_user_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
@@ -32,6 +31,7 @@ from systolic.steps.grouping import part_runs
 from systolic.steps.making import StepMaker
 from systolic.steps.memory import refused_for_hbm, step_memory
 from systolic.steps.records import StepRun
+from systolic.support.bugs import reports_bugs
 from systolic.timing import simulate_compiled, slice_of, target_of
 
 # A step with the flags of published recipes takes the compiler up to half an hour, and the simulator minutes.

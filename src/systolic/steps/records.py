@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import cattrs
 
 from systolic.chips.time_error import TimeError
-from systolic.ranges import Amount, Change, Count, PositiveCount, Rate
 from systolic.simulator import CollectiveRun, SimulatedRun, SliceRun
 from systolic.steps.parts import Pass
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.ranges import Amount, Change, Count, PositiveCount, Rate
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 GIB = 2**30
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from systolic.call_errors import WrongCallError
-from systolic.printable import printable
-from systolic.regular_file import check_regular, open_regular
+from systolic.support.call_errors import WrongCallError
+from systolic.support.printable import printable
+from systolic.support.regular_file import check_regular, open_regular
 
 SCHEMA_VERSION = 2  # a store of another one is left alone
 _BUSY_S = 60.0  # to wait for another writer

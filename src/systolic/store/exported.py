@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from systolic.call_errors import WrongCallError
-from systolic.printable import printable
-from systolic.regular_file import open_regular
 from systolic.store.database import StoreError
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial
 from systolic.store.trial_store import TrialStore
-from systolic.untrusted import UntrustedError, mapping, read_json, shown
+from systolic.support.call_errors import WrongCallError
+from systolic.support.printable import printable
+from systolic.support.regular_file import open_regular
+from systolic.support.untrusted import UntrustedError, mapping, read_json, shown
 
 EXPORT_SCHEMA = 2  # of the rows that `systolic table export` writes
 _MOST_BYTES = 64 * 2**20  # some sixty thousand trials

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.call_errors import WrongCallError
-from systolic.op import register_kept
+from systolic.ops.op import register_kept
+from systolic.support.call_errors import WrongCallError
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _LONGEST = 200  # characters of a value

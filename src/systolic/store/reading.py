@@ -8,11 +8,11 @@ import re
 from typing import Any
 
 from systolic.chips import CHIPS, UnsupportedDtypeError, chip, known_chip
-from systolic.op import op_of, read_spec
+from systolic.ops.op import op_of, read_spec
 from systolic.schedule import IllegalTilesError
 from systolic.store.function import FunctionSpec
 from systolic.store.trial import Subject, Trial
-from systolic.untrusted import UntrustedError, shown, structured
+from systolic.support.untrusted import UntrustedError, shown, structured
 
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
 # A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.

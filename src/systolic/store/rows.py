@@ -12,12 +12,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from systolic.op import kept_as
+from systolic.ops.op import kept_as
 from systolic.store import database
 from systolic.store.database import StoreDamagedError, named_errors
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial, best_first
-from systolic.untrusted import UntrustedError, mapping, read_json
+from systolic.support.untrusted import UntrustedError, mapping, read_json
 
 TRIAL_COLUMNS = "rowid, subject, config, status, modelled_us, simulated_us, measured_us, trial"
 _SUBJECT_COLUMNS = "rowid, key, chip, subject"

@@ -14,10 +14,10 @@ from typing import Any
 from systolic.chips import chip
 from systolic.chips.time_error import ProgramTraits, machine_digest
 from systolic.kernels import KERNEL_VERSION
-from systolic.op import kept_as, leaves
+from systolic.ops.op import kept_as, leaves
 from systolic.schedule import KernelConfig
-from systolic.status import Status
 from systolic.store.function import FunctionConfig
+from systolic.support.status import Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import platformdirs
 
-from systolic.bugs import warn_user
-from systolic.regular_file import check_regular
 from systolic.store import database
 from systolic.store.database import (
     StoreDamagedError,
@@ -28,6 +26,8 @@ from systolic.store.database import (
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.rows import TRIAL_COLUMNS, Records, read_all, read_subjects, read_trials, salvaged, write
 from systolic.store.trial import Subject, Trial, best_first
+from systolic.support.bugs import warn_user
+from systolic.support.regular_file import check_regular
 
 _NAMED = 5  # rows that a warning names
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
+from systolic.support.call_errors import WrongCallError
 from systolic.timing.measurement import Measurement
 
 _WARM_UP = 2

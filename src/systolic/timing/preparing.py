@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, overload
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import NamedFunction, WorkerPool, at_stage, function_name
+from systolic.support.bugs import reports_bugs
 from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.contents import ProgramContents, RecordedContents
 from systolic.timing.program import Program, translated

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, MachineModel
 from systolic.compiler import CompiledProgram
 from systolic.simulator import PreparedProgram, SimulatedRun
+from systolic.support.bugs import reports_bugs
 from systolic.timing.call import run_on_chip
 from systolic.timing.compiled import prepare_program
 from systolic.timing.contents import ProgramContents

@@ -31,11 +31,11 @@ from systolic.chips import chip as chip_named
 from systolic.chips.constants import ConstantsError, check_constants, check_links, check_sparse_core
 from systolic.compiler import CompiledProgram
 from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
-from systolic.regular_file import open_regular
 from systolic.simulator import Unknown, Words
+from systolic.support.regular_file import open_regular
+from systolic.support.untrusted import UntrustedError, read_json, structured
+from systolic.support.whole_file import whole_file
 from systolic.timing.contents import OperandKey, ProgramContents
-from systolic.untrusted import UntrustedError, read_json, structured
-from systolic.whole_file import whole_file
 
 FORMAT = 5  # another layout, or another meaning of a part, gets another number
 

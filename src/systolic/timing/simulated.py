@@ -10,12 +10,12 @@ from typing import Any, overload
 
 import numpy as np
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompiledProgram, NamedFunction, WorkerPool, at_stage, function_name, with_options_of
 from systolic.simulator import SimulatedRun, with_source_lines
 from systolic.simulator.slice.records import SliceRun
+from systolic.support.bugs import reports_bugs
 from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.measurement import Measurement
 

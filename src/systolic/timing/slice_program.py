@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from systolic.bugs import reports_bugs
 from systolic.chips import Chip, Links, MachineModel, SliceShape
 from systolic.chips.constants import check_links
 from systolic.compiler import CompiledProgram
 from systolic.simulator import PreparedProgram, SliceRun
+from systolic.support.bugs import reports_bugs
 from systolic.timing.call import run_on_slice
 from systolic.timing.compiled import prepare_program
 from systolic.timing.contents import ProgramContents

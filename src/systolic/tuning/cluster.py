@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from systolic.bugs import runs_user_code
-from systolic.call_errors import WrongCallError
 from systolic.compiler import WorkerPool
-from systolic.experiments import Experiment, Runner, Submit
-from systolic.extras import install_command
-from systolic.regular_file import read_regular
+from systolic.support.bugs import runs_user_code
+from systolic.support.call_errors import WrongCallError
+from systolic.support.extras import install_command
+from systolic.support.regular_file import read_regular
 from systolic.timing import Measurement
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import Runner, Submit
 from systolic.tuning.search import COMPILE_LIMIT_S
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from systolic.bugs import SystolicBug
 from systolic.chips import Chip
 from systolic.compiler import (
     CompilerMissing,
@@ -25,9 +24,8 @@ from systolic.compiler import (
     tracing_settings,
 )
 from systolic.compiler.jit_options import with_options_of, without_jit_options
-from systolic.experiments import Experiment, Outcome, Stopped
 from systolic.explaining import FunctionAnalysis, analyse_function, with_fields
-from systolic.ops import planner_in_use
+from systolic.ops.planner import planner_in_use
 from systolic.store import (
     FunctionConfig,
     FunctionConfigError,
@@ -38,6 +36,10 @@ from systolic.store import (
     arguments_of,
     best_first,
 )
+from systolic.support.bugs import SystolicBug
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Stopped
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.product import known_chip
 from systolic.tuning.ranking import Ranking

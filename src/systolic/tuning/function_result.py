@@ -19,9 +19,9 @@ from systolic.chips.time_error import (
 from systolic.compiler import NamedFunction
 from systolic.explaining import records_with
 from systolic.store import FunctionConfig, FunctionSpec, Keyword, Subject, Trial
-from systolic.summary import Summarised, Summary
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import UntrustedError, structured
 from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
-from systolic.untrusted import UntrustedError, structured
 
 _MOSTLY = 0.5  # of its time, that Pallas kernels take: then two variants are compared as two tiles of one kernel are
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip, FlagError, flags_text
 from systolic.chips import chip as chip_named
-from systolic.experiments import Experiment, Stopped
-from systolic.op import Programs, op_of
-from systolic.ops import planner_in_use
-from systolic.ops.planner import check_dtype
+from systolic.ops.op import Programs, op_of
+from systolic.ops.planner import check_dtype, planner_in_use
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
 from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import Stopped
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import TuningResult
 from systolic.tuning.saved import End

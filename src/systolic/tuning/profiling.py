@@ -15,11 +15,12 @@ import numpy as np
 from systolic.chips import Chip
 from systolic.compiler import WorkerPool
 from systolic.cost import SKINNY_ROWS, Kind, Profile, ProfiledTile, Profiles, StepCost, ranked_configs, shipped_profiles
-from systolic.experiments import QUIET, Experiment, Progress, Runner
 from systolic.schedule import IllegalTilesError, KernelConfig, Pipeline, require_legal
 from systolic.simulator import SimulatedRun
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import QUIET, Progress, Runner
 
 # Steps of the grid that is profiled: two runs of blocks each way on each core, of three steps over k.
 _BLOCKS, _STEPS_K = 2, 3

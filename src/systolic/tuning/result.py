@@ -10,14 +10,14 @@ from typing import Any, Self
 from systolic.chips import Chip, chip, known_chip
 from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.cost import machine_roofline, repeated_us
-from systolic.op import op_of, read_spec, record_of
+from systolic.ops.op import op_of, read_spec, record_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import KernelConfig
 from systolic.spec import Spec
 from systolic.store import Subject, Trial, best_first
-from systolic.summary import Summarised, Summary
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import UntrustedError, mapping
 from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
-from systolic.untrusted import UntrustedError, mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

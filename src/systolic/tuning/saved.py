@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from systolic.call_errors import WrongCallError
-from systolic.ranges import Amount, Count
 from systolic.store import Subject, Trial, read_subject, read_trial
-from systolic.untrusted import UntrustedError, mapping, read_json, shown, structured
+from systolic.support.call_errors import WrongCallError
+from systolic.support.ranges import Amount, Count
+from systolic.support.untrusted import UntrustedError, mapping, read_json, shown, structured
 
 FORMAT = 1
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 
-from systolic.call_errors import WrongCallError
 from systolic.compiler import WALL_TIMES, WorkerPool
-from systolic.experiments import Experiment, Outcome, Runner, Running, Submit, first_ended
 from systolic.schedule import KernelConfig
 from systolic.simulator import traits_of
 from systolic.store import FunctionConfig, Subject, Trial, TrialStore
+from systolic.support.call_errors import WrongCallError
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Runner, Running, Submit, first_ended
 from systolic.tuning.ranking import Choice, ConfigT, Ranking
 from systolic.tuning.saved import End
 

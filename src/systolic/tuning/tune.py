@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from systolic.bugs import reports_bugs
-from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
-from systolic.experiments import Submit
 from systolic.spec import Spec
 from systolic.store import FunctionConfigError, TrialStore
+from systolic.support.bugs import reports_bugs
+from systolic.support.call_errors import WrongCallError
+from systolic.timing.runner import Submit
 from systolic.tuning.function import tune_function
 from systolic.tuning.function_result import FunctionTuning
 from systolic.tuning.product import tune_product

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from systolic.call_errors import WrongCallError
 from systolic.chips import Chip
 from systolic.chips.constants import Bounds, fittable, is_cycles
+from systolic.support.call_errors import WrongCallError
 
 LEAST_PROGRAMS = 4
 BRACKET = 0.15

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from systolic.printable import printable
-from systolic.regular_file import read_regular
-from systolic.untrusted import UntrustedError, read_json, shown
+from systolic.support.printable import printable
+from systolic.support.regular_file import read_regular
+from systolic.support.untrusted import UntrustedError, read_json, shown
 
 _DRAWN = "rng"
 _MOST_GROUPS, _MOST_ROWS = 2**16, 2**26  # far above every published product, and drawn in a second

@@ -7,13 +7,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 
-from systolic.bugs import runs_user_code
 from systolic.chips import Chip, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompilerFlagError, WorkerPool
-from systolic.experiments import QUIET, Experiment, Outcome, Progress, Runner, Running
 from systolic.simulator import SimulationError
+from systolic.support.bugs import runs_user_code
 from systolic.timing import Measurement, Program, submit_preparation
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import QUIET, Progress, Runner, Running
 from systolic.validation.calibration import Sample
 from systolic.validation.errors import ComparedRow, PublishedProgram, compared
 from systolic.validation.published import PublishedRow

@@ -20,11 +20,11 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
-from systolic.call_errors import WrongCallError
 from systolic.chips import FlagError, checked_flags
-from systolic.printable import printable
-from systolic.regular_file import open_regular
-from systolic.untrusted import shown
+from systolic.support.call_errors import WrongCallError
+from systolic.support.printable import printable
+from systolic.support.regular_file import open_regular
+from systolic.support.untrusted import shown
 from systolic.validation.group_sizes import GroupSizes, GroupSizesError
 from systolic.validation.stated_flags import stated_flags
 

@@ -40,26 +40,26 @@ def row(case: str, **changes: Any) -> BenchRow:
         ({"group": "edges", "even_us": 1 / 1.14, "xla_us": 0.5}, set()),
         ({"group": "edges", "even_us": 1 / 1.16}, {"× the next even size, at most"}),
         ({"group": "edges", "other_ops_us": 0.03}, {"of the time outside the kernel, at most"}),
-        ({"suite": "quantised", "group": "w8a8 decode", "model_hbm_us": 0.9}, set()),
+        ({"suite": "quantized", "group": "w8a8 decode", "model_hbm_us": 0.9}, set()),
         (
-            {"suite": "quantised", "group": "w8a8 prefill", "model_mxu_us": 0.84, "xla_us": 1.06},
+            {"suite": "quantized", "group": "w8a8 prefill", "model_mxu_us": 0.84, "xla_us": 1.06},
             {"of the model's limit, geometric mean, at least"},
         ),
         (
-            {"suite": "quantised", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3, "chip": "v7x"},
+            {"suite": "quantized", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3, "chip": "v7x"},
             {"× XLA, geometric mean, at least"},
         ),
-        ({"suite": "quantised", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3}, set()),
+        ({"suite": "quantized", "group": "int4 decode", "model_hbm_us": 0.81, "xla_us": 1.3}, set()),
         (
             {
-                "suite": "quantised",
+                "suite": "quantized",
                 "group": "w8a8 decode",
                 "model_hbm_us": 0.9,
                 "peers": (PeerTime(name="peer", config="", time_us=0.99),),
             },
             {"× the best public kernel, geometric mean, at least"},
         ),
-        ({"suite": "quantised", "group": "fp8 prefill", "model_mxu_us": 0.84}, set()),  # not as such on v6e
+        ({"suite": "quantized", "group": "fp8 prefill", "model_mxu_us": 0.84}, set()),  # not as such on v6e
         ({"bundles": 16_001}, {"bundles of code, at most"}),
         ({"compile_s": 21.0}, {"s to compile, at most"}),
     ],

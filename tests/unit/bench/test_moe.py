@@ -11,9 +11,9 @@ from systolic.bench import moe_programs
 from systolic.bench.moe import MODELS, ROWS, MoeSpec, group_of, moe
 from systolic.bench.moe_peers import peers
 from systolic.chips import chip
-from systolic.cost.grouped import typical_sizes
-from systolic.op import op_of
-from systolic.spec import GroupedGradientSpec
+from systolic.ops.grouped.cost import typical_sizes
+from systolic.ops.grouped.spec import GroupedGradientSpec
+from systolic.ops.op import op_of
 
 CASES = list(moe("bfloat16"))
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from systolic.bench import layer_programs, quantised_peers
+from systolic.bench import layer_programs, quantized_peers
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -23,8 +23,8 @@ from systolic.bench.suites import (
     suite,
 )
 from systolic.chips import chip
-from systolic.op import op_of
-from systolic.ops import Planner, use
+from systolic.ops.op import op_of
+from systolic.ops.planner import Planner, use
 from systolic.spec import MatmulSpec
 
 
@@ -35,14 +35,14 @@ def test_no_case_comes_twice(name: str, dtype: str) -> None:
     if name in ("layers", "moe", "sharded") and dtype not in ("bfloat16", "float32"):
         assert not cases, "what has no gradient is in no such layer"
         return
-    if name in ("quantised", "sparse") and dtype != "bfloat16":
+    if name in ("quantized", "sparse") and dtype != "bfloat16":
         assert not cases, "rows of lhs are bfloat16"
         return
     assert len({case.name for case in cases}) == len(cases)
     assert len({(case.spec, case.even) for case in cases}) == len(cases)
     assert {case.suite for case in cases} == {name}
-    # What is multiplied of quantised rows is what they are quantised to.
-    kept = "dtype_lhs" if name == "quantised" else "dtype_multiplied"
+    # What is multiplied of quantized rows is what they are quantized to.
+    kept = "dtype_lhs" if name == "quantized" else "dtype_multiplied"
     assert {getattr(case.spec, kept) for case in cases} == {dtype}
 
 
@@ -100,8 +100,8 @@ def test_layers_of_experts() -> None:
     assert every.least_hbm_bytes == 2 * ((2 * used + 128) * 6 * 2048 * 768 + 4 * 128 * 2048)
 
 
-def test_quantised_has_every_format_with_every_number_of_rows() -> None:
-    cases = [case for case in suite("quantised") if not case.spec.gated]
+def test_quantized_has_every_format_with_every_number_of_rows() -> None:
+    cases = [case for case in suite("quantized") if not case.spec.gated]
     specs = [case.spec for case in cases]
     combinations = {(one.row_format, one.dtype_rhs, one.block < one.k, one.m, one.k) for one in specs}
     assert len(combinations) == len(cases) == (5 + 4) * 7 * 3
@@ -113,8 +113,8 @@ def test_quantised_has_every_format_with_every_number_of_rows() -> None:
         assert "dequantized" in op_of(spec).raced(dataclasses.replace(spec, m=512), chip("v6e")).xla_forms
 
 
-def test_quantised_has_gated_products_beside_plain_ones() -> None:
-    gated = [case for case in suite("quantised") if case.spec.gated]
+def test_quantized_has_gated_products_beside_plain_ones() -> None:
+    gated = [case for case in suite("quantized") if case.spec.gated]
     assert len(gated) == 4 * 7
     assert all(case.name.startswith("gated-") for case in gated)
     raced = op_of(gated[0].spec).raced(gated[0].spec, chip("v5e"))
@@ -123,10 +123,10 @@ def test_quantised_has_gated_products_beside_plain_ones() -> None:
 
 
 def test_tpu_inference_races_what_its_kernel_takes_or_says_why_not() -> None:
-    by_name = {case.name: case.spec for case in suite("quantised")}
-    assert not list(quantised_peers.peers(by_name["int4/128 llama3-8b gate 16"], chip("v6e")))
-    assert not list(quantised_peers.peers(by_name["gated-w8a8 llama3-8b mlp 16"], chip("v6e")))
-    (peer,) = quantised_peers.peers(by_name["w8a8 llama3-8b gate 16"], chip("v6e"))
+    by_name = {case.name: case.spec for case in suite("quantized")}
+    assert not list(quantized_peers.peers(by_name["int4/128 llama3-8b gate 16"], chip("v6e")))
+    assert not list(quantized_peers.peers(by_name["gated-w8a8 llama3-8b mlp 16"], chip("v6e")))
+    (peer,) = quantized_peers.peers(by_name["w8a8 llama3-8b gate 16"], chip("v6e"))
     assert (peer.program is None) == bool(peer.reason)
     if importlib.util.find_spec("tpu_inference") is None:
         assert "not installed" in peer.reason

@@ -202,7 +202,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_before_the_work(
     def missing(extra: str) -> list[str]:
         return ["altair", "vl_convert"]
 
-    monkeypatch.setattr("systolic.extras.missing", missing)
+    monkeypatch.setattr("systolic.support.extras.missing", missing)
     for command in (
         ["ladder", "v3", "--plot", str(tmp_path)],
         ["bench", "--suite", "moe", "--plot", str(tmp_path / "x")],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import systolic.cli.bench
-import systolic.experiments.runner
+import systolic.timing.runner
 from systolic.chips import Chip, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal
 from systolic.schedule import IllegalTilesError, Violation
@@ -107,7 +107,7 @@ def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return future
 
     monkeypatch.setattr(systolic.cli.bench, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submit_simulation)
+    monkeypatch.setattr(systolic.timing.runner, "submit_simulation", submit_simulation)
     return seen
 
 
@@ -157,7 +157,7 @@ def test_xla_is_no_faster_than_hbm_allows_in_repeated_calls(run: Run) -> None:
 
 def test_the_fastest_of_several_forms_of_xla_counts(run: Run) -> None:
     only = "int4 llama3-70b,int4 llama3-8b"
-    arguments = ["bench", "--suite", "quantised", "--only", only, "--rows", "128,256", "--chip", "v6e", "-q"]
+    arguments = ["bench", "--suite", "quantized", "--only", only, "--rows", "128,256", "--chip", "v6e", "-q"]
     rows = rows_of(run(*arguments, "--json", "-")[1])
     assert {case.rpartition(" ")[0] for _, case in rows} == {"int4 llama3-70b down", "int4 llama3-8b gate"}
     usual, other = (rows["v6e", f"int4 llama3-70b down {m}"] for m in (128, 256))
@@ -213,7 +213,7 @@ def test_layers_of_experts_are_drawn(run: Run, tmp_path: Path) -> None:
     assert target.read_bytes().startswith(b"\x89PNG")
     assert "qwen3-30b forward skewed on v5e" in err
     assert (
-        "no row of suite moe, quantised, sparse"
+        "no row of suite moe, quantized, sparse"
         in run("bench", "--only", "8192", "--plot", str(tmp_path / "none.png"))[2]
     )
     assert not (tmp_path / "none.png").exists()
@@ -375,12 +375,12 @@ def test_ctrl_c_shows_and_keeps_what_is_finished(run: Run, monkeypatch: pytest.M
         def result(self, timeout: float | None = None) -> Measurement:
             raise KeyboardInterrupt
 
-    submit: Any = systolic.experiments.runner.submit_simulation
+    submit: Any = systolic.timing.runner.submit_simulation
 
     def submitted(*args: Any, label: str, **options: Any) -> Future[Measurement]:
         return Interrupted() if f"{late}³" in label else submit(*args, label=label, **options)
 
-    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submitted)
+    monkeypatch.setattr(systolic.timing.runner, "submit_simulation", submitted)
     late = "4096"
     target = tmp_path / "rows.json"
     code, out, err = run("bench", "--suite", "square", "--chip", "v6e", "--against", "nothing", "--json", str(target))

@@ -21,7 +21,7 @@ from systolic.cli.output import note, printable
 from systolic.cli.tables import console, show_table
 from systolic.report import RatePoint, rates_plot, save_png
 from systolic.report.columns import numeric, textual
-from systolic.whole_file import whole_file
+from systolic.support.whole_file import whole_file
 
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")

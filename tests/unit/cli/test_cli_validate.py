@@ -13,7 +13,7 @@ import pytest
 
 import systolic.cli.calibrate
 import systolic.cli.validate
-import systolic.experiments.runner
+import systolic.timing.runner
 import systolic.validation.predictions
 from systolic.chips import Chip, MachineModel, chip
 from systolic.compiler import CompilerMissing, CompilerRefusal
@@ -79,7 +79,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         return outcome(prepared)
 
     monkeypatch.setattr(systolic.cli.validate, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submit_simulation)
+    monkeypatch.setattr(systolic.timing.runner, "submit_simulation", submit_simulation)
     monkeypatch.setattr(systolic.cli.calibrate, "check_available", lambda: None)
     monkeypatch.setattr(systolic.validation.predictions, "submit_preparation", submit_preparation)
 

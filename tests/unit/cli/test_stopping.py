@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from systolic.cli.stopping import until_stopped
-from systolic.experiments import Stopped
+from systolic.timing.runner import Stopped
 
 
 def ends(result: str) -> Callable[[], str]:

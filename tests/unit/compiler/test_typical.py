@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import systolic
-from systolic.call_errors import WrongCallError
+from systolic.support.call_errors import WrongCallError
 
 
 @pytest.mark.parametrize(

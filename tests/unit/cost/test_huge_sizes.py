@@ -8,11 +8,15 @@ import pytest
 
 import systolic
 from systolic.chips import chip
-from systolic.cost import estimated_config, grouped, pipeline, repetition
+from systolic.cost import estimated_config, pipeline, repetition
+from systolic.ops.gated.spec import GatedSpec
+from systolic.ops.grouped import cost as grouped
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
+from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.legality import legal_sides
 from systolic.schedule.sizes import is_ragged_side, ragged_sides
-from systolic.spec import GatedSpec, GroupedGradientSpec, GroupedSpec, MatmulSpec, QuantizedSpec
+from systolic.spec import MatmulSpec
 
 LARGEST = 2**31 - 1
 # Past the limit every loop is still sampled: a few hundred steps for each of four loops, and the ends of each.

@@ -28,8 +28,8 @@ from systolic.simulator.core_records import CoreRun
 from systolic.simulator.hardware.timeline import Span
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec
 from systolic.store import Subject, Trial, TrialStore
+from systolic.support.untrusted import UntrustedError
 from systolic.tuning.profiling import step_cost, without_copies
-from systolic.untrusted import UntrustedError
 
 SHIPPED = sorted(Path(str(resources.files("systolic.cost") / "profiles")).glob("*.json"))
 SQUARE = MatmulSpec.of(4096, 4096, 4096, "bfloat16")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import systolic
-import systolic.experiments.runner
+import systolic.timing.runner
 from systolic.compiler import CompilerRefusal
-from systolic.experiments.many import CallError
 from systolic.timing import Measurement
+from systolic.timing.many import CallError
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Future[Measurement]]:
             found[1].set_exception(CompilerRefusal("too large", kind="vmem"))
         return found[-1]
 
-    monkeypatch.setattr(systolic.experiments.runner, "submit_simulation", submit)
+    monkeypatch.setattr(systolic.timing.runner, "submit_simulation", submit)
     return found
 
 

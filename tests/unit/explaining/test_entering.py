@@ -36,7 +36,7 @@ def test_what_acts_once_is_not_forgotten_and_what_is_made_is() -> None:
     assert _registered == [1]
 
 
-def test_a_quantised_array_is_made_while_a_function_is_traced() -> None:
+def test_a_quantized_array_is_made_while_a_function_is_traced() -> None:
     def made() -> jax.Array:
         return systolic.Quantized(jnp.ones((8, 8), jnp.int8), jnp.ones((1, 8))).dequantize()
 

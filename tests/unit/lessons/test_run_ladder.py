@@ -11,12 +11,12 @@ import pytest
 
 from systolic.chips import chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
-from systolic.experiments import Progress
 from systolic.lessons.ladder import RUNGS, v3_block
 from systolic.lessons.ladder.runner import Request, run_ladder
 from systolic.schedule import Tiles
 from systolic.simulator import CoreRun, SimulatedRun, SimulationError
 from systolic.timing import Measurement
+from systolic.timing.runner import Progress
 
 V5E = chip("v5e")
 

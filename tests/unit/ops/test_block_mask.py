@@ -14,7 +14,7 @@ import pytest
 
 import systolic
 from systolic import BlockMask, BlockSparse
-from systolic.spec import BlockSparseError
+from systolic.ops.sparse.spec import BlockSparseError
 
 ROWS, COLUMNS = np.array([1, 2, 0, 1]), np.array([2, 0, 1, 0])  # of 2 × 3 blocks; one is padding
 SHAPE, BLOCK = (4, 9), (2, 3)

@@ -15,7 +15,7 @@ from jax.experimental.sparse import BCOO
 from scipy.sparse import bsr_array
 
 from systolic import BlockMask, BlockSparse
-from systolic.spec import BlockSparseError
+from systolic.ops.sparse.spec import BlockSparseError
 
 BLOCK = (2, 3)
 

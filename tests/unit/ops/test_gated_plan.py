@@ -10,8 +10,9 @@ import pytest
 
 import systolic
 from systolic.chips import chip
-from systolic.op import op_of, read_spec, record_of
+from systolic.ops.gated.spec import GatedSpec
 from systolic.ops.matmul.named import counted
+from systolic.ops.op import op_of, read_spec, record_of
 from systolic.schedule import (
     IllegalTilesError,
     KernelConfig,
@@ -21,7 +22,7 @@ from systolic.schedule import (
     operand_blocks,
     total_bytes,
 )
-from systolic.spec import Epilogue, FusedOperand, GatedSpec, MatmulSpec, Prologue, SpecError
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 
 CHIPS = ["v5p", "v6e", "v7x"]
 MATRIX = FusedOperand(rows=True, columns=True, dtype="bfloat16")

@@ -8,8 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
-from systolic.ops import plan
 from systolic.ops.matmul.orientation import Orientation, stored_by_columns
+from systolic.ops.planner import plan
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Prologue
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
-from systolic.ops import planner_in_use
+from systolic.ops.planner import planner_in_use
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import MatmulSpec
 from systolic.store import StoreWarning, Subject, Trial, TrialStore

@@ -1,4 +1,4 @@
-"""Quantised arrays against float64: each value is the nearest of its format, whatever the block."""
+"""Quantized arrays against float64: each value is the nearest of its format, whatever the block."""
 
 from __future__ import annotations
 

@@ -12,11 +12,12 @@ import pytest
 
 import systolic
 from systolic import BlockSparse
-from systolic.op import op_of, read_spec, record_of
+from systolic.ops.op import op_of, read_spec, record_of
+from systolic.ops.sparse.call_lists import calls_of, one_call
+from systolic.ops.sparse.schedule import schedule_of
+from systolic.ops.sparse.spec import BlockSparseError, SparseSpec
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.schedule.sparse import schedule_of
-from systolic.schedule.sparse_lists import calls_of, one_call
-from systolic.spec import BlockSparseError, NoKernelWarning, SparseSpec, SpecError
+from systolic.spec import NoKernelWarning, SpecError
 
 
 def spec(**changes: Any) -> SparseSpec:

@@ -19,13 +19,13 @@ def row(suite: str, group: str, chip: str, m: int, ours_us: float | None, **more
 
 def test_a_line_for_each_format_and_a_panel_for_each_chip(tmp_path: Path) -> None:
     rows = [
-        row("quantised", f"{name} {group}", chip, m, m / 10)
+        row("quantized", f"{name} {group}", chip, m, m / 10)
         for name in ("int4/128", "w8a8")
         for chip in ("v5e", "v6e")
         for group, m in (("decode", 16), ("decode", 64), ("prefill", 2048))
     ]
-    other = row("quantised", "int4/128 decode", "v5e", 16, 3.0, k=28672)
-    untimed = row("quantised", "fp4 decode", "v5e", 16, None)
+    other = row("quantized", "int4/128 decode", "v5e", 16, 3.0, k=28672)
+    untimed = row("quantized", "fp4 decode", "v5e", 16, None)
     found = picture([other, *rows, untimed])
     assert found is not None
     assert {(point.series, point.panel) for point in found.points} == {

@@ -9,10 +9,11 @@ import pytest
 
 import systolic
 from systolic.chips import CHIPS
-from systolic.cost.grouped import gradient_configs, typical_sizes
+from systolic.ops.grouped.cost import gradient_configs, typical_sizes
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, total_bytes
-from systolic.schedule.grouped import GradientSchedule, GroupedSchedule
-from systolic.spec import GroupedGradientSpec, GroupedSpec, SpecError
+from systolic.spec import SpecError
 
 # groups, m, k, n: Mixtral, DeepSeek-V3, Qwen3 and gpt-oss, and what nothing divides
 SHAPES = [

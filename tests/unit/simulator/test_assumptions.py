@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from simulator_listings import V5E, listing
 
-from systolic.experiments import Outcome
 from systolic.simulator import SimulatedRun, UnknownTimeError, UnknownValueError, prepare_listings
 from systolic.simulator.sequencer import Progress, Sequencer
+from systolic.timing.outcome import Outcome
 
 HLO = "ENTRY %m {\n  %op.1 = s32[4]{0} fusion(%x)\n}\n"
 KERNEL = 'ENTRY %m {\n  %op.1 = s32[4]{0} custom-call(%x), custom_call_target="tpu_custom_call"\n}\n'

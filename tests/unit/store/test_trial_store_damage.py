@@ -20,10 +20,10 @@ import pytest
 from trials import SUBJECT, config, trial
 
 from systolic.cli import main
-from systolic.ops import plan, use
+from systolic.ops.planner import plan, use
 from systolic.spec import MatmulSpec
 from systolic.store import StoreDamagedError, StoreError, StoreWarning, Subject, Trial, TrialStore
-from systolic.untrusted import UntrustedError
+from systolic.support.untrusted import UntrustedError
 
 HERE = Subject.here(MatmulSpec.of(512, 1024, 2048, "bfloat16"), "v6e")
 

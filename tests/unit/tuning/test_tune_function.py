@@ -26,9 +26,9 @@ from systolic.store import (
     TrialStore,
     read_trials_file,
 )
+from systolic.support.untrusted import UntrustedError
 from systolic.tuning import FunctionTuning, LeftOut, SavedTuningError
 from systolic.tuning.function import combinations
-from systolic.untrusted import UntrustedError
 
 SPEC = FunctionSpec(name="kernels.attention", arguments=("bfloat16 8,128", "int32 4 0123456789abcdef"))
 SUBJECT = Subject.here(SPEC, "v6e")

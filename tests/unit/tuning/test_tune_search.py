@@ -21,7 +21,6 @@ from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.chips.time_error import TimeError
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
-from systolic.experiments import Experiment, Stopped
 from systolic.ops.matmul.programs import MatmulPrograms
 from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig, Tiles
@@ -29,6 +28,8 @@ from systolic.simulator import SimulatedRun
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
+from systolic.timing.experiment import Experiment
+from systolic.timing.runner import Stopped
 from systolic.tuning import Ranking, SavedTuningError, StalledError, TuneCallError, TuningResult, Watcher, tune
 
 PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")

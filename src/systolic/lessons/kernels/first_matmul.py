@@ -13,7 +13,7 @@ kernel would mean the same, but XLA may then write a turned copy of the whole ma
 The activation is applied to the complete sum, in the accumulator's dtype, before it is rounded and leaves VMEM. As a
 kernel of its own it would read and write the m·n elements again with next to no arithmetic: bound by memory, whatever
 the product was bound by. Any function of an array that works element by element will do; it sees blocks, so one that
-looks along rows (a softmax) would be wrong. `requantised` is one: it scales int32 sums so that they fit int8, and the
+looks along rows (a softmax) would be wrong. `requantized` is one: it scales int32 sums so that they fit int8, and the
 result leaves with a quarter of the bytes.
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and acc once.
@@ -66,7 +66,7 @@ def first_matmul_kernel(
         out_vmem[...] = activation(acc_vmem[...]).astype(out_vmem.dtype)
 
 
-def requantised(scale: float) -> Callable[[Array], Array]:
+def requantized(scale: float) -> Callable[[Array], Array]:
     """An activation for int8 results: `scale` times the sum, to the nearest int8 (ties to even), saturated.
 
     Raises:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from systolic.bench.comparison import abstract_operands, xla_matmul
 from systolic.chips import Chip
-from systolic.experiments import Experiment
 from systolic.lessons.ladder.candidates import candidates
 from systolic.lessons.ladder.rules import no_candidates
 from systolic.lessons.ladder.rungs import Rung, clipped
 from systolic.schedule import MIB, Tiles, Violation, total_bytes
 from systolic.spec import MatmulSpec
+from systolic.timing.experiment import Experiment
 
 # Above this size interpreting a product on a CPU takes longer than anyone waits.
 LARGEST_CHECKED = 1024

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from systolic.bench.accuracy import Accuracy, ResultError
 from systolic.compiler import CompilerRefusal, versions
-from systolic.experiments import Outcome
 from systolic.lessons.ladder.candidates import hbm_bytes, modelled_us
 from systolic.lessons.ladder.cell import Cell
 from systolic.lessons.ladder.row import NOT_CHECKED, LadderRow, SweptTiles
 from systolic.schedule import Tiles, total_bytes
-from systolic.status import Status
+from systolic.support.status import Status
+from systolic.timing.outcome import Outcome
 
 NOT_RUN = Outcome(label="")
 

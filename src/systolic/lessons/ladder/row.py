@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from systolic.chips.time_error import TimeError
-from systolic.status import Status
+from systolic.support.status import Status
 from systolic.timing import Provenance
 
 NOT_CHECKED = "not checked at this size"

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 from systolic.bench.accuracy import Accuracy, ResultError, check
 from systolic.compiler import WorkerPool
-from systolic.experiments import QUIET, Outcome, Progress, Runner, Running
 from systolic.lessons.ladder.cell import Cell, Request
 from systolic.lessons.ladder.results import NOT_RUN, fastest, row_of
 from systolic.lessons.ladder.row import LadderRow
 from systolic.schedule import Tiles
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import QUIET, Progress, Runner, Running
 
 __all__ = ["Request", "run_ladder"]
 

@@ -1,6 +1,6 @@
 """`systolic.gated_matmul`: its call, its derivatives and its plan. The kernels are those of `systolic.matmul`."""
 
 from systolic.ops.gated.api import gated_matmul
-from systolic.ops.gated.plan import GatedOp
+from systolic.ops.gated.op import GatedOp
 
 __all__ = ["GatedOp", "gated_matmul"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Shaped
 
     from systolic.ops.matmul.product import Implementation
-    from systolic.ops.quantised.array import Quantized
+    from systolic.ops.quantized.array import Quantized
 
 
 def gated_matmul(
@@ -46,7 +46,7 @@ def gated_matmul(
         Or a `systolic.Quantized` of such shapes, or two with scales of the same shape: then x may be one too, there is
         no `precision`, and no derivative in forward mode.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
-      quantize_lhs: rows of x are quantised in the kernel, as in `systolic.matmul`.
+      quantize_lhs: rows of x are quantized in the kernel, as in `systolic.matmul`.
       precision: of float32, as in `systolic.matmul`.
       preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.
       implementation, chip, tiles: as in `systolic.matmul`; a tile of n is one of each weight.
@@ -65,14 +65,14 @@ def gated_matmul(
     from systolic.ops.gated.arguments import canonical
     from systolic.ops.gated.derivatives import multiply
     from systolic.ops.matmul.arguments import backend_of
-    from systolic.ops.quantised.api import quantised_matmul
-    from systolic.ops.quantised.arguments import canonical as quantised_call
-    from systolic.ops.quantised.arguments import is_quantised
+    from systolic.ops.quantized.api import quantized_matmul
+    from systolic.ops.quantized.arguments import canonical as quantized_call
+    from systolic.ops.quantized.arguments import is_quantized
 
     backend = backend_of(implementation, chip, tiles)
-    if quantize_lhs is not None or any(map(is_quantised, (x, w_gate, w_up))):
-        return quantised_matmul(
-            quantised_call(
+    if quantize_lhs is not None or any(map(is_quantized, (x, w_gate, w_up))):
+        return quantized_matmul(
+            quantized_call(
                 x,
                 w_gate,
                 up=w_up,

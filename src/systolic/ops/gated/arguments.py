@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from systolic.ops.dtypes import given_dtype, operand
+from systolic.ops.engine.dtypes import given_dtype, operand
 from systolic.ops.matmul.arguments import Call, Given
 from systolic.ops.matmul.arguments import canonical as canonical_matmul
 from systolic.ops.matmul.product import Backend

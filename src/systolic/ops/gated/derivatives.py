@@ -23,13 +23,13 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.kernels.functions import Functions
-from systolic.ops.linear import linear, perturbed
+from systolic.ops.engine.linear import linear, perturbed
+from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.jvp import folded, sum_tangent
 from systolic.ops.matmul.named import function_named
 from systolic.ops.matmul.product import Product, kept_dtype, output_shape
 from systolic.ops.matmul.vjp import summed
-from systolic.ops.shapes import broadcast_shapes
 from systolic.spec import MatmulSpec, Operands
 
 

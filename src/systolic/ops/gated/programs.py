@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.op import RacedPrograms
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.named import counted, functions_of, matrices
 from systolic.ops.matmul.programs import MatmulPrograms
+from systolic.ops.op import RacedPrograms
 from systolic.ops.planner import plan
 from systolic.spec import MatmulSpec
 

@@ -1,6 +1,6 @@
 """`systolic.grouped_matmul`: rows in groups, each multiplied by a matrix of its own, as in a mixture of experts."""
 
 from systolic.ops.grouped.api import grouped_matmul
-from systolic.ops.grouped.plan import GroupedGradientOp, GroupedOp
+from systolic.ops.grouped.op import GroupedGradientOp, GroupedOp
 
 __all__ = ["GroupedGradientOp", "GroupedOp", "grouped_matmul"]

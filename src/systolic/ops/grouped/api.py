@@ -89,7 +89,7 @@ def grouped_matmul(
     import jax
 
     from systolic.ops.grouped.arguments import canonical
-    from systolic.ops.grouped.compute import multiply, multiply_fused
+    from systolic.ops.grouped.derivative import multiply, multiply_fused
     from systolic.ops.matmul.arguments import backend_of
 
     call = canonical(

@@ -11,8 +11,8 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
-from systolic.ops.epilogue import activation_of
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.matmul.product import Backend
 from systolic.ops.precision import precision_named

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import interpret_mode_is_forced
-from systolic.kernels.grouped.gradient import GradientOperands, grouped_gradient
-from systolic.kernels.grouped.product import grouped_product
-from systolic.kernels.grouped.product_arrays import GroupedOperands
 from systolic.kernels.interpreted import tracing_for
+from systolic.ops.engine.target import for_a_tpu
+from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
+from systolic.ops.grouped.kernel.product import grouped_product
+from systolic.ops.grouped.kernel.product_arrays import GroupedOperands
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, registers_rows
 from systolic.ops.planner import Plans, planner_in_use
-from systolic.ops.target import for_a_tpu
-from systolic.schedule.grouped import GradientSchedule, GroupedSchedule, registers_rows
 from systolic.schedule.sizes import padded
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.matmul.product import Backend
-from systolic.spec import GroupedGradientSpec, GroupedSpec, PrecisionName
+from systolic.spec import PrecisionName
 
 
 class Grouping(NamedTuple):

@@ -13,16 +13,16 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.cost.grouped import typical_sizes
-from systolic.op import RacedPrograms
-from systolic.ops.epilogue import activation_of
+from systolic.ops.engine.activations import activation_of
 from systolic.ops.grouped.api import grouped_matmul
+from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.grouped.xla import ROWS_SUMMED
 from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.op import RacedPrograms
 from systolic.schedule import KernelConfig
-from systolic.spec import GroupedGradientSpec, GroupedSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

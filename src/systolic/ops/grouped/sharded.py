@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.ops.cuts import Axes, Cuts, cuts_of, on_devices, parts_of
+from systolic.ops.engine.cuts import Axes, Cuts, cuts_of, on_devices, parts_of
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.xla import finished, group_bounds, rows_of
 from systolic.spec import accumulator_dtype

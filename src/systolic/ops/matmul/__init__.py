@@ -2,6 +2,6 @@
 
 from systolic.ops.matmul.api import matmul
 from systolic.ops.matmul.dot_general import dot_general, einsum
-from systolic.ops.matmul.plan import MatmulOp
+from systolic.ops.matmul.op import MatmulOp
 
 __all__ = ["MatmulOp", "dot_general", "einsum", "matmul"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Shaped
 
     from systolic.ops.matmul.product import Implementation
-    from systolic.ops.quantised.array import Quantized
+    from systolic.ops.quantized.array import Quantized
 
 
 def matmul(
@@ -53,16 +53,16 @@ def matmul(
         float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
         with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
-        `qwix.QArray`: see the page on quantised products. lhs may be one too, also beside a plain rhs.
+        `qwix.QArray`: see the page on quantized products. lhs may be one too, also beside a plain rhs.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
-      out_scale: broadcasts to the output; with quantised operands to [n].
+      out_scale: broadcasts to the output; with quantized operands to [n].
       lhs_fn: elementwise function of lhs as it is stored, and of `lhs_args`, applied to blocks in VMEM: a cast, a
         scale, a mask. Its result's dtype is multiplied.
       lhs_args: arrays that broadcast to lhs.
       rhs_fn, rhs_args: the same for rhs.
-      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantised to it in the kernel, with a scale of
+      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantized to it in the kernel, with a scale of
         its own.
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. Or as JAX spells these: `tensorfloat32` is three passes, and so is
@@ -88,11 +88,11 @@ def matmul(
 
     from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import multiply
-    from systolic.ops.quantised.api import quantised_matmul
-    from systolic.ops.quantised.arguments import canonical as quantised_call
-    from systolic.ops.quantised.arguments import is_quantised
+    from systolic.ops.quantized.api import quantized_matmul
+    from systolic.ops.quantized.arguments import canonical as quantized_call
+    from systolic.ops.quantized.arguments import is_quantized
 
-    if is_quantised(lhs) or is_quantised(rhs) or quantize_lhs is not None:
+    if is_quantized(lhs) or is_quantized(rhs) or quantize_lhs is not None:
         refused = {
             "transpose_lhs": transpose_lhs,
             "transpose_rhs": transpose_rhs,
@@ -100,8 +100,8 @@ def matmul(
             "rhs_fn": rhs_fn,
             "precision": precision,
         }
-        return quantised_matmul(
-            quantised_call(
+        return quantized_matmul(
+            quantized_call(
                 lhs,
                 rhs,
                 bias=bias,

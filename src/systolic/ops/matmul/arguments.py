@@ -14,13 +14,13 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.kernels.functions import Functions
-from systolic.ops.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
-from systolic.ops.epilogue import activation_of
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
+from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.engine.target import target_chip
 from systolic.ops.functions.elementwise import elementwise
 from systolic.ops.matmul.product import Backend, Implementation, Product
 from systolic.ops.precision import precision_named
-from systolic.ops.shapes import broadcast_shapes
-from systolic.ops.target import target_chip
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Operands, Side, SpecError
 

@@ -54,7 +54,7 @@ def dot_general(
     import jax.numpy as jnp
     from jax import lax
 
-    from systolic.ops.dtypes import refuse_quantized
+    from systolic.ops.engine.dtypes import refuse_quantized
     from systolic.ops.matmul.api import matmul
 
     refuse_quantized(lhs, "lhs")
@@ -87,7 +87,7 @@ def dot_general(
 
 def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
     """Why JAX computes a product of such arrays, or shapes, and not the kernel; "" where the kernel does."""
-    from systolic.ops.dtypes import OPERAND_DTYPES
+    from systolic.ops.engine.dtypes import OPERAND_DTYPES
     from systolic.ops.precision import is_precision
 
     for dtype in (lhs.dtype, rhs.dtype):
@@ -108,10 +108,10 @@ def spec_of_dot_general(
     """
     import jax
 
+    from systolic.ops.engine.shapes import fold
     from systolic.ops.matmul.arguments import Given, backend_of, canonical
     from systolic.ops.matmul.jvp import folded
     from systolic.ops.matmul.product import spec_of
-    from systolic.ops.shapes import fold
 
     found = []
 
@@ -157,7 +157,7 @@ def einsum(
     """
     import jax.numpy as jnp
 
-    from systolic.ops.dtypes import refuse_quantized
+    from systolic.ops.engine.dtypes import refuse_quantized
 
     for number, array in enumerate(operands):
         refuse_quantized(array, f"operand {number}")

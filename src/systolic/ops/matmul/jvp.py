@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import varying_alike
-from systolic.ops.cuts import cut_like
-from systolic.ops.linear import linear, perturbed
+from systolic.ops.engine.cuts import cut_like
+from systolic.ops.engine.linear import linear, perturbed
+from systolic.ops.engine.shapes import fold, is_symbolic
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
 from systolic.ops.matmul.vjp import operand_cotangents
-from systolic.ops.shapes import fold, is_symbolic
 from systolic.spec import Operands
 
 _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.functions import Functions
-from systolic.ops.epilogue import ACTIVATIONS
+from systolic.ops.engine.activations import ACTIVATIONS
 from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
 
@@ -81,14 +81,14 @@ def function_named(name: str, dtype: str) -> Fn:
     def norm(block: Array, rows: Array, columns: Array) -> Array:
         return (block.astype(jnp.float32) * rows * columns).astype(dtype)
 
-    def dequantise(block: Array, scale: Array) -> Array:
+    def dequantize(block: Array, scale: Array) -> Array:
         return (block.astype(jnp.float32) * scale).astype(dtype)
 
     def slopes(block: Array, *slopes: Array) -> tuple[Array, ...]:
         # The gradient of each product of a gated one, from that of its result. Of bfloat16 the product rounds once.
         return tuple((block * slope).astype(dtype) for slope in slopes)
 
-    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantise, slopes)}
+    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
     if name not in known:
         raise SpecError(
             f"a spec only names an operand's function, and {name!r} is not known; known are "

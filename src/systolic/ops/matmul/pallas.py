@@ -11,14 +11,14 @@ from jax import Array
 
 from systolic.chips import Chip
 from systolic.compat import interpret_mode_is_forced
-from systolic.kernels.auto_pipeline import auto_pipeline_matmul
 from systolic.kernels.interpreted import as_traceable, tracing_for
-from systolic.kernels.manual_dma import manual_dma_matmul
+from systolic.ops.engine.shapes import fold
+from systolic.ops.engine.target import for_a_tpu
+from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
+from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.ops.planner import Plans, planner_in_use
-from systolic.ops.shapes import fold
-from systolic.ops.target import for_a_tpu
 from systolic.schedule import can_join_outputs
 from systolic.spec import Operands
 

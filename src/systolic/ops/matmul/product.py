@@ -21,20 +21,11 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import Chip
 from systolic.compat import interpreted_effects
 from systolic.kernels.functions import Functions, outputs
-from systolic.ops.epilogue import OpCount, op_count_of
-from systolic.ops.shapes import broadcast_shapes
+from systolic.ops.engine.activations import OpCount, op_count_of
+from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.gated.spec import GatedSpec
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import (
-    Epilogue,
-    FusedOperand,
-    GatedSpec,
-    MatmulSpec,
-    Operands,
-    Pairing,
-    PrecisionName,
-    Prologue,
-    Side,
-)
+from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Pairing, PrecisionName, Prologue, Side
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.kernels.functions import outputs
-from systolic.ops.cuts import Axes, Names, cuts_of, on_devices, parts_of
+from systolic.ops.engine.cuts import Axes, Names, cuts_of, on_devices, parts_of
 from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side
 

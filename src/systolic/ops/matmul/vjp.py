@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.functions import Functions
-from systolic.ops.epilogue import op_count_of
+from systolic.ops.engine.activations import op_count_of
+from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype
-from systolic.ops.shapes import broadcast_shapes
 from systolic.spec import MatmulSpec, Operands, Side
 
 # Vector operations an element up to which the activation's derivative is computed inside the products.

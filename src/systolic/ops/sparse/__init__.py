@@ -3,6 +3,6 @@
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.mask import BlockMask
-from systolic.ops.sparse.plan import SparseOp
+from systolic.ops.sparse.op import SparseOp
 
 __all__ = ["BlockMask", "BlockSparse", "SparseOp", "sparse_matmul"]

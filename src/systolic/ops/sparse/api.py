@@ -76,7 +76,7 @@ def sparse_matmul(
     from systolic.ops.sparse.arguments import canonical
     from systolic.ops.sparse.array import BlockSparse
     from systolic.ops.sparse.batches import each_of, sparse_batch
-    from systolic.ops.sparse.compute import multiply, multiply_fused, sample
+    from systolic.ops.sparse.derivative import multiply, multiply_fused, sample
 
     options = {
         "dense_out": dense_out,

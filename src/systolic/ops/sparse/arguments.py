@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from systolic.ops.dtypes import fused_array, given_dtype, operand, result_dtype
-from systolic.ops.epilogue import activation_of
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.matmul.product import Backend
 from systolic.ops.precision import precision_named
 from systolic.ops.sparse.array import BlockSparse
@@ -18,7 +18,8 @@ from systolic.ops.sparse.batches import common_batch
 from systolic.ops.sparse.mask import BlockMask
 from systolic.ops.sparse.places import is_known
 from systolic.ops.sparse.product import Places, SparseProduct
-from systolic.spec import BlockSparseError, MatmulSpec, SparseKind, SpecError
+from systolic.ops.sparse.spec import BlockSparseError, SparseKind
+from systolic.spec import MatmulSpec, SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

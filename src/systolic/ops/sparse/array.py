@@ -20,7 +20,7 @@ from systolic.ops.sparse.places import (
     tiled,
     wanted_places,
 )
-from systolic.spec import BlockSparseError
+from systolic.ops.sparse.spec import BlockSparseError
 
 if TYPE_CHECKING:
     from jax import Array

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from systolic.ops.shapes import broadcast_shapes
+from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.mask import BlockMask
 from systolic.spec import SpecError

@@ -11,7 +11,7 @@ import numpy as np
 
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.places import require_mask, sorted_places, tiled, two_sizes, wanted_places, whole_number
-from systolic.spec import BlockSparseError
+from systolic.ops.sparse.spec import BlockSparseError
 
 if TYPE_CHECKING:
     from jax import Array

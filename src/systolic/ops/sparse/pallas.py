@@ -11,20 +11,21 @@ from jax import Array, lax
 
 from systolic.compat import interpret_mode_is_forced, varying_alike
 from systolic.kernels.interpreted import tracing_for
-from systolic.kernels.sparse.lines import ProductOperands
-from systolic.kernels.sparse.lists import Places as KernelPlaces
-from systolic.kernels.sparse.product import sparse_product
-from systolic.kernels.sparse.sampled import sparse_sampled
-from systolic.kernels.sparse.samples import SampledOperands
+from systolic.ops.engine.target import for_a_tpu
 from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.sparse.call_lists import calls_of, one_call
+from systolic.ops.sparse.kernel.lines import ProductOperands
+from systolic.ops.sparse.kernel.lists import Places as KernelPlaces
+from systolic.ops.sparse.kernel.product import sparse_product
+from systolic.ops.sparse.kernel.sampled import sparse_sampled
+from systolic.ops.sparse.kernel.samples import SampledOperands
 from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.schedule import ProductSchedule, SampledSchedule
+from systolic.ops.sparse.spec import SparseSpec
 from systolic.ops.sparse.xla import dense_of, finished
-from systolic.ops.target import for_a_tpu
 from systolic.schedule import LANES
 from systolic.schedule.sizes import padded
-from systolic.schedule.sparse import ProductSchedule, SampledSchedule
-from systolic.schedule.sparse_lists import calls_of, one_call
-from systolic.spec import SparseSpec, dtype_bytes
+from systolic.spec import dtype_bytes
 
 
 def product_by_pallas(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.spec import LARGEST_SIZE, BlockSparseError
+from systolic.ops.sparse.spec import BlockSparseError
+from systolic.spec import LARGEST_SIZE
 
 
 def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from systolic.ops.matmul.product import Backend
-from systolic.spec import PrecisionName, SparseKind, SparseSpec
+from systolic.ops.sparse.spec import SparseKind, SparseSpec
+from systolic.spec import PrecisionName
 
 
 class Places(NamedTuple):

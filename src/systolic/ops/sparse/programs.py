@@ -13,17 +13,18 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.op import RacedPrograms
-from systolic.ops.epilogue import activation_of
+from systolic.ops.engine.activations import activation_of
 from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.op import RacedPrograms
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.mask import BlockMask
 from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
 from systolic.ops.sparse.product import Places, SparseProduct
+from systolic.ops.sparse.spec import SparseSpec
 from systolic.ops.sparse.xla import finished
 from systolic.schedule import KernelConfig
-from systolic.spec import SparseSpec, accumulator_dtype
+from systolic.spec import accumulator_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from typing import Any
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from systolic.ops.cuts import cut_as, cuts_of, on_devices
+from systolic.ops.engine.cuts import cut_as, cuts_of, on_devices
+from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.sparse.xla import finished
-from systolic.ops.target import explicit_mesh
 from systolic.spec import accumulator_dtype
 
 Run = Callable[..., Array]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from systolic.ranges import Count
 from systolic.simulator.hardware.timeline import Timeline
+from systolic.support.ranges import Count
 
 _KEPT = 3  # a pipelined grid fills in two iterations, and drains in one
 

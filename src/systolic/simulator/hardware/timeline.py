@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from systolic.ranges import Amount, Count
+from systolic.support.ranges import Amount, Count
 
 SpanKind = Literal["op", "round", "copy", "matrix", "stall"]
 

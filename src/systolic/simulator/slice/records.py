@@ -13,11 +13,11 @@ from typing import Literal
 import cattrs
 
 from systolic.chips.time_error import NOT_SAID, TimeError
-from systolic.ranges import Count, Hertz, Rate
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
-from systolic.summary import Summarised, Summary
-from systolic.untrusted import read_record
+from systolic.support.ranges import Count, Hertz, Rate
+from systolic.support.summary import Summarised, Summary
+from systolic.support.untrusted import read_record
 
 Way = Literal["one device for all", "one device for all, as slow as the slowest", "all devices"]
 CollectiveKind = Literal[

@@ -1,0 +1,79 @@
+"""tpu-inference's kernel for rows that are quantized in the call, as vLLM calls it on TPUs, with its own tuned tiles.
+
+Nothing of it is kept here: whoever wants the race installs it, `python -m pip install --no-deps tpu-inference`. Only
+the files of its kernel are loaded, for its package needs vLLM, and sets flags of the compiler for the whole process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.bench.moe_peers import Peer
+from systolic.chips import Chip
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.support.bugs import runs_user_code
+
+_PACKAGE = "tpu_inference"
+_KERNEL = f"{_PACKAGE}.kernels.quantized_matmul"
+
+
+def peers(spec: QuantizedSpec, chip: Chip) -> Iterator[Peer]:
+    """The kernel, of products that it has tiles for on the chip: else its default takes many times as long."""
+    if spec.quantize_lhs is None or spec.blocks > 1 or spec.gated:
+        return  # it has no tiles for rows of floats, and takes no scales of blocks
+    if importlib.util.find_spec(_PACKAGE) is None:
+        yield Peer(name="tpu-inference", program=None, reason=f"{_PACKAGE} is not installed")
+        return
+    tiles = _tiles(spec, chip)
+    shapes = (((spec.m, spec.k), spec.dtype_lhs), ((spec.n, spec.k), spec.dtype_rhs), ((spec.n,), spec.dtype_scale))
+    yield Peer(
+        name="tpu-inference",
+        config="" if tiles is None else "tiles " + "/".join(map(str, tiles[:3])),
+        program=None if tiles is None else functools.partial(_product, spec, chip),
+        arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes),
+        reason="" if tiles is not None else f"it has no tuned tiles for this product on {chip.name}",
+    )
+
+
+def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
+    tuned = _module("tuned_block_sizes")
+    key = tuned.TunedKey(_version(chip), spec.m, spec.n, spec.k, spec.quantize_lhs, spec.dtype_rhs)
+    return tuned.TUNED_BLOCK_SIZES.get(key)
+
+
+@runs_user_code  # what a public kernel raises is what came of it
+def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
+    """The product of rows and of a weight [n, k]."""
+    # It asks the first device which chip this is; no TPU is in sight, and the kernel is for another machine.
+    _module("tuned_block_sizes").get_tpu_version = lambda: _version(chip)
+    multiply = _module("kernel").quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
+    return multiply(rows, weight, scales, x_q_dtype=jnp.dtype(spec.quantize_lhs), tuned_value=_tiles(spec, chip))
+
+
+def _version(chip: Chip) -> int:
+    """The generation as it counts them."""
+    found = re.search(r"\d+", chip.generation)
+    return int(found.group()) if found else -1
+
+
+def _module(name: str) -> Any:
+    """A file of the kernel, without the package around it."""
+    if _PACKAGE not in sys.modules:
+        found = importlib.util.find_spec(_PACKAGE)
+        assert found is not None  # `peers` has looked
+        package, logger = importlib.util.module_from_spec(found), types.ModuleType(f"{_PACKAGE}.logger")
+        logger.__dict__["init_logger"] = logging.getLogger
+        sys.modules |= {_PACKAGE: package, logger.__name__: logger}
+    return importlib.import_module(f"{_KERNEL}.{name}")

@@ -1,0 +1,77 @@
+"""What computes an op whose kernel has no batch: Pallas or XLA, and one call after another under `vmap`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.custom_batching import custom_vmap
+
+from systolic.ops.engine.target import NO_CHIP, kernel_or_xla, without_kernel
+from systolic.ops.matmul.product import Backend
+from systolic.schedule import IllegalTilesError
+
+Run = Callable[..., Array]
+
+
+def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
+    """The op by Pallas or by XLA.
+
+    Args:
+      pallas, xla: each takes the arrays that are given.
+
+    Raises:
+      IllegalTilesError: no tiles fit, and a kernel was asked for.
+    """
+    leaves, structure = jax.tree.flatten(given)
+
+    def by_xla_because(reason: str) -> Array:
+        return xla(*structure.unflatten([without_kernel(leaves[0], reason), *leaves[1:]]))
+
+    if backend.implementation == "xla" or any(0 in leaf.shape for leaf in leaves):
+        return xla(*given)
+    if backend.chip is None:
+        return by_xla_because(NO_CHIP)
+    if backend.implementation is not None:
+        return pallas(*given)
+    if backend.tiles is None:
+        try:
+            jax.eval_shape(pallas, *given)
+        except IllegalTilesError as error:
+            return by_xla_because(f"no tiles fit: {error}")
+    return kernel_or_xla(pallas, xla, *given)
+
+
+def one_at_a_time(call: Run, *given: Any) -> Array:
+    """`call` of these arrays; under `vmap` one call after another, for each fills VMEM."""
+
+    @custom_vmap
+    def once(*given: Any) -> Array:
+        return call(*given)
+
+    @once.def_vmap
+    def _(size: int, mapped: Any, *given: Any) -> tuple[Array, bool]:
+        return each_of_batch(call, size, mapped, given), True
+
+    return once(*given)
+
+
+def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> Array:
+    """The results of a batch of calls, one after another, as a rule of `custom_vmap` returns them.
+
+    Args:
+      size: how many.
+      mapped: for each array whether there is one for each call, or one for all.
+    """
+    leaves, structure = jax.tree.flatten(given)
+    is_mapped = jax.tree.leaves(mapped)
+    batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
+
+    def one(some: list[Any]) -> Array:
+        own = iter(some)
+        every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
+        return one_at_a_time(call, *structure.unflatten(every))
+
+    return lax.map(one, batched)

@@ -1,0 +1,169 @@
+"""The dtypes that `matmul` takes; others are converted as `jnp.matmul` does, or refused with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from systolic.ops.quantized.array import Quantized
+from systolic.spec import MatmulSpec, SpecError
+
+# What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
+OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
+# What may stand beside them. A kernel computes with all of it in float32.
+_BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
+# What the result may be. float16 is computed as float32 and converted behind the kernel, which cannot store it.
+_RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
+
+_SOME_DO = "which matmul does not take yet, though the matrix units of"
+_NO_SIGN = "and no TPU multiplies unsigned integers"
+_NO_TPU = "which no TPU multiplies"
+# Of operands that are refused: why, what to convert to, and what that does to the values.
+_REFUSED: dict[str, tuple[str, str, str]] = {
+    "int4": (f"{_SOME_DO} v5e, v5p and v6e do", "int8", "which is exact"),
+    "float8_e4m3b11fnuz": (f"{_SOME_DO} v5e, v5p and v6e do", "bfloat16", "which is exact"),
+    "float4_e2m1fn": (f"{_SOME_DO} v7x do", "bfloat16", "which is exact"),
+    "int2": (_NO_TPU, "int8", "which is exact"),
+    "uint2": (_NO_SIGN, "int8", "which is exact"),
+    "uint4": (_NO_SIGN, "int8", "which is exact"),
+    "uint8": (_NO_SIGN, "bfloat16", "which is exact"),
+    "uint16": (_NO_SIGN, "float32", "which is exact, and precision='highest' multiplies all of it"),
+    "uint32": (_NO_SIGN, "float32", "which is exact up to 2^24"),
+    "uint64": (_NO_SIGN, "float32", "which is exact up to 2^24"),
+    "int16": (_NO_TPU, "float32", "which is exact, and precision='highest' multiplies all of it"),
+    "int32": (_NO_TPU, "float32", "which is exact up to 2^24"),
+    "int64": (_NO_TPU, "float32", "which is exact up to 2^24"),
+    "bool": (_NO_TPU, "int8", "which is exact"),
+    "float64": (_NO_TPU, "float32", "which rounds"),
+    "float16": (_NO_TPU, "bfloat16", "which rounds; float32 is exact"),
+    "float8_e3m4": (_NO_TPU, "bfloat16", "which is exact"),
+    "float8_e4m3": (_NO_TPU, "bfloat16", "which is exact"),
+    "float8_e4m3fnuz": (_NO_TPU, "bfloat16", "which is exact"),
+    "float8_e5m2fnuz": (_NO_TPU, "bfloat16", "which is exact"),
+    "float8_e8m0fnu": (_NO_TPU, "bfloat16", "which is exact"),
+}
+
+
+def operand(value: Any, name: str) -> Array:
+    """An operand as an array of one of `OPERAND_DTYPES`; float16 becomes float32, in which it is exact.
+
+    Without `jax_enable_x64` a float64 array of NumPy is float32, as everywhere in JAX.
+
+    Raises:
+      SpecError: it is no array, or of a dtype that is not multiplied.
+    """
+    dtype = given_dtype(value, name)
+    if dtype == "float16":
+        value, dtype = jnp.asarray(value).astype(jnp.float32), "float32"
+    if dtype not in OPERAND_DTYPES:
+        raise SpecError(
+            f"{name}{list(value.shape)} is {dtype}, {_reason(dtype, f'use {name}.')}. "
+            f"matmul takes {', '.join(OPERAND_DTYPES)}, float16"
+        )
+    if value.ndim == 0:
+        raise SpecError(f"{name} is a scalar; matmul takes vectors and matrices. Use * for scalars")
+    return jnp.asarray(value)
+
+
+def fused_array(value: Any, name: str) -> Array:
+    """An array that is read beside an operand or the output. Python's numbers and lists become float32 or int32.
+
+    Raises:
+      SpecError: it is no array, or of a dtype with which a kernel does not compute.
+    """
+    if np.isscalar(value) or isinstance(value, (list, tuple)):
+        try:
+            value = np.asarray(value)
+        except ValueError as error:
+            raise SpecError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray") from error
+        value = value.astype({"f": np.float32, "i": np.int32}.get(value.dtype.kind, value.dtype))
+    dtype = given_dtype(value, name)
+    if dtype == "float16":
+        return jnp.asarray(value).astype(jnp.float32)
+    if dtype not in _BESIDE_DTYPES:
+        raise SpecError(f"{name} is {dtype}, which a TPU kernel does not take; use float32 or bfloat16")
+    return jnp.asarray(value)
+
+
+def given_dtype(value: Any, name: str) -> str:
+    """The dtype that JAX gives an array.
+
+    Raises:
+      SpecError: it is none.
+    """
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise SpecError(
+            f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
+            "result's shape, systolic.plan for its kernel, systolic.simulate for its time"
+        )
+    refuse_quantized(value, name)
+    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+        raise SpecError(f"{name} is a {type(value).__name__}, not an array; use jnp.asarray")
+    if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+        raise SpecError(
+            f"{name} is an array of {value.dtype}, not of numbers; draw some with it, as jax.random.normal does"
+        )
+    try:
+        return np.dtype(jax.dtypes.canonicalize_dtype(value.dtype)).name
+    except TypeError as error:
+        raise SpecError(f"{name} is a {type(value).__name__} of {value.dtype}; use jnp.asarray") from error
+
+
+def refuse_quantized(value: Any, name: str) -> None:
+    """Raise for a `Quantized` where an array is expected.
+
+    Raises:
+      SpecError: it is one.
+    """
+    if isinstance(value, Quantized):
+        raise SpecError(
+            f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, and gated_matmul as x and weights; "
+            "here use q.dequantize(dtype)"
+        )
+
+
+def _reason(dtype: str, use: str) -> str:
+    if dtype.startswith("complex"):
+        return "and matmul multiplies real numbers; multiply .real and .imag apart"
+    why, fix, then = _REFUSED.get(dtype, (_NO_TPU, "float32", "if that holds it"))
+    return f"{why}; {use}astype(jnp.{fix}), {then}"
+
+
+def multiplied_dtype(found: str, made_by: str) -> str:
+    """The dtype that an operand's function, which `made_by` names, returns.
+
+    Raises:
+      SpecError: it is not multiplied.
+    """
+    if found not in OPERAND_DTYPES:
+        raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
+    return found
+
+
+def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any) -> str:
+    """The dtype of the result.
+
+    Args:
+      dtypes: that are multiplied.
+      given: the same before `operand` converted it.
+      preferred: `preferred_element_type`. None: as `jnp.matmul` has it, but int32 for integers.
+
+    Raises:
+      SpecError: no such dtype can be stored.
+    """
+    if preferred is None:
+        if "float16" in given and set(given) <= {"float16", "int8"}:
+            return "float16"
+        one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
+        return "int32" if one.dtype_dot == "int32" else one.dtype_multiplied
+    try:
+        found = np.dtype(preferred).name
+    except TypeError as error:
+        raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
+    if found not in _RESULT_DTYPES:
+        raise SpecError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
+    return found

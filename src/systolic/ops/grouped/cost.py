@@ -1,0 +1,291 @@
+"""How long grouped products take by arithmetic, for a distribution of group sizes, and what to choose from.
+
+Sizes of groups are known when a program runs, tiles before. So they are chosen for sizes drawn once from a Dirichlet
+distribution (concentration 2, seed 0), about as uneven as routers of mixtures of experts leave them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, buffer_bytes, registers_rows
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
+from systolic.schedule import LANES, KernelConfig, Tiles
+from systolic.schedule.legality import legal_sides
+from systolic.schedule.sizes import largest_divisor, padded, ragged_sides
+from systolic.spec import dtype_bytes
+
+_CONCENTRATION = 2.0
+_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
+_BLOCK_ROWS = (64, 128, 256, 512, 1024, 2048)
+_MOST_COLUMNS = (256, 512, 1024)  # of a block
+_LEAST_COLUMNS = 256
+_LEAST_ROWS = 512  # of a tile of a gradient
+_PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
+_LEAST_PANEL_SHARE = 0.1  # where two tiles of weights take half of the buffers
+_WHOLE_SHARE = 0.75  # up to which all rows are one panel
+_VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
+_FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
+_DEPTHS = (128, 256, 512)
+_ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
+# Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
+# `bench --suite moe`, as the least that tells their tiles apart.
+_ONE_GROUP = 0.02
+# So many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
+_MAX_ROWS = 2**21
+_MAX_GROUPS = 2**12
+
+
+@functools.lru_cache(maxsize=256)
+def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
+    """Sizes of groups to choose tiles for: about so many rows in each group that has any."""
+    some = min(groups, -(-m // rows_per_group))
+    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * some)
+    sizes = np.floor(shares * m).astype(int)
+    sizes[0] += m - sizes.sum()
+    return (*sizes.tolist(), *(0,) * (groups - some))
+
+
+def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
+    """Typical sizes of groups that have rows, of no more rows and groups than are gone through."""
+    groups = _groups_with_rows(spec)
+    parts = max(-(-spec.m // _MAX_ROWS), -(-groups // _MAX_GROUPS))
+    return typical_sizes(-(-groups // parts), -(-spec.m // parts), spec.rows_per_group)
+
+
+def _groups_with_rows(spec: GroupedSpec | GroupedGradientSpec) -> int:
+    return min(spec.groups, -(-spec.m // spec.rows_per_group))
+
+
+class _Visit(NamedTuple):
+    rows: int
+    compute_us: float
+    copy_us: float
+
+
+def product_time(
+    spec: GroupedSpec, config: KernelConfig, chip: Chip, sizes: tuple[int, ...] | None = None
+) -> ModelledTime:
+    """The sum over panels: in each, products and copies overlap, more so the more tiles of weights VMEM holds.
+
+    With two tiles, a step overlaps with the next step's copy alone.
+
+    Args:
+      sizes: of groups; None: typical ones.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    schedule = GroupedSchedule.of(spec, config, chip)
+    item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    item_beside = item_out + (dtype_bytes(spec.residual) if spec.residual else 0)
+    strided = schedule.grid_n > 1 and not spec.transpose_rhs
+    weights_bytes = schedule.cores * spec.k * schedule.tile_n * item  # cores share HBM
+    weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
+    blocks = {
+        one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
+        * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
+        for one in schedule.blocks
+    }
+    above = [(one.rows, one.above) for one in schedule.blocks]
+
+    def visit(rows: int) -> _Visit:
+        cycles = sum(blocks[block] for block in _cut(rows, above))
+        moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
+        compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
+        return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
+
+    panels: list[list[_Visit]] = []
+    used = schedule.panel + 1
+    sizes = sizes or _sampled_sizes(spec)
+    for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
+        if used + rows > schedule.panel:
+            panels.append([])
+            used = 0
+        panels[-1].append(visit(rows))
+        used += rows
+    times = schedule.core_n * (spec.m / sum(sizes))
+    compute_us = times * sum(one.compute_us for panel in panels for one in panel)
+    copy_us = times * sum(one.copy_us for panel in panels for one in panel)
+    apart = 1 / (schedule.weight_slots - 1) ** 2
+    steps_us = times * sum(
+        apart * sum(max(one.compute_us, one.copy_us) for one in panel)
+        + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
+        for panel in panels
+    )
+    first = panels[0][0]
+    ramp_us = weights_us + _copy_us(schedule.cores * first.rows * (spec.k * item + schedule.tile_n * item_out), 1, chip)
+    return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    """The sum over groups: in each, products and copies overlap. With one tile of the result in VMEM, stores do not.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    schedule = GradientSchedule.of(spec, config, chip)
+    item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    tiles = schedule.grid_k * schedule.core_n
+    blocks_of_tile = -(-schedule.tile_k // schedule.block_k) * -(-schedule.tile_n // schedule.block_n)
+    depths = {
+        depth: blocks_of_tile * _block_cycles(spec, schedule.block_k, depth, schedule.block_n, chip)
+        for depth in schedule.depths
+    }
+    store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
+    above = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
+    compute_us = copy_us = steps_us = 0.0
+    multiple = schedule.row_multiple
+    sizes = _sampled_sizes(spec)
+    sampled = spec.m / sum(sizes)
+    empty = spec.groups - _groups_with_rows(spec)
+    for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
+        visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
+        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
+        products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
+        again = schedule.grid_k if len(visits) == 1 else tiles
+        moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
+        copies_us = tiles * store_us + _copy_us(moved, 1, chip)
+        compute_us, copy_us = compute_us + times * products_us, copy_us + times * copies_us
+        alone_us = tiles * store_us if schedule.out_slots == 1 else 0.0
+        steps_us += times * (max(products_us, copies_us - alone_us) + alone_us)
+    ramp_us = store_us + _copy_us(min(schedule.most_rows, spec.m) * (schedule.tile_k + schedule.tile_n) * item, 1, chip)
+    return ModelledTime(time_us=steps_us + ramp_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def _without_rows(groups: int) -> list[tuple[int, float]]:
+    """The size of each group without rows, 0, and how many groups it stands for."""
+    alone = min(groups, _MAX_GROUPS)
+    return [(0, groups / max(alone, 1))] * alone
+
+
+def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations of a product, the fastest by arithmetic first.
+
+    Where two are about as fast for typical sizes, the one comes first that is faster where one group has all rows.
+    """
+
+    def order(one: TimedConfig) -> float:
+        in_one = product_time(spec, one.config, chip, (min(spec.m, _MAX_ROWS),))
+        return max(in_one.compute_us, in_one.copy_us) ** _ONE_GROUP * _with_code(one)
+
+    return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
+
+
+def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations of a gradient, the fastest by arithmetic first."""
+    return sorted(_timed(spec, chip, _gradient_space(spec, chip)), key=_with_code)
+
+
+def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration with its time.
+
+    Raises:
+      IllegalTilesError: it breaks rules.
+    """
+    is_product = isinstance(spec, GroupedSpec)
+    modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
+    return TimedConfig(config=config, modelled=modelled, provenance="modelled")
+
+
+def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterator[KernelConfig]) -> list[TimedConfig]:
+    return legal_configs(configs, lambda config: timed(spec, config, chip))
+
+
+def _with_code(one: TimedConfig) -> float:
+    """The time by which configurations are ordered: of two that are about as fast, shorter blocks are less code."""
+    return one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
+
+
+def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
+    item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
+    multiple = registers_rows(*spec.row_dtypes)
+    most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+    every = _column_sides(spec.n, chip)
+    sides = [side for side in every if spec.products * spec.k * side * item <= bytes_free / 4]
+    for tile_n in sides or every[:1]:
+        crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
+        shares = (*_PANEL_SHARES, _LEAST_PANEL_SHARE) if crowded else _PANEL_SHARES
+        for wanted in _BLOCK_ROWS:
+            rows = min(wanted, padded(spec.m, multiple))
+            row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
+            panels = [padded(max(int(bytes_free * share / 2 / row_bytes), 1), rows) for share in shares]
+            if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
+                panels.append(most_rows)
+            for panel in panels:
+                tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
+                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
+                    yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
+
+
+def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
+    multiple = registers_rows(*spec.row_dtypes)
+    most_rows = padded(spec.m, multiple) + 2 * multiple
+    visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
+    for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
+        sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
+        for tile_k in sides_k:
+            for tile_n in sides_n:
+                # Where not even the sum fits, the smallest tile says so.
+                if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
+                    continue
+                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
+                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
+                        tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
+                        yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
+
+
+def _least_columns(chip: Chip) -> int:
+    """Columns of the narrowest tile; where cores share tiles, there shall be an even number of them if possible."""
+    return _LEAST_COLUMNS // chip.cores_per_device
+
+
+def _column_sides(n: int, chip: Chip) -> list[int]:
+    return sorted((*legal_sides(n, _least_columns(chip)), *ragged_sides(n, _least_columns(chip))))
+
+
+def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
+    """Rows of the visits of groups, in whole registers; of groups with several, in whole blocks but for the last."""
+    found, start = [], 0
+    for size in sizes:
+        if size:
+            span = padded(start + size, multiple) - start // multiple * multiple
+            blocks = -(-span // most)
+            each = padded(-(-span // blocks), block) if blocks > 1 else span
+            found += [min(each, span - at) for at in range(0, span, each)]
+        start += size
+    return found
+
+
+def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
+    """The blocks that a kernel cuts rows into: each while there are more rows than it is taken above."""
+    found: list[int] = []
+    for size, above in blocks:
+        count = max(-(-(rows - above) // size), 0)
+        found += [size] * count
+        rows -= count * size
+    return found
+
+
+def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:
+    """Cycles of one stretch of straight code: for each tile of weights its rows, and the pushes that hold them up."""
+    machine, estimate = chip.machine, chip.step_estimate
+    tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count
+    registers = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096
+    products = max(rows / mxu_rows_per_cycle(spec.dtype, chip), estimate.weight_cycles)
+    ends = estimate.fill_cycles + estimate.drain_cycles_per_row * rows
+    return ends + spec.passes * tiles * (products + registers * machine.weight_push_cycles)
+
+
+def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:
+    machine = chip.machine
+    held = machine.hbm_run_cycles * runs + machine.dma_issue_cycles
+    return size_bytes / machine.hbm_bytes_per_s * 1e6 + held / machine.clock_hz * 1e6

@@ -1,0 +1,309 @@
+"""The gradient of a grouped product's matrices: `out[g] = lhs[rows of g]ᵀ @ cotangent[rows of g]`.
+
+Groups are gone through one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass,
+tile by tile; where they are too many, they come in several visits for each tile, whose sums are added up. The matrix
+units hold the cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored
+once, and waits in a ring of tiles while products of larger groups keep the matrix units busy.
+
+Two cores share the tiles of columns: each has all rows of lhs, and its own columns of the cotangent.
+
+Rows of other groups in a visit's first and last register are zeroed in both operands: a NaN there must not be added.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.dots import dot
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.launch import core_number, from_hbm, on_cores
+from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
+from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups
+from systolic.ops.grouped.schedule import GradientSchedule
+from systolic.ops.grouped.spec import GroupedGradientSpec
+
+
+class GradientOperands(NamedTuple):
+    """Arrays of a gradient, or their refs."""
+
+    sizes: Any  # int32 [all groups]
+    offset: Any  # int32 [1], or None
+    lhs: Any  # [m, k]
+    cotangent: Any  # [m, n]
+
+
+class _Buffers(NamedTuple):
+    """What the kernel allocates."""
+
+    table: Any  # int32 [Field.COUNT, visits]
+    lhs: Any
+    cotangent: Any
+    acc: Any
+    out: Any
+    lhs_sem: Any
+    cotangent_sem: Any
+    out_sem: Any
+
+
+def grouped_gradient(
+    operands: GradientOperands,
+    *,
+    spec: GroupedGradientSpec,
+    schedule: GradientSchedule,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "groups k n"]:
+    """The matrices' gradient; that of a group without rows is zero.
+
+    Args:
+      operands: `m` is a multiple of `schedule.row_multiple`.
+    """
+    its, dtype = schedule, jnp.dtype(spec.dtype)
+    buffers = _Buffers(
+        table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
+        lhs=pltpu.VMEM((its.lhs_slots, its.most_rows, its.tile_k), dtype),
+        cotangent=pltpu.VMEM((its.cotangent_slots, its.most_rows, its.tile_n), dtype),
+        acc=pltpu.VMEM((its.tile_k, its.tile_n), jnp.dtype(spec.dtype_accumulator)),
+        out=pltpu.VMEM((its.out_slots, its.tile_k, its.tile_n), jnp.dtype(spec.dtype_out)),
+        lhs_sem=pltpu.SemaphoreType.DMA((its.lhs_slots,)),
+        cotangent_sem=pltpu.SemaphoreType.DMA((its.cotangent_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+    )
+
+    def kernel(refs: GradientOperands, out_hbm: Any, its: _Buffers) -> None:
+        first = core_number(schedule.cores) * schedule.core_n
+        _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
+
+    given = [one for one in operands if one is not None]
+    arrays = operands
+    if not interpret:
+        arrays = operands._replace(lhs=from_hbm(operands.lhs), cotangent=from_hbm(operands.cotangent))
+    scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    places = GradientOperands(scalars, scalars, hbm, hbm)
+    return pl.pallas_call(
+        kernel,
+        in_specs=(GradientOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), given),
+        scratch_shapes=(buffers,),
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+        ),
+        interpret=interpret,
+        name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
+    )(arrays)
+
+
+class _At(NamedTuple):
+    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first one."""
+
+    visit: Any
+    tile_k: Any
+    tile_n: Any
+
+
+class _Front(NamedTuple):
+    """The next step whose copies are to be started, and how many blocks of lhs were fetched before it."""
+
+    number: Any
+    fetched: Any
+    at: _At
+
+
+class _Done(NamedTuple):
+    """What steps have used and made."""
+
+    fetched: Any  # blocks of lhs
+    tiles: Any  # of the result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kernel:
+    """All steps of a gradient, with their copies."""
+
+    refs: GradientOperands
+    out_hbm: Any
+    its: _Buffers
+    spec: GroupedGradientSpec
+    schedule: GradientSchedule
+    first_tile: Any  # of columns, of this core
+
+    def run(self) -> None:
+        """Lists the visits, takes all steps, and waits for the last results."""
+        schedule = self.schedule
+        groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
+        visits = list_groups(groups, self.its.table, schedule).visits
+        steps = visits * schedule.grid_k * schedule.core_n
+        zero = jnp.int32(0)
+        begin = _At(zero, zero, zero)
+        front = self._fetch(steps, zero, zero, _Front(zero, zero, begin))
+
+        def step(number: Any, state: tuple[_Front, _At, _Done]) -> tuple[_Front, _At, _Done]:
+            front, at, done = state
+            is_new = self._is_new(at)
+            # A block of lhs that stays is the one that was fetched last; one that is needed anew frees that.
+            block = jnp.where(is_new, done.fetched, jnp.maximum(done.fetched - 1, 0))
+            front = self._fetch(steps, number, block, front)
+            self._step(number, block, done.tiles, at)
+            tiles = done.tiles + self._of(at, Field.LAST)
+            return front, self._after(at), _Done(done.fetched + is_new.astype(jnp.int32), tiles)
+
+        _, _, done = lax.fori_loop(0, steps, step, (front, begin, _Done(zero, zero)))
+
+        def wait(tile: Any, carry: None) -> None:
+            self._wait_for_out(tile)
+            return carry
+
+        lax.fori_loop(jnp.maximum(done.tiles - schedule.out_slots, 0), done.tiles, wait, None)
+
+    def _of(self, at: _At, field: int) -> Any:
+        return self.its.table[field, at.visit]
+
+    def _is_new(self, at: _At) -> Any:
+        """Whether a step needs another block of lhs than the one before: not where its group has one visit."""
+        return (self._of(at, Field.SIZE) > 0) & ((self._of(at, Field.PLACE) == 0) | (at.tile_n == 0))
+
+    def _after(self, at: _At) -> _At:
+        schedule = self.schedule
+        last = self._of(at, Field.LAST) == 1
+        last_n, last_k = at.tile_n == schedule.core_n - 1, at.tile_k == schedule.grid_k - 1
+        again = last & jnp.logical_not(last_n & last_k)
+        return _At(
+            jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
+            jnp.where(last & last_n, jnp.where(last_k, 0, at.tile_k + 1), at.tile_k),
+            jnp.where(last, jnp.where(last_n, 0, at.tile_n + 1), at.tile_n),
+        )
+
+    def _fetch(self, steps: Any, number: Any, block: Any, front: _Front) -> _Front:
+        """Starts copies for later steps, as many as there are buffers."""
+        schedule = self.schedule
+
+        def has_room(front: _Front) -> Any:
+            within = front.number < jnp.minimum(number + schedule.cotangent_slots, steps)
+            fetched = front.fetched + self._is_new(front.at).astype(jnp.int32)
+            return within & (fetched <= block + schedule.lhs_slots)
+
+        def start(front: _Front) -> _Front:
+            is_new = self._is_new(front.at)
+            pl.when(is_new)(lambda: self._lhs_copy(front.fetched, front.at).start())
+            has_rows = self._of(front.at, Field.SIZE) > 0
+            pl.when(has_rows)(lambda: self._on_cotangent(front.number, front.at, lambda copy: copy.start()))
+            return _Front(front.number + 1, front.fetched + is_new.astype(jnp.int32), self._after(front.at))
+
+        return lax.while_loop(has_room, start, front)
+
+    def _rows(self, row: Any) -> Any:
+        return pl.multiple_of(row, self.schedule.row_multiple)
+
+    def _row_copy(self, source: Any, tile: Any, target: Any, there: Any, sem: Any, at: _At) -> Any:
+        size = self._rows(self._of(at, Field.SIZE))
+        rows = pl.ds(self._rows(self._of(at, Field.BEGIN)), size)
+        return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
+
+    def _lhs_copy(self, block: Any, at: _At) -> Any:
+        slot, schedule, its = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
+        tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
+        return self._row_copy(self.refs.lhs, tile, its.lhs.at[slot], slice(None), its.lhs_sem.at[slot], at)
+
+    def _on_cotangent(self, number: Any, at: _At, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copy of a step's columns."""
+        slot, its = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
+        target, sem = its.cotangent.at[slot], its.cotangent_sem.at[slot]
+
+        def each(columns: Any, there: Any) -> None:
+            act(self._row_copy(self.refs.cotangent, columns, target, there, sem, at))
+
+        on_tile(self.first_tile + at.tile_n, self.schedule, each)
+
+    def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copy of a slot to a tile of the result."""
+        rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
+
+        def each(columns: Any, there: Any) -> None:
+            source, target = self.its.out.at[slot, :, there], self.out_hbm.at[group, rows, columns]
+            act(pltpu.make_async_copy(source, target, self.its.out_sem.at[slot]))
+
+        on_tile(self.first_tile + tile_n, self.schedule, each)
+
+    def _wait_for_out(self, tile: Any) -> None:
+        """Waits until the tile of the result of that number is stored; tiles of columns come in turn."""
+        slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
+        self._on_out(slot, 0, 0, lax.rem(tile, jnp.int32(self.schedule.core_n)), lambda copy: copy.wait())
+
+    def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
+        its, schedule = self.its, self.schedule
+        size, is_new = self._of(at, Field.SIZE), self._is_new(at)
+        lhs = its.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
+        cotangent = its.cotangent.at[lax.rem(number, jnp.int32(schedule.cotangent_slots))]
+        slot = lax.rem(tile, jnp.int32(schedule.out_slots))
+
+        @pl.when(is_new)
+        def _lhs() -> None:
+            self._lhs_copy(block, at).wait()
+            self._clean(lhs, at)
+
+        @pl.when(size > 0)
+        def _cotangent() -> None:
+            self._on_cotangent(number, at, lambda copy: copy.wait())
+            self._clean(cotangent, at)
+
+        is_first = self._of(at, Field.FIRST) == at.visit
+        pl.when(is_first & (tile >= schedule.out_slots))(lambda: self._wait_for_out(tile - schedule.out_slots))
+
+        @pl.when(size == 0)
+        def _without_rows() -> None:
+            its.out[slot] = jnp.zeros_like(its.out[slot])
+
+        largest, *smaller = schedule.depths
+        count = lax.div(jnp.maximum(size - (smaller[0] if smaller else 0) + largest - 1, 0), largest)
+
+        def whole(index: Any, carry: None) -> None:
+            self._add(lhs, cotangent, slot, index * largest, largest, is_first & (index == 0))
+            return carry
+
+        lax.fori_loop(0, count, whole, None)
+        row = count * largest
+        for depth in smaller:
+            pl.when(size > row)(lambda depth=depth: self._add(lhs, cotangent, slot, row, depth, is_first & (row == 0)))
+        place = self._of(at, Field.GROUP), at.tile_k, at.tile_n
+        pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
+
+    def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
+        """Adds the products of so many rows to a tile of the result, block by block.
+
+        The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
+        """
+        its, schedule, spec = self.its, self.schedule, self.spec
+        rows = pl.ds(self._rows(row), depth)
+
+        def one(rows_out: Any, columns: Any) -> None:
+            total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
+            before = its.acc[rows_out, columns]
+            total = total + jnp.where(is_first, jnp.zeros_like(before), before)
+            its.acc[rows_out, columns] = total
+            its.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
+
+        down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
+        for its_rows, its_columns in itertools.product(down, across):
+            count = jnp.int32(its_columns.how_many)
+            pl.loop(0, its_rows.how_many * its_columns.how_many)(
+                lambda index, its_rows=its_rows, its_columns=its_columns, count=count: one(
+                    its_rows.at(lax.div(index, count)), its_columns.at(lax.rem(index, count))
+                )
+            )
+
+    def _clean(self, ref: Any, at: _At) -> None:
+        size, first, end = (self._of(at, field) for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+        schedule = self.schedule
+        keep_rows(ref, size=size, first=first, end=end, multiple=schedule.row_multiple, depth=schedule.depths[-1])

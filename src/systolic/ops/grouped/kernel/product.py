@@ -1,0 +1,109 @@
+"""Rows in groups, each group multiplied by its matrix: `out[rows of g] = lhs[rows of g] @ rhs[g]`.
+
+Rows go through VMEM in panels: rows of consecutive groups, as many as there is room for. For each tile of columns of
+the result, the outer loop, the weights of the panel's groups pass one after another, and each is multiplied by all rows
+of its group. So rows are read once, and weights once for each panel in which their group has rows. Large and small
+groups alternate: while the matrix units are busy with a large one, weights of the next groups arrive.
+
+A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first one
+leaves its rows in VMEM, and the second one stores all of it. Every block of the result is stored once.
+
+Two cores share the tiles of columns: each has all rows, and weights of its own columns.
+
+In VMEM: one or two panels, a ring of tiles of weights, a ring of blocks of the result, and a row of shared registers;
+of an array that is added, the panel's rows of this tile of columns and of the next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import core_number, from_hbm, on_cores
+from systolic.ops.grouped.kernel.product_arrays import Buffers, GroupedOperands
+from systolic.ops.grouped.kernel.product_outputs import Outputs
+from systolic.ops.grouped.kernel.product_steps import Fn, Steps
+from systolic.ops.grouped.kernel.visits import Field
+from systolic.ops.grouped.schedule import GroupedSchedule
+from systolic.ops.grouped.spec import GroupedSpec
+
+
+def grouped_product(
+    operands: GroupedOperands,
+    *,
+    spec: GroupedSpec,
+    schedule: GroupedSchedule,
+    activation: Fn | None,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "m n"]:
+    """The product; rows that no group has are zero, or those of the array that it is written into.
+
+    Args:
+      operands: `m` is a multiple of `schedule.row_multiple`.
+      activation: the function that `spec.activation` names.
+    """
+    its, dtype = schedule, jnp.dtype(spec.dtype)
+    rows = its.panels * its.panel + its.blocks[0].rows
+    weights = (its.tile_n, spec.k) if spec.transpose_rhs else (spec.k, its.tile_n)
+    largest = its.blocks[0]
+    has_acc = largest.depth < spec.k
+
+    def slots(there: bool, count: int, *shape: int) -> Any:
+        return pltpu.VMEM((count, *shape), jnp.float32) if there else None
+
+    buffers = Buffers(
+        table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
+        stored=pltpu.SMEM((its.out_slots + 1,), jnp.int32),
+        stored_tile=pltpu.SMEM((its.out_slots,), jnp.int32) if its.step_n != its.tile_n else None,
+        rows=pltpu.VMEM((rows, spec.k), dtype),
+        scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
+        weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),
+        bias=slots(spec.bias, its.weight_slots, 1, its.tile_n),
+        residual=pltpu.VMEM((its.residual_slots, its.panel + largest.rows, its.tile_n), jnp.dtype(spec.residual))
+        if spec.residual
+        else None,
+        acc=pltpu.VMEM((spec.products, largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator))
+        if has_acc
+        else None,
+        out=pltpu.VMEM((its.out_slots, its.blocks[0].rows, its.tile_n), jnp.dtype(spec.dtype_out)),
+        shared=pltpu.VMEM((its.core_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
+        rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+    )
+
+    def kernel(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
+        first = core_number(schedule.cores) * schedule.core_n
+        outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
+        Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
+
+    given = [one for one in operands if one is not None]
+    large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
+    placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
+    arrays = operands._replace(**placed)
+    scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
+    return pl.pallas_call(
+        kernel,
+        in_specs=(GroupedOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
+        scratch_shapes=(buffers,),
+        input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+        ),
+        interpret=interpret,
+        name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
+    )(arrays)

@@ -1,0 +1,183 @@
+"""Blocks of a grouped product's result on their way to HBM, and the rows that no group has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.registers import block_of, on_tile, wide
+from systolic.ops.grouped.kernel.product_arrays import At, Buffers
+from systolic.ops.grouped.kernel.visits import Field, Listed, down
+from systolic.ops.grouped.schedule import GroupedSchedule
+from systolic.ops.grouped.spec import GroupedSpec
+
+
+def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
+    """A row, or a number of rows, that is known to be a multiple of a register's."""
+    return pl.multiple_of(row, schedule.row_multiple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outputs:
+    """The result: a ring of blocks in VMEM, and registers that two groups share."""
+
+    out_hbm: Any
+    its: Buffers
+    spec: GroupedSpec
+    schedule: GroupedSchedule
+    first_tile: Any  # of columns, of this core
+
+    def on_tile(self, tile: Any, act: Callable[[Any, Any], None]) -> None:
+        """Calls `act` with the columns of one of this core's tiles, and those of its buffer."""
+        on_tile(self.first_tile + tile, self.schedule, act)
+
+    def begin(self, listed: Listed) -> None:
+        """Nothing is on its way yet, and no register is shared but with rows that are to remain."""
+        self.its.shared[...] = jnp.zeros_like(self.its.shared)
+        if self.spec.existing_out:
+            self._fetch_first_register(listed)
+        for slot in range(self.schedule.out_slots + 1):
+            self.its.stored[slot] = 0
+
+    def end(self, listed: Listed) -> None:
+        """Waits for all blocks, and stores the rows that no group has."""
+        self._drain()
+        self._zero_rest(listed)
+
+    def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
+        """Starts the copy of so many rows of a slot to a row and a tile of the result."""
+        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
+
+    def wait(self, slot: Any, rows: Any) -> None:
+        """Waits for the copy of so many rows, the last one of a slot."""
+        tiles = self.its.stored_tile
+        tile = 0 if tiles is None else tiles[slot]
+        self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
+
+    def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
+        rows, its = rows_of(self.schedule, rows), self.its
+        target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
+        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), there], target, its.out_sem.at[slot])
+
+    def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
+        """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
+        its, multiple = self.its, self.schedule.row_multiple
+        size, head, kept = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+
+        @pl.when((head > 0) & (row == 0))
+        def _rows_of_groups_before() -> None:
+            number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
+            mine, theirs = wide(its.out[slot, pl.ds(0, multiple), :]), wide(its.shared[at.tile])
+            its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
+
+        @pl.when((kept < size) & (row + rows >= size))
+        def _left_for_the_next_group() -> None:
+            its.shared[at.tile] = its.out[slot, pl.ds(rows_of(self.schedule, size - multiple - row), multiple), :]
+
+        stored = jnp.clip(kept - row, 0, rows)
+        its.stored[slot] = stored
+        if its.stored_tile is not None:
+            its.stored_tile[slot] = at.tile
+        begin = its.table[Field.BEGIN, at.visit] + row
+        pl.when(stored > 0)(lambda: self._start(slot, stored, begin, at.tile))
+
+    def _fetch_first_register(self, listed: Listed) -> None:
+        """Brings the rows that are to remain in front of the first group's in its first register."""
+
+        @pl.when((listed.visits > 0) & (lax.rem(listed.begin, jnp.int32(self.schedule.row_multiple)) > 0))
+        def _fetch() -> None:
+            row = down(listed.begin, self.schedule.row_multiple)
+
+            def fetch(tile: Any, carry: None) -> None:
+                self._bring(row, tile, self.its.shared.at[tile])
+                return carry
+
+            lax.fori_loop(0, self.schedule.core_n, fetch, None)
+
+    def _bring(self, row: Any, tile: Any, target: Any) -> None:
+        """Copies a register of what the result is written into to VMEM, and waits for it."""
+        rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
+
+        def bring(columns: Any, there: Any) -> None:
+            source = self.out_hbm.at[rows, columns]
+            copy = pltpu.make_async_copy(source, target.at[:, there], self.its.out_sem.at[0])
+            copy.start()
+            copy.wait()
+
+        self.on_tile(tile, bring)
+
+    def _drain(self) -> None:
+        def wait(slot: Any, carry: None) -> None:
+            rows = self.its.stored[slot]
+            pl.when(rows > 0)(lambda: self.wait(slot, rows))
+            return carry
+
+        lax.fori_loop(0, self.schedule.out_slots, wait, None)
+
+    def _zero_rest(self, listed: Listed) -> None:
+        """Stores the last register of the last group, and zeros before the first group and behind the last one.
+
+        Where the result is written into an array, its rows remain in place of zeros.
+        """
+        its, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
+        used = listed.end - down(listed.end, multiple)
+        has_rows = listed.visits > 0
+
+        @pl.when((used > 0) & has_rows)
+        def _last_register() -> None:
+            number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
+
+            def store(tile: Any, carry: None) -> None:
+                rows = its.out.at[0, pl.ds(0, multiple), :]
+                rest: Any = 0
+                if self.spec.existing_out:
+                    self._bring(listed.end - used, tile, rows)
+                    rest = wide(rows[...])
+                rows[...] = jnp.where(number < used, wide(its.shared[tile]), rest).astype(its.out.dtype)
+
+                def copy(columns: Any, there: Any) -> None:
+                    found = self._copy(0, multiple, listed.end - used, columns, there)
+                    found.start()
+                    found.wait()
+
+                self.on_tile(tile, copy)
+                return carry
+
+            lax.fori_loop(0, schedule.core_n, store, None)
+
+        if self.spec.existing_out:
+            return
+        rows = schedule.blocks[0].rows
+        before = jnp.where(has_rows, down(listed.begin, multiple), 0)
+        behind = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
+
+        @pl.when((before > 0) | (behind < self.spec.m))
+        def _zeros() -> None:
+            its.out[0] = jnp.zeros_like(its.out[0])
+            for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
+                self._zero(begin, end, rows)
+
+    def _zero(self, begin: Any, end: Any, rows: int) -> None:
+        copies = lax.div(end - begin + (rows - 1), rows) * self.schedule.core_n
+
+        def copy(index: Any, act: Callable[[Any], None]) -> None:
+            row = begin + lax.div(index, jnp.int32(self.schedule.core_n)) * rows
+            size, tile = jnp.minimum(rows, end - row), lax.rem(index, jnp.int32(self.schedule.core_n))
+            self.on_tile(tile, lambda columns, there: act(self._copy(0, size, row, columns, there)))
+
+        def start(index: Any, carry: None) -> None:
+            copy(index, lambda one: one.start())
+            return carry
+
+        def wait(index: Any, carry: None) -> None:
+            copy(index, lambda one: one.wait())
+            return carry
+
+        lax.fori_loop(0, copies, start, None)
+        lax.fori_loop(0, copies, wait, None)

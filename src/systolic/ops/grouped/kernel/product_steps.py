@@ -1,0 +1,246 @@
+"""The steps of a grouped product: which copies each one starts and waits for, and what it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.dots import dot
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.registers import block_of, parts_of
+from systolic.ops.grouped.code_blocks import RowBlock
+from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
+from systolic.ops.grouped.kernel.product_outputs import Outputs, rows_of
+from systolic.ops.grouped.kernel.visits import Field, Groups, list_panels
+from systolic.ops.grouped.schedule import GroupedSchedule
+from systolic.ops.grouped.spec import GroupedSpec
+
+Fn = Callable[[Array], Array]
+
+
+class _Front(NamedTuple):
+    """The next step whose copies are to be started."""
+
+    number: Any
+    at: At
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps:
+    """All steps of a product, with their copies."""
+
+    refs: GroupedOperands
+    its: Buffers
+    spec: GroupedSpec
+    schedule: GroupedSchedule
+    activation: Fn | None
+    outputs: Outputs
+
+    def run(self) -> None:
+        """Lists the visits, takes all steps, and stores the rows that no group has."""
+        its, schedule = self.its, self.schedule
+        groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
+        listed = list_panels(groups, its.table, schedule)
+        steps = listed.visits * schedule.core_n
+        self.outputs.begin(listed)
+        zero = jnp.int32(0)
+        begin = At(zero, zero)
+        front = self._fetch(steps, zero, begin, _Front(zero, begin))
+
+        def step(number: Any, state: tuple[_Front, At]) -> tuple[_Front, At]:
+            front, at = state
+            front = self._fetch(steps, number, at, front)
+            self._step(number, at)
+            return front, self._after(at)
+
+        lax.fori_loop(0, steps, step, (front, begin))
+        self.outputs.end(listed)
+
+    def _of(self, at: At, field: int) -> Any:
+        return self.its.table[field, at.visit]
+
+    def _weight_columns(self, tile: Any, product: int, columns: Any) -> Any:
+        """The columns of a tile in the array that has a product's weights."""
+        schedule, spec = self.schedule, self.spec
+        if not spec.side_by_side:
+            return columns
+        begin = product * spec.n + (self.outputs.first_tile + tile) * schedule.tile_n
+        return pl.ds(pl.multiple_of(begin, schedule.tile_n), schedule.tile_n)
+
+    def _after(self, at: At) -> At:
+        last = self._of(at, Field.LAST) == 1
+        again = last & (at.tile < self.schedule.core_n - 1)
+        return At(
+            jnp.where(again, self._of(at, Field.FIRST), at.visit + 1),
+            jnp.where(last, jnp.where(again, at.tile + 1, 0), at.tile),
+        )
+
+    def _panel_and_tile(self, at: At) -> Any:
+        """The number of a panel's tile of columns among those of all panels."""
+        return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
+
+    def _residual_rows(self, at: At) -> tuple[Any, Any]:
+        """The slot of what is added, and the first row in it."""
+        slot = lax.rem(self._panel_and_tile(at), jnp.int32(self.schedule.residual_slots))
+        return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
+
+    def _fetch(self, steps: Any, number: Any, at: At, front: _Front) -> _Front:
+        """Starts copies for later steps than the one at `at`, as many as there are buffers."""
+        schedule, panel = self.schedule, self._of(at, Field.PANEL)
+
+        def has_room(front: _Front) -> Any:
+            within = front.number < jnp.minimum(number + schedule.weight_slots, steps)
+            within = within & (self._of(front.at, Field.PANEL) < panel + schedule.panels)
+            if self.refs.residual is None:
+                return within
+            return within & (self._panel_and_tile(front.at) < self._panel_and_tile(at) + schedule.residual_slots)
+
+        def start(front: _Front) -> _Front:
+            # Rows first: copies end in the order in which they were started.
+            for copy in self._row_copies(front.number, front.at):
+                pl.when(front.at.tile == 0)(copy.start)
+            self._on_tile_copies(front.number, front.at, lambda copy: copy.start())
+            return _Front(front.number + 1, self._after(front.at))
+
+        return lax.while_loop(has_room, start, front)
+
+    def _row_copies(self, number: Any, at: At) -> list[Any]:
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        size = rows_of(self.schedule, self._of(at, Field.SIZE))
+        source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
+        target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
+        its, refs = self.its, self.refs
+        found = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
+        if refs.row_scale is not None:
+            scale = refs.row_scale.at[source, :], its.scale.at[target, :]
+            found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
+        return found
+
+    def _on_tile_copies(self, number: Any, at: At, act: Callable[[Any], None]) -> None:
+        """Starts, or waits for, the copies of a step's columns: weights, and what is added to the sum."""
+
+        def each(columns: Any, there: Any) -> None:
+            for copy in self._tile_copies(number, at, columns, there):
+                act(copy)
+
+        self.outputs.on_tile(at.tile, each)
+
+    def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
+        found = []
+        for product in range(spec.products):
+            source = refs.up if product and not spec.side_by_side else refs.rhs
+            across = self._weight_columns(at.tile, product, columns)
+            tile, place = ((one, slice(None)) if spec.transpose_rhs else (slice(None), one) for one in (across, there))
+            weights = its.weights.at[slot, product, *place]
+            found.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
+        if refs.bias is not None:
+            bias = refs.bias.at[group, :, columns], its.bias.at[slot, :, there]
+            found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+        if refs.residual is not None:
+            residual_slot, row = self._residual_rows(at)
+            size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
+            rows = block_of(refs.residual, pl.ds(begin, size), columns)
+            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
+            found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
+        return found
+
+    def _step(self, number: Any, at: At) -> None:
+        for copy in self._row_copies(number, at):
+            pl.when(at.tile == 0)(copy.wait)
+        self._on_tile_copies(number, at, lambda copy: copy.wait())
+        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        size = self._of(at, Field.SIZE)
+
+        largest, *smaller = self.schedule.blocks
+        count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
+
+        def whole(index: Any, carry: None) -> None:
+            row, out_slot = index * largest.rows, self._next_out_slot()
+            self._multiply(at, slot, row, out_slot, largest)
+            self.outputs.store(at, row, largest.rows, out_slot)
+            return carry
+
+        lax.fori_loop(0, count, whole, None)
+        if not smaller:
+            return
+
+        def rest(row: Any) -> Any:
+            out_slot, rows = self._next_out_slot(), jnp.int32(smaller[-1].rows)
+            for block in reversed(smaller[:-1]):
+                rows = jnp.where(size - row > block.above, block.rows, rows)
+            for block in smaller:
+                pl.when(rows == block.rows)(lambda block=block: self._multiply(at, slot, row, out_slot, block))
+            self.outputs.store(at, row, rows, out_slot)
+            return row + rows
+
+        lax.while_loop(lambda row: row < size, rest, count * largest.rows)
+
+    def _next_out_slot(self) -> Any:
+        """The next slot of the ring of results, from which nothing is being stored any more."""
+        stored, slots = self.its.stored, self.schedule.out_slots
+        slot = stored[slots]
+        stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
+        before = stored[slot]
+        pl.when(before > 0)(lambda: self.outputs.wait(slot, before))
+        return slot
+
+    def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
+        """A block of rows with all columns of the tile, into a slot of the ring of results."""
+        its, spec, schedule = self.its, self.spec, self.schedule
+        rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
+        residual = self._residual_of(at, row, block)
+
+        def one(columns: Any, width: int) -> None:
+            total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
+            if its.bias is not None:
+                total = total.astype(jnp.float32) + its.bias[slot, :, columns]
+            if self.activation is not None:
+                total = self.activation(total.astype(jnp.float32))
+            if up:
+                total = total.astype(jnp.float32) * up[0].astype(jnp.float32)
+            if its.scale is not None:
+                total = total.astype(jnp.float32) * its.scale[rows, :]
+            if residual is not None:
+                total = total.astype(jnp.float32) + residual[:, columns].astype(jnp.float32)
+            its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
+
+        for parts in parts_of(schedule.tile_n, block.columns):
+            pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
+
+    def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
+        """What is added to a block of rows, with all columns of the tile."""
+        if self.its.residual is None:
+            return None
+        slot, begin = self._residual_rows(at)
+        return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
+
+    def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
+        """A product of a block with so many columns of the weights, over all of k."""
+        its, spec = self.its, self.spec
+
+        def partial(depth: Any) -> Array:
+            tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
+            weights = its.weights[slot, product, *tile]
+            return dot(its.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
+
+        if its.acc is None:
+            return partial(slice(None))
+        acc = its.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
+
+        def add(depth: Any, is_first: Any) -> None:
+            found = partial(depth)
+            acc[...] = jnp.where(is_first, jnp.zeros_like(found), acc[...]) + found
+
+        whole, *rest = parts_of(spec.k, block.depth)
+        pl.loop(0, whole.how_many)(lambda index: add(whole.at(index), index == 0))
+        for one in rest:
+            acc[...] += partial(one.at(0))
+        return acc[...]

@@ -1,0 +1,266 @@
+"""How grouped products are cut: what a configuration's tiles mean there, and the buffers that VMEM has room for.
+
+A *visit* is the rows that one group has in one block of rows; the kernels list the visits from the sizes of the groups.
+Rows of a visit begin at a whole register: those of the group before it in the first register, and of the group behind
+it in the last, are computed and not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.grouped.code_blocks import RowBlock, gradient_block, row_blocks
+from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sizes import is_ragged_side, padded
+from systolic.spec import dtype_bytes
+
+# Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
+_BUFFER_SHARE = 0.88
+_RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
+_MOST_SLOTS = 24
+
+
+def registers_rows(*dtypes: str) -> int:
+    """Rows of the highest register of these dtypes, of which every copy of rows is a multiple."""
+    return max(32 // dtype_bytes(dtype) for dtype in dtypes)
+
+
+def buffer_bytes(chip: Chip) -> int:
+    """Bytes of VMEM for the buffers of a kernel."""
+    return int(chip.usable_vmem_bytes_per_core * _BUFFER_SHARE)
+
+
+def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
+    """Bytes of VMEM to ask the compiler for: the buffers and its own share, at least what it gives by default."""
+    needed = int(total_bytes(buffers) / _BUFFER_SHARE) + 2 * MIB
+    return min(max(needed, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedSchedule:
+    """What `kernels.grouped.product` does with a configuration.
+
+    Attributes:
+      row_multiple: of which a visit's first row and its rows are multiples.
+      panel: rows that stay in VMEM while all their groups' matrices pass.
+      panels: of them in VMEM; one where all rows fit.
+      tile_n: columns of a tile; where they do not divide n, of the last one, the widest.
+      step_n: columns from the beginning of a tile to that of the next.
+      cores: that share the tiles of columns evenly; each has all rows. One where they are an odd number.
+      blocks: largest rows first.
+      weight_slots: tiles of weights in VMEM.
+      residual_slots: panels of a tile's columns of what is added, in VMEM; 0 where nothing is.
+      out_slots: blocks of the result in VMEM.
+      most_visits: that any sizes of groups make.
+    """
+
+    row_multiple: int
+    panel: int
+    panels: int
+    tile_n: int
+    step_n: int
+    grid_n: int
+    cores: int
+    blocks: tuple[RowBlock, ...]
+    weight_slots: int
+    residual_slots: int
+    out_slots: int
+    most_visits: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def core_n(self) -> int:
+        """Tiles of columns of one core."""
+        return self.grid_n // self.cores
+
+    @classmethod
+    def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
+        """What the tiles come to: `tile_m` is the panel, `tile_k` all of k.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
+        _require(spec, config, multiple)
+        grid_n = -(-spec.n // tiles.tile_n)
+        cores = _cores(grid_n, chip)
+        most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+        panels = 1 if tiles.tile_m >= most_rows else 2
+        rows = panels * tiles.tile_m + config.subtile_m
+        tile_columns = padded(tiles.tile_n, LANES)
+        ring = (spec.products, spec.k, tile_columns)
+        shared = (multiple, grid_n // cores * tile_columns)
+        fixed = [
+            VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
+            VmemBuffer(name="shared rows", shape=shared, dtype=spec.dtype_out, copies=1),
+        ]
+        if spec.row_scale:
+            fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+        residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
+        if spec.residual:
+            shape = (tiles.tile_m + config.subtile_m, tile_columns)
+            fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
+        blocks = row_blocks(spec, config, multiple, chip)
+        if blocks[0].depth < spec.k:
+            shape = (spec.products, blocks[0].rows, blocks[0].columns)
+            fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
+        weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
+        out = VmemBuffer(name="out", shape=(config.subtile_m, tile_columns), dtype=spec.dtype_out, copies=1)
+        left = buffer_bytes(chip) - total_bytes(fixed)
+        out_slots = min(max(int(left * (1 - _RING_SHARE)) // out.bytes, 2), _MOST_SLOTS)
+        weight_slots = min(max((left - out_slots * out.bytes) // weight.bytes, 2), _MOST_SLOTS)
+        buffers = (
+            *fixed,
+            VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=weight_slots),
+            VmemBuffer(name="out", shape=out.shape, dtype=spec.dtype_out, copies=out_slots),
+        )
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        return cls(
+            row_multiple=multiple,
+            panel=tiles.tile_m,
+            panels=panels,
+            tile_n=tiles.tile_n,
+            step_n=_step(spec.n, tiles.tile_n),
+            grid_n=grid_n,
+            cores=cores,
+            blocks=blocks,
+            weight_slots=weight_slots,
+            residual_slots=residual_slots,
+            out_slots=out_slots,
+            most_visits=1 + spec.groups + -(-most_rows // tiles.tile_m) + min(spec.groups, most_rows // tiles.tile_m),
+            buffers=buffers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSchedule:
+    """What `kernels.grouped.gradient` does with a configuration.
+
+    Attributes:
+      most_rows: of a visit.
+      depths: rows that one stretch of straight code sums over, the largest first.
+      block_k, block_n: rows and columns of the result that it makes.
+      tile_n, step_n: as those of a product.
+      lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
+      cores: that share the tiles of columns, as those of a product.
+    """
+
+    row_multiple: int
+    most_rows: int
+    tile_k: int
+    tile_n: int
+    step_n: int
+    grid_k: int
+    grid_n: int
+    cores: int
+    depths: tuple[int, ...]
+    block_k: int
+    block_n: int
+    lhs_slots: int
+    cotangent_slots: int
+    out_slots: int
+    most_visits: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def core_n(self) -> int:
+        """Tiles of columns of one core."""
+        return self.grid_n // self.cores
+
+    @classmethod
+    def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
+        """What the tiles come to: `tile_m` are the most rows of a visit, `subtile_m` those summed over at once.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
+        _require(spec, config, multiple)
+        tile_columns = padded(tiles.tile_n, LANES)
+        acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tile_columns), dtype=spec.dtype_accumulator, copies=1)
+        lhs_shape, cotangent_shape = (tiles.tile_m, padded(tiles.tile_k, LANES)), (tiles.tile_m, tile_columns)
+        lhs = VmemBuffer(name="lhs", shape=lhs_shape, dtype=spec.dtype, copies=2)
+        cotangent = VmemBuffer(name="cotangent", shape=cotangent_shape, dtype=spec.dtype, copies=3)
+        out = VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=1)
+        left = buffer_bytes(chip) - total_bytes((acc, lhs, cotangent))
+        out_slots = min(max(left // out.bytes, 1), _MOST_SLOTS)
+        buffers = (
+            lhs,
+            cotangent,
+            acc,
+            VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=out_slots),
+        )
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        half = config.subtile_m // 2
+        depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
+        most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
+        grid_n = -(-spec.n // tiles.tile_n)
+        block_k, block_n = gradient_block(spec, config, chip)
+        return cls(
+            row_multiple=multiple,
+            most_rows=tiles.tile_m,
+            tile_k=tiles.tile_k,
+            tile_n=tiles.tile_n,
+            step_n=_step(spec.n, tiles.tile_n),
+            grid_k=spec.k // tiles.tile_k,
+            grid_n=grid_n,
+            cores=_cores(grid_n, chip),
+            depths=depths,
+            block_k=block_k,
+            block_n=block_n,
+            lhs_slots=lhs.copies,
+            cotangent_slots=cotangent.copies,
+            out_slots=out_slots,
+            most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
+            buffers=buffers,
+        )
+
+
+def _cores(grid_n: int, chip: Chip) -> int:
+    """How many cores of a device share so many tiles of columns."""
+    return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
+
+
+def _step(n: int, tile_n: int) -> int:
+    """Columns from the beginning of a tile to that of the next, the last of which may be wider."""
+    count = -(-n // tile_n)
+    return (n - tile_n) // (count - 1) if count > 1 else tile_n
+
+
+def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
+    tiles, found = config.tiles, list[Violation]()
+    product = isinstance(spec, GroupedSpec)
+    for letter in "kn":
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+        if letter == "n" and is_ragged_side(size, tile) and not (product and spec.side_by_side):
+            continue
+        if size % tile:
+            found.append(
+                Violation(
+                    rule="tile-divides",
+                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+                    limit=f"tiles cut {letter} evenly",
+                    fix=f"use a divisor of {size}",
+                )
+            )
+        elif letter == "k" and size != tile and product:
+            limit = "a row is multiplied as a whole"
+            found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
+        if tile != size and tile % LANES:
+            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES))))
+    for name, value in (("m", tiles.tile_m), ("m", config.subtile_m)):
+        if value % multiple:
+            found.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
+    if config.subtile_n != tiles.tile_n and config.subtile_n % LANES:
+        found.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
+    if found:
+        raise IllegalTilesError(str(config), found)

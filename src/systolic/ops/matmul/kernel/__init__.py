@@ -1,0 +1,1 @@
+"""Pallas kernels of dense and gated products."""

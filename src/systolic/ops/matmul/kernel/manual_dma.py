@@ -1,0 +1,279 @@
+"""The matmul that starts its copies by itself and so loses less at both ends: for sizes that tiles divide.
+
+It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. What differs:
+
+- The first step's blocks arrive in chunks along k, and products start with the first chunk.
+- In the last step of all a subtile of the output is on its way to HBM while the next one is multiplied.
+- An operand whose block stays for several steps is fetched one block ahead from the moment its buffer is free, not in
+  the one step before it is needed.
+
+In VMEM: `num_stages` blocks of an operand that changes in every step, two of one that stays, and two of each output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.functions import Functions
+from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
+from systolic.kernels.operands import Operand, multiply
+from systolic.kernels.subtiles import Subtile, loop, quotient
+from systolic.ops.matmul.kernel.step import step
+from systolic.ops.matmul.kernel.streams import SLOTS, OutputStream, Stream
+from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
+from systolic.spec import MatmulSpec, Operands
+
+
+class Buffers(NamedTuple):
+    """What the kernel allocates: shapes to be asked for, or refs. None for operands that stay in VMEM as a whole."""
+
+    blocks: Operands
+    sems: Operands
+    outs: tuple[tuple[Any, Any], ...]  # blocks and semaphores of each output
+    fill_sem: Any  # [factors, fill_chunks], of their first blocks
+    scratch: Scratch
+
+
+def manual_dma_matmul(
+    operands: Operands,
+    *,
+    spec: MatmulSpec,
+    functions: Functions,
+    config: KernelConfig,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> tuple[Shaped[Array, "m n"], ...]:
+    """All outputs of the product, with the dtypes `spec.dtypes_out`.
+
+    Args:
+      operands: arrays [rows, columns].
+      config: with the manual pipeline, of tiles for which `schedule.can_run_manually`.
+    """
+    arrays = operands if interpret else operands.map(from_hbm)
+    tiles = config.tiles
+    schedule = GridSchedule.of(spec, config)
+
+    # A row is copied beside the first blocks and not ahead of them, as the call would do it.
+    def moving(block: Block, array: Array) -> Block | None:
+        return None if block.resident and array.size <= SMALL_ELEMENTS else block
+
+    def num_stages(block: Block) -> int:
+        return config.num_stages if schedule.reuse_steps(block.along) == 1 else SLOTS
+
+    def of_moving(fn: Any) -> Operands:
+        return blocks.map(lambda block: None if block is None else fn(block))
+
+    blocks = operand_blocks(spec, tiles).map(moving, arrays)
+    buffers = Buffers(
+        blocks=of_moving(lambda block: pltpu.VMEM((num_stages(block), *block.shape), jnp.dtype(block.dtype))),
+        sems=of_moving(lambda block: pltpu.SemaphoreType.DMA((num_stages(block),))),
+        outs=tuple(
+            (pltpu.VMEM((SLOTS, tiles.tile_m, tiles.tile_n), jnp.dtype(dtype)), pltpu.SemaphoreType.DMA((SLOTS,)))
+            for dtype in spec.dtypes_out
+        ),
+        fill_sem=pltpu.SemaphoreType.DMA((len(blocks.factors), config.fill_chunks)),
+        scratch=scratch_shapes(spec, config),
+    )
+
+    def kernel(refs: Operands, outs_hbm: tuple[Any, ...], its: Buffers) -> None:
+        def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
+            if block is None:
+                return None
+            distance = schedule.reuse_steps(block.along)
+            return Stream(
+                hbm=ref, vmem=vmem, sem=sem, block=block, reuse_distance=distance, num_stages=num_stages(block)
+            )
+
+        _Kernel(
+            refs=refs,
+            streams=refs.map(stream, blocks, its.blocks, its.sems),
+            outs=tuple(
+                OutputStream(outs_hbm[0], *own, tiles.tile_m, tiles.tile_n, number * spec.n)
+                if spec.joined_outputs
+                else OutputStream(outs_hbm[number], *own, tiles.tile_m, tiles.tile_n)
+                for number, own in enumerate(its.outs)
+            ),
+            fill_sem=its.fill_sem,
+            scratch=its.scratch,
+            schedule=schedule,
+            spec=spec,
+            functions=functions,
+            config=config,
+        ).run()
+
+    every = arrays.present()
+    shapes = (
+        [((spec.m, 2 * spec.n), spec.dtype_out)]
+        if spec.joined_outputs
+        else [((spec.m, spec.n), dtype) for dtype in spec.dtypes_out]
+    )
+    return launch(
+        kernel,
+        arrays,
+        spec=spec,
+        config=config,
+        interpret=interpret,
+        in_specs=arrays.map(
+            lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
+        ),
+        out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*each, every) for each in shapes),
+        scratch_shapes=(buffers,),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kernel:
+    """All steps of a product, with their copies."""
+
+    refs: Operands
+    streams: Operands  # a `Stream` for each operand that moves
+    outs: tuple[OutputStream, ...]
+    fill_sem: Any
+    scratch: Scratch
+    schedule: GridSchedule
+    spec: MatmulSpec
+    functions: Functions
+    config: KernelConfig
+
+    @property
+    def factors(self) -> tuple[Stream, ...]:
+        """What is multiplied, whose first blocks arrive in chunks."""
+        return tuple(self.streams.factors)
+
+    @property
+    def late(self) -> list[Stream]:
+        """Epilogue operands, which are first needed after all chunks have been multiplied."""
+        return self.streams.of_output.present()
+
+    def run(self) -> None:
+        """Starts the first copies, takes all steps, and waits for the last output."""
+        schedule, config = self.schedule, self.config
+        self._begin()
+        lax.fori_loop(0, schedule.steps, self._step, None)
+        for earlier in range(max(schedule.output_tiles - SLOTS, 0), schedule.output_tiles - 1):
+            self._wait_for(earlier)
+
+        def wait_for_subtile(number: Any) -> None:
+            for copy in self._stores(Subtile.number(number, config), schedule.output_tiles - 1):
+                copy.wait()
+
+        loop(config.subtiles, wait_for_subtile)
+
+    def _begin(self) -> None:
+        every = self.streams.present()
+        late, fill_chunks = self.late, self.config.fill_chunks
+        for stream in every:
+            if stream not in self.factors and stream not in late:
+                stream.copy(0, self.schedule).start()
+        for number in range(fill_chunks):
+            for side, stream in enumerate(self.factors):
+                stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).start()
+        for stream in late:
+            stream.copy(0, self.schedule).start()
+        for stream in every:
+            if stream.reuse_distance == 1:
+                for ahead in range(1, min(stream.num_stages - 1, self.schedule.steps)):
+                    stream.copy(ahead, self.schedule).start()
+
+    def _step(self, number: Any, carry: None) -> None:
+        fill_chunks = self.config.fill_chunks
+        self._fetch_ahead(number)
+        for stream in self.streams.present():
+            # In the first step these are waited for where they are needed.
+            later = stream in self.factors or (fill_chunks > 1 and stream in self.late)
+            first_too = number > 0 if later else True
+            pl.when((number % stream.reuse_distance == 0) & first_too)(stream.copy(number, self.schedule).wait)
+        if fill_chunks == 1:
+            for side, stream in enumerate(self.factors):
+                pl.when(number == 0)(stream.fill_chunk(0, 1, self.fill_sem.at[side, 0]).wait)
+        self._compute(number)
+        return carry
+
+    def _fetch_ahead(self, number: Any) -> None:
+        total = self.schedule.steps
+        # What the next steps need goes first: copies end in the order in which they were started.
+        for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
+            if stream.reuse_distance == 1:
+                later = number + stream.num_stages - 1
+                pl.when(later < total)(stream.copy(later, self.schedule).start)
+            elif stream.reuse_distance < total:
+                later = number + stream.reuse_distance
+                due = (number % stream.reuse_distance == 0) & (later < total)
+                pl.when(due)(stream.copy(later, self.schedule).start)
+
+    def _compute(self, number: Any) -> None:
+        schedule, config = self.schedule, self.config
+        grid_k, tiles = schedule.steps_k, config.tiles
+        index = schedule.tile_index(number, quotient)
+        tile = quotient(number, grid_k)
+        refs = self.refs.map(lambda ref, stream: ref if stream is None else stream.ref(number), self.streams)
+        outs = tuple(out.vmem.at[tile % SLOTS] for out in self.outs)
+        if schedule.output_tiles > SLOTS:
+            pl.when((index.kk == 0) & (tile >= SLOTS))(lambda: self._wait_for(tile - SLOTS))
+        is_last = number == schedule.steps - 1
+
+        def stored(subtile: Subtile) -> None:
+            @pl.when(is_last)
+            def _store() -> None:
+                for copy in self._stores(subtile, schedule.output_tiles - 1):
+                    copy.start()
+
+        step(
+            index,
+            refs,
+            outs,
+            self.scratch,
+            spec=self.spec,
+            functions=self.functions,
+            config=config,
+            stored=stored,
+            first=self._first if config.fill_chunks > 1 else None,
+        )
+
+        @pl.when((index.kk == grid_k - 1) & jnp.logical_not(is_last))
+        def _store_all() -> None:
+            for copy in self._stores(Subtile.whole(tiles), tile):
+                copy.start()
+
+    def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
+        """The sums of the first step, chunk by chunk."""
+        fill_chunks = self.config.fill_chunks
+
+        def add(number: Any) -> None:
+            for side, stream in enumerate(self.factors):
+                stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).wait()
+            part_lhs, part_rhs = (
+                operand.part(*stream.along_k(number, fill_chunks))
+                for operand, stream in zip((lhs, rhs), self.factors[:2], strict=True)
+            )
+
+            def one(at: Any) -> None:
+                subtile = Subtile.number(at, self.config)
+                for found, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                    so_far = sum_vmem[subtile.rows, subtile.columns]
+                    total = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                    sum_vmem[subtile.rows, subtile.columns] = total
+
+            loop(self.config.subtiles, one)
+
+        loop(fill_chunks, add)
+        for stream in self.late:
+            stream.copy(0, self.schedule).wait()
+
+    def _stores(self, part: Subtile, tile: Any) -> list[Any]:
+        index = self.schedule.tile_index(tile * self.schedule.steps_k, quotient)
+        return [out.copy(part, tile, index) for out in self.outs]
+
+    def _wait_for(self, tile: Any) -> None:
+        for copy in self._stores(Subtile.whole(self.config.tiles), tile):
+            copy.wait()

@@ -1,0 +1,149 @@
+"""What planner, store and tuner know of a matrix product; none of it needs JAX."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from systolic.chips import Chip
+from systolic.cost import (
+    Kind,
+    TimedConfig,
+    estimated_config,
+    least_time_us,
+    profiled_configs,
+    ranked_configs,
+    shipped_profiles,
+    timed_config,
+)
+from systolic.ops.matmul.orientation import Orientation
+from systolic.ops.op import Candidates, Layout, RacedPrograms
+from systolic.schedule import (
+    IllegalTilesError,
+    KernelConfig,
+    Tiles,
+    hbm_traffic,
+    kernel_buffers,
+    total_bytes,
+    vmem_limit,
+)
+from systolic.spec import MatmulSpec
+
+if TYPE_CHECKING:
+    from systolic.ops.matmul.programs import MatmulPrograms
+
+# So near to the least time that there is, the best profiled tile is taken without asking the model: that takes a
+# second. The first blocks and the last store take some microseconds of any tile, of a small product less.
+_NEAR = 1.04
+_ENDS_US = 4.0
+_ENDS_SHARE = 0.1
+# By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
+_DOUBT = 0.02
+_PROFILED_FIRST = 2  # tiles that a search tries ahead of all others
+_PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
+
+
+class MatmulOp:
+    """`systolic.matmul`; see `systolic.ops.op.Op`."""
+
+    name = "matmul"
+    spec_type = MatmulSpec
+
+    def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        batch = f"{spec.batch} × " if spec.batch > 1 else ""
+        turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(spec, name))
+        return (
+            f"{batch}{spec.m} × {spec.k} × {spec.n} (m k n)",
+            f"{spec.dtype_lhs} × {spec.dtype_rhs} → {spec.dtype_out}",
+            ", ".join(filter(None, (str(spec.epilogue), turned))),
+        )
+
+    def described(self, spec: MatmulSpec) -> MatmulSpec:
+        """Without how many operations the epilogue takes."""
+        return replace(spec, epilogue=replace(spec.epilogue, op_count=0, transcendentals=0))
+
+    def computed(self, spec: MatmulSpec) -> MatmulSpec:
+        """The product turned as its matrices are stored."""
+        return Orientation.of(spec).spec(spec)
+
+    def plan(self, spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
+        """By profiles of tiles, else by the model."""
+        orientation = Orientation.of(spec)
+        computed = orientation.spec(spec)
+        if tiles is None:
+            return _ranked(computed, chip)
+        try:
+            if isinstance(tiles, Tiles):
+                found, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
+                return Candidates(configs=found, considered=considered)
+            return Candidates(configs=[timed_config(computed, tiles, chip)], considered=1)
+        except IllegalTilesError as error:
+            raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
+
+    def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
+        """The best profiled tiles first, with the model's time like all others.
+
+        The profile's own time would teach nothing of where the model is wrong.
+        """
+        every = {one.config: one for one in ranked_configs(computed, chip)[0]}
+        found = [one.config for one in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
+        first = [every.get(config) or estimated_config(computed, config, chip) for config in found]
+        return first, [*every.values(), *(one for one in first if one.config not in every)]
+
+    def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration from elsewhere, with the model's time."""
+        return estimated_config(computed, config, chip)
+
+    def least_time_us(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
+        """Products or copies alone."""
+        return least_time_us(computed, config, chip)
+
+    def layout(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """What a configuration comes to."""
+        kind = Kind.of(computed, chip)
+        profiles = shipped_profiles(kind) if kind is not None else None
+        return Layout(
+            axes=("batch", "m", "n", "k"),
+            grid=(computed.batch, *config.tiles.grid(computed)),
+            hbm_bytes=hbm_traffic(computed, config).hbm_bytes,
+            vmem_bytes=total_bytes(kernel_buffers(computed, config)),
+            vmem_limit_bytes=vmem_limit(computed, config, chip),
+            profiles=profiles.made_with if profiles is not None else None,
+        )
+
+    def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
+        """How the product is turned, and how float32 is multiplied."""
+        orientation = str(Orientation.of(spec))
+        found = [orientation] if orientation else []
+        if spec.dtype_multiplied == "float32":
+            found.append(f"float32 as {_PASSES[spec.precision]}")
+        if chip.cores_per_device > 1:
+            found.append("both cores share the blocks of the output")
+        return found
+
+    def programs(self, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:
+        """Built from the description."""
+        from systolic.ops.matmul.programs import MatmulPrograms  # needs JAX, which `import systolic` does not import
+
+        return MatmulPrograms.of(spec, chip)
+
+    def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.matmul` itself, beside plain JAX."""
+        from systolic.ops.matmul.programs import raced  # likewise
+
+        return raced(spec, chip)
+
+
+def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
+    """Profiled tiles, and where none of these is near the least time the best by estimates too."""
+    profiled = profiled_configs(spec, chip)
+    best = profiled.configs
+    near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)
+    if best and best[0].modelled.time_us <= near_us:
+        return Candidates(configs=best, considered=profiled.considered)
+    modelled, considered = ranked_configs(spec, chip, count=1)
+    considered += profiled.considered
+    if best and best[0].modelled.time_us * (1 - _DOUBT) <= modelled[0].modelled.time_us:
+        return Candidates(configs=[*best, *modelled], considered=considered)
+    return Candidates(configs=modelled, considered=considered)

@@ -1,0 +1,264 @@
+"""What a product was given with quantized operands: checked, and brought into the one form that the rest works on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
+from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.matmul.product import Backend
+from systolic.ops.quantized.array import Quantized, from_qwix, is_qarray, require_quantized
+from systolic.ops.quantized.product import Operands, QuantizedProduct
+from systolic.ops.quantized.spec import ROW_FORMATS
+from systolic.spec import LARGEST, QuantizationError, SpecError, format_named
+
+# Rows in a format that no kernel takes are cast to one that holds each of its numbers.
+_ROWS_CAST_TO = {"float4_e2m1fn": "float8_e5m2", "float8_e4m3b11fnuz": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """A call in canonical form, and the shape and dtype that its caller expects."""
+
+    product: QuantizedProduct
+    operands: Operands  # of a batched weight all have its batch dimension
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """The left-hand side."""
+
+    array: Array  # [..., m, k]
+    scales: Array | None  # [..., m, blocks]
+    is_vector: bool  # one row, whose dimension the result does not have
+    dtype: str  # of the result, where nobody says another
+
+
+def is_quantized(value: Any) -> bool:
+    """Whether an operand is a `Quantized`, or a QArray of qwix."""
+    return isinstance(value, Quantized) or is_qarray(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Weight:
+    """A right-hand side; one that is not quantized has scales of one."""
+
+    values: Array  # [..., k, n]
+    scales: Array  # [..., blocks, n]
+
+
+def canonical(
+    lhs: Any,
+    rhs: Any,
+    *,
+    activation: Any,
+    quantize_lhs: Any,
+    preferred_element_type: Any,
+    backend: Backend,
+    refused: dict[str, Any],
+    bias: Any = None,
+    residual: Any = None,
+    out_scale: Any = None,
+    up: Any = None,
+    gated: bool = False,
+) -> Call:
+    """Checks everything.
+
+    Args:
+      refused: arguments by their names that a quantized product does not take, as they were given.
+      up: the second weight of a gated product; None: its columns are behind those of rhs.
+
+    Raises:
+      SpecError: shapes or dtypes that do not go together, or an argument of `refused` that is given.
+      QuantizationError: a QArray that has a zero point, or a format to which rows are not quantized.
+    """
+    for name, value in refused.items():
+        if value is not None and value is not False and value != ():
+            raise SpecError(f"{name} does not go with a quantized operand; leave it out, or dequantize the operand")
+    weight = _weight(rhs, "w_gate" if gated else "rhs")
+    second = None if up is None else _second(up, weight)
+    rows = _rows_of_floats(lhs) if not is_quantized(lhs) else _quantized_rows(lhs, quantize_lhs)
+    left = rows.array
+    *batch_rhs, k, columns = weight.values.shape
+    n, rest = divmod(columns, 2) if gated and up is None else (columns, 0)
+    if rest:
+        raise SpecError(f"w_gate has {columns} columns and there is no w_up: an array of both needs an even number")
+    *batch_lhs, m, inner = left.shape
+    its_shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
+    if k != inner:
+        raise SpecError(f"{its_shapes} have k={inner} and k={k}: they have to agree")
+    try:
+        batch = broadcast_shapes(tuple(batch_lhs), tuple(batch_rhs))
+    except ValueError as error:
+        raise SpecError(f"batch dimensions of {its_shapes} do not broadcast") from error
+    shape = (*batch, *(() if rows.is_vector else (m,)), n)
+    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
+    multiplied = "float32" if rows.dtype == "float16" else rows.dtype
+    dtype_out = result_dtype((multiplied, multiplied), (rows.dtype, rows.dtype), preferred_element_type)
+    product = QuantizedProduct(
+        backend=backend,
+        dtype_out="float32" if dtype_out == "float16" else dtype_out,
+        activation=name,
+        function=function,
+        quantize_lhs=None if quantize_lhs is None else _row_format(quantize_lhs),
+        gated=gated,
+    )
+
+    def scales_of(weight: _Weight) -> tuple[Array, Array | None]:
+        return _in_blocks_of_both(_every_scale(weight, tuple(batch_rhs)), rows.scales, k)
+
+    scales, lhs_scales = scales_of(weight)
+    operands = Operands(
+        lhs=left,
+        values=weight.values,
+        scales=scales,
+        bias=None if bias is None else _row(bias, "bias", n),
+        residual=None if residual is None else _residual(residual, shape, (*batch, m, n)),
+        lhs_scales=lhs_scales,
+        out_scale=None if out_scale is None else _row(out_scale, "out_scale", n),
+        up_values=None if second is None else second.values,
+        up_scales=None if second is None else scales_of(second)[0],
+    )
+    return Call(product=product, operands=_flat(operands, batch), shape=shape, dtype=dtype_out)
+
+
+def _weight(rhs: Any, name: str) -> _Weight:
+    if is_quantized(rhs):
+        values, scales = _codes_and_scales(rhs, name)
+        found = _Weight(values=values, scales=scales)
+    else:
+        values = operand(rhs, name)
+        if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
+            raise SpecError(f"{name} is {values.dtype.name}; beside a quantized lhs use floats or a Quantized")
+        found = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
+    if found.values.ndim < 2:
+        raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")
+    return found
+
+
+def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
+    """The arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    array = value if isinstance(value, Quantized) else from_qwix(value)
+    require_quantized(array)
+    for part in ("values", "scales"):
+        given_dtype(getattr(array, part), f"{name}.{part}")
+    return jnp.asarray(array.values), jnp.asarray(array.scales)
+
+
+def _second(up: Any, gate: _Weight) -> _Weight:
+    """The second weight of a gated product, of the same form as the first."""
+    found = _weight(up, "w_up")
+    forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
+    if forms[0] != forms[1]:
+        said = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
+        raise SpecError(f"w_gate and w_up are {said}; both weights need the same shapes and dtypes")
+    return found
+
+
+def _rows_of_floats(lhs: Any) -> _Rows:
+    stored, left = given_dtype(lhs, "lhs"), operand(lhs, "lhs")
+    if left.dtype.name not in ("float32", "bfloat16"):
+        raise SpecError(
+            f"lhs is {left.dtype.name}; beside a quantized rhs it has to be bfloat16, float32 or a Quantized"
+        )
+    is_vector = left.ndim == 1
+    return _Rows(array=left[None] if is_vector else left, scales=None, is_vector=is_vector, dtype=stored)
+
+
+def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
+    """Values of rows, and a scale for each row, or for each of its blocks."""
+    if quantize_lhs is not None:
+        raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantized; leave one of them out")
+    values, scales = _codes_and_scales(lhs, "lhs")
+    if values.ndim == 0:
+        raise SpecError("lhs is a scalar; matmul takes vectors and matrices. Use * for scalars")
+    dtype, is_vector = scales.dtype.name, values.ndim == 1
+    if is_vector:
+        values, scales = values[None], scales[None]
+    values = values.astype(_ROWS_CAST_TO.get(values.dtype.name, values.dtype))
+    if (m := values.shape[-2]) and scales.shape[-2] != m:
+        scales = jnp.repeat(scales, m // scales.shape[-2], axis=-2)
+    scales = jnp.broadcast_to(scales, (*values.shape[:-1], scales.shape[-1]))
+    return _Rows(array=values, scales=scales.astype(jnp.float32), is_vector=is_vector, dtype=dtype)
+
+
+def _row_format(name: Any) -> str:
+    found = format_named(name)
+    if found not in ROW_FORMATS:
+        raise QuantizationError(f"quantize_lhs={name!r}; rows are quantized to {', '.join(ROW_FORMATS)}")
+    return found
+
+
+def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
+    """Scales of the same blocks of k on both sides, but for one scale a row, which stays one; ones where k is 0."""
+    if not k:
+        rows = None if lhs_scales is None else jnp.ones((*lhs_scales.shape[:-1], 1), jnp.float32)
+        return jnp.ones((*scales.shape[:-2], 1, scales.shape[-1]), scales.dtype), rows
+    if lhs_scales is None or lhs_scales.shape[-1] <= 1 or scales.shape[-2] == lhs_scales.shape[-1]:
+        return scales, lhs_scales
+    ours, others = scales.shape[-2], lhs_scales.shape[-1]
+    blocks = k // math.gcd(k // max(ours, 1), k // others)
+    return jnp.repeat(scales, blocks // ours, axis=-2), jnp.repeat(lhs_scales, blocks // others, axis=-1)
+
+
+def _every_scale(weight: _Weight, batch: tuple[int, ...]) -> Array:
+    """A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight."""
+    scales, n = weight.scales, weight.values.shape[-1]
+    if scales.shape[-1] != n:
+        scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n else scales[..., :0]
+    return jnp.broadcast_to(scales, (*batch, *scales.shape[-2:])) if scales.shape[:-2] != batch else scales
+
+
+def _row(value: Any, name: str, n: int) -> Array:
+    return jnp.broadcast_to(_fused(value, name, (n,)), (n,))
+
+
+def _fused(value: Any, name: str, shape: tuple[int, ...]) -> Array:
+    array = fused_array(value, name)
+    try:
+        fits = broadcast_shapes(array.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise SpecError(f"{name} of shape {list(array.shape)} does not broadcast to {list(shape)}")
+    return array
+
+
+def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Array:
+    return jnp.broadcast_to(_fused(value, "residual", shape), shape).reshape(full)
+
+
+def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
+    """The batch of lhs as rows where there is one weight; else one batch dimension of all."""
+    its = operands
+    if its.values.ndim == 2:
+
+        def as_rows(one: Array | None) -> Array | None:
+            return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
+
+        return its._replace(lhs=as_rows(its.lhs), residual=as_rows(its.residual), lhs_scales=as_rows(its.lhs_scales))
+
+    def batched(one: Array | None) -> Array | None:
+        if one is None:
+            return None
+        return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
+
+    return Operands(
+        lhs=batched(its.lhs),
+        values=batched(its.values),
+        scales=batched(its.scales),
+        bias=its.bias,
+        residual=batched(its.residual),
+        lhs_scales=batched(its.lhs_scales),
+        out_scale=its.out_scale,
+        up_values=batched(its.up_values),
+        up_scales=batched(its.up_scales),
+    )

@@ -1,0 +1,170 @@
+"""`systolic.Quantized`: values of a few bits, and the scales that they are multiplied by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from systolic.spec.formats import LARGEST, QuantizationError
+
+if TYPE_CHECKING:
+    from jax import Array
+    from jax.typing import DTypeLike
+    from jaxtyping import Shaped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantized:
+    """An array that stands for `values · scales`, where each scale belongs to a block of values.
+
+    It is a pytree of both arrays: it goes through `jit`, `vmap`, `scan` and checkpoints like any other. `quantize`
+    makes it, `dequantize` undoes it, `systolic.matmul` multiplies with it.
+
+    Attributes:
+      values: [..., k, n] int8, int4, float8_e4m3fn, float8_e5m2, float8_e4m3b11fnuz or float4_e2m1fn.
+      scales: float32 or bfloat16, with as many dimensions. Each size divides that of the values: of a weight [k, n],
+        [1, 1] is one scale for all, [1, n] one a column, [k / 128, n] one for 128 rows of a column, and
+        [k / 128, n / 128] one for a square of 128 × 128.
+
+    Raises:
+      QuantizationError: another dtype, or sizes that do not divide.
+    """
+
+    values: Any
+    scales: Any
+
+    def __post_init__(self) -> None:
+        _register()
+        require_quantized(self)
+
+    def __reduce__(self) -> tuple[type[Quantized], tuple[Any, Any]]:
+        return type(self), (self.values, self.scales)  # a worker that unpickles it needs it to be a pytree too
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape is that of the values."""
+        return tuple(self.values.shape)
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions it has."""
+        return len(self.values.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype is that of the values."""
+        return self.values.dtype
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many values share a scale along each dimension."""
+        pairs = zip(self.values.shape, self.scales.shape, strict=True)
+        return tuple(size // max(part, 1) for size, part in pairs)
+
+    @property
+    def mT(self) -> Quantized:  # noqa: N802  as jax.Array has it
+        """The transpose of the last two dimensions."""
+        return Quantized(self.values.mT, self.scales.mT)
+
+    def dequantize(self, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
+        """See `systolic.dequantize`."""
+        import jax.numpy as jnp
+
+        require_quantized(self)
+        values = self.values.astype(jnp.float32).reshape(split_shape(self.shape, self.blocks))
+        scales = self.scales.astype(jnp.float32).reshape(split_shape(self.scales.shape, (1,) * self.ndim))
+        return (values * scales).reshape(self.shape).astype(dtype)
+
+
+def require_quantized(array: Quantized) -> None:
+    """Raise unless the two arrays are codes of a format and scales of blocks of them.
+
+    JAX rebuilds a pytree with anything in it, such as both arrays cast to bfloat16, so the constructor has not seen
+    every instance: whatever reads one calls this first.
+
+    Raises:
+      QuantizationError: the arrays are none, or of other dtypes, or their shapes do not go together.
+    """
+    for name, part in (("values", array.values), ("scales", array.scales)):
+        if not hasattr(part, "dtype") or not hasattr(part, "shape"):
+            raise QuantizationError(f"{name} is a {type(part).__name__}, not an array; use jnp.asarray")
+    # Names of dtypes, also of those that NumPy lacks: a key's has one too.
+    values, scales = (str(getattr(part.dtype, "name", part.dtype)) for part in (array.values, array.scales))
+    if values not in LARGEST:
+        raise QuantizationError(
+            f"values are {values}; use one of {', '.join(LARGEST)}. To cast the scales alone use "
+            "Quantized(q.values, q.scales.astype(dtype)); for floats use q.dequantize(dtype)"
+        )
+    if scales not in ("float32", "bfloat16"):
+        raise QuantizationError(f"scales are {scales}; use float32 or bfloat16")
+    sizes, parts = tuple(array.values.shape), tuple(array.scales.shape)
+    if len(sizes) != len(parts) or not all(map(_divides, parts, sizes)):
+        raise QuantizationError(
+            f"scales of shape {list(parts)} do not go with values of {list(sizes)}: they need as many dimensions, "
+            "and each size has to divide that of the values"
+        )
+
+
+def _divides(part: int, size: int) -> bool:
+    return size % part == 0 and (size > 0 or part == 1) if part else size == 0
+
+
+@functools.cache
+def _register() -> None:
+    """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
+    import jax
+
+    def unflatten(_: None, children: Iterable[Any]) -> Quantized:
+        made = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
+        for name, child in zip(("values", "scales"), children, strict=True):
+            object.__setattr__(made, name, child)
+        return made
+
+    key = jax.tree_util.GetAttrKey
+    jax.tree_util.register_pytree_with_keys(
+        Quantized,
+        lambda one: (((key("values"), one.values), (key("scales"), one.scales)), None),
+        unflatten,
+        lambda one: ((one.values, one.scales), None),
+    )
+
+
+def from_qwix(array: Any) -> Quantized:
+    """A `qwix.QArray`, or anything that has its `qvalue`, `scale` and `zero_point`, without importing qwix.
+
+    Raises:
+      QuantizationError: it has a zero point, which no kernel takes, or is none.
+    """
+    if not is_qarray(array):
+        raise QuantizationError(f"a {type(array).__name__} has no qvalue and scale; use a qwix.QArray")
+    if getattr(array, "zero_point", None) is not None:
+        raise QuantizationError(
+            "the QArray has a zero_point; quantize symmetrically, without one, or multiply qwix.dequantize(array)"
+        )
+    return Quantized(array.qvalue, array.scale)
+
+
+def to_qwix(array: Quantized) -> Any:
+    """The same as a `qwix.QArray`.
+
+    Raises:
+      ImportError: qwix is not installed.
+      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+    """
+    import qwix  # pyright: ignore[reportMissingImports]
+
+    require_quantized(array)
+    return qwix.QArray(qvalue=array.values, scale=array.scales)
+
+
+def is_qarray(value: Any) -> bool:
+    """Whether something has the fields of a `qwix.QArray`."""
+    return hasattr(value, "qvalue") and hasattr(value, "scale")
+
+
+def split_shape(shape: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape with two dimensions for each one: the number of the block, and the place in it."""
+    pairs = zip(shape, blocks, strict=True)
+    return tuple(part for size, block in pairs for part in (size // max(block, 1), block))

@@ -1,0 +1,124 @@
+"""How long products with quantized weights take by arithmetic, and the configurations to choose from."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.ops.quantized.route import route_of
+from systolic.ops.quantized.schedule import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import LANES, KernelConfig, Tiles
+from systolic.schedule.sizes import largest_divisor, padded
+from systolic.spec import dtype_bytes, format_bytes
+
+_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
+_REGISTER_BYTES = 4096
+_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
+_MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
+# Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
+_MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
+# Integers of a subtile's sums, at most, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
+_MOST_SUMS = 2**18
+# Of a float32 register of rows that is quantized, in listings for v6e: eight operations for four slots.
+_QUANTIZE_CYCLES = 2.0
+_COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
+_SUBTILES = (256, 512, 1024)
+_DEPTHS = (8192, 4096, 2048)
+# Code is about as long as it takes: 4000 bundles more have to promise 2 % of the time, for they take long to compile.
+_BUNDLES_FOR_ALL_OF_IT = 2e5
+
+
+def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    """Products and copies overlap, for the ring has many tiles under way; the first tile and the last store do not.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    its, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
+    us = 1e6 / machine.clock_hz
+    stretches = its.tile_m // its.subtile_m * (its.tile_n // its.subtile_n)
+    ends = spec.weights * (estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m)
+    held = (_COPIES_OF_A_WEIGHT * spec.weights + 1) * (machine.dma_issue_cycles + machine.dma_wait_cycles)
+    step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
+    if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
+        step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
+    quantized = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
+    quantized_us = quantized * _QUANTIZE_CYCLES * us
+    compute_us = its.steps * step * us + its.grid_m * quantized_us
+    rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
+    values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
+    # A register of 32 bits holds eight rows of them.
+    runs = its.tile_k * values_bytes // (its.tile_k * its.tile_n) // 8 if its.grid_n > 1 else 1
+    tile_us = _copy_us(values_bytes, max(runs, 1), chip)
+    tile_us += _copy_us(its.tile_blocks * its.tile_n * dtype_bytes(spec.dtype_scale), 1, chip)
+    tile_us *= spec.weights
+    out_us = _copy_us(its.tile_m * its.tile_n * dtype_bytes(spec.dtype_out), its.tile_m // 8 + 1, chip)
+    results = its.grid_m * its.grid_n
+    copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
+    # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
+    waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
+    # The first rows are quantized as they come, and the first tile comes behind them.
+    ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
+    if its.grid_k > 1 and spec.blocks > 1 and its.tile_blocks % SUBLANES:
+        scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
+        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
+    time_us = ramp_us + max(compute_us - quantized_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
+    return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
+
+
+def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations, the fastest by arithmetic first.
+
+    Raises:
+      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+    """
+    return list(_product_configs(spec, chip))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
+def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]:
+    def with_code(one: TimedConfig) -> float:
+        route = route_of(spec, one.config.subtile_m, chip)
+        return one.modelled.time_us * (1 + stretch_cycles(spec, one.config, route, chip) / _BUNDLES_FOR_ALL_OF_IT)
+
+    return tuple(sorted(legal_configs(_space(spec), lambda config: timed(spec, config, chip)), key=with_code))
+
+
+def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration with its time.
+
+    Raises:
+      IllegalTilesError: it breaks rules.
+    """
+    return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
+
+
+def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
+    rows, most_rows = rows_multiple(spec), _MOST_NARROW_ROWS if spec.row_format else _MOST_ROWS
+    heights = [spec.m] if spec.m <= most_rows[0] else []
+    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
+    widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
+    deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
+    if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:
+        deep = math.lcm(spec.block, LANES)  # the scales are copied ahead of the kernel
+    depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, deep, most) for most in _DEPTHS if most < spec.k)])
+    for tile_m in dict.fromkeys(heights):
+        parts = [tile_m, *(padded(tile_m // 2, rows) for _ in range(tile_m % (2 * rows) == 0))]
+        for tile_k in depths:
+            for tile_n in widths:
+                tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+                for columns in dict.fromkeys(largest_divisor(tile_n, LANES, most) for most in _SUBTILES):
+                    for subtile_m in parts:
+                        if spec.sums_integers and subtile_m * columns > max(_MOST_SUMS, _SUBTILES[0] * subtile_m):
+                            continue
+                        yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=columns, pipeline="manual")
+
+
+def _copy_us(size_bytes: float, runs: int, chip: Chip) -> float:
+    machine = chip.machine
+    return size_bytes / machine.hbm_bytes_per_s * 1e6 + machine.hbm_run_cycles * runs / machine.clock_hz * 1e6

@@ -1,0 +1,153 @@
+"""A product with a quantized weight: `(activation(lhs @ (values · scales) + bias) + residual) · out_scale`.
+
+Or with two, gated: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
+
+Rows of lhs are floats, or quantized: in HBM, with scales of rows or of blocks of k, or here, when a block of rows is
+new, with a scale for each row. Scales of rows and of columns are applied to sums, each by itself.
+
+Grid: (i, j, kk), kk innermost. Rows of lhs stay in VMEM with all of k while the weight passes, tile by tile, as it is
+stored: nothing but its few bits crosses HBM. Each tile is brought into the form of its route (`schedule.
+quantized_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
+are made once and kept. Scales multiply the sums of their blocks, or the weights.
+
+In VMEM: a block of rows, and one more as they are multiplied if they are stored in another dtype, or else for the next
+block, with their scales;
+a ring of tiles of the weight and its scales, a ring of tiles of the result, where k takes several steps one sum, and
+where weights are pushed with an offset the sums of the rows of lhs, which the matrix units make.
+
+With a weight that is not quantized, or one whose scale is one number, `kernels.auto_pipeline` is as fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import from_hbm
+from systolic.ops.quantized.kernel.ring import Buffers, QuantizedOperands
+from systolic.ops.quantized.kernel.step import Fn, Step
+from systolic.ops.quantized.schedule import QuantizedSchedule
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import LANES
+
+
+def quantized_product(
+    operands: QuantizedOperands,
+    *,
+    spec: QuantizedSpec,
+    schedule: QuantizedSchedule,
+    activation: Fn | None,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "m n"]:
+    """The product.
+
+    Args:
+      operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
+        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up behind gate.
+      activation: the function that `spec.activation` names.
+    """
+    schedule = _as_interpreted(schedule) if interpret else schedule
+    its, m = schedule, schedule.grid_m * schedule.tile_m
+    out_tile = (its.tile_m, its.tile_n)
+
+    def load(array: Any, *, of_bits: bool = False) -> Any:
+        if array is None:
+            return None
+        return _as_loaded(array, of_bits) if interpret else from_hbm(array)
+
+    made_of_bits = its.route.made == "bits"
+    arrays = operands._replace(
+        lhs=load(operands.lhs, of_bits=its.route.rows_of_bits),
+        values=load(operands.values, of_bits=made_of_bits),
+        scales=load(_tiled(operands.scales, its)),
+        up_values=load(operands.up_values, of_bits=made_of_bits),
+        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, its)),
+    )
+    row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
+    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
+    places = QuantizedOperands(
+        lhs=hbm,
+        values=hbm,
+        scales=hbm,
+        bias=row if spec.bias else None,
+        residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
+        lhs_scales=pl.BlockSpec((its.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)) if spec.lhs_blocks else None,
+        out_scale=row if spec.out_scale else None,
+        up_values=None if operands.up_values is None else hbm,
+        up_scales=None if operands.up_scales is None else hbm,
+    )
+
+    given = [one for one in arrays if one is not None]
+
+    def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
+        Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
+
+    return pl.pallas_call(
+        kernel,
+        grid=(its.grid_m, its.grid_n, its.grid_k),
+        in_specs=(places,),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
+        scratch_shapes=(_buffers(spec, schedule, arrays),),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
+        cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
+        interpret=interpret,
+        name=_name(spec),
+    )(arrays)
+
+
+def _name(spec: QuantizedSpec) -> str:
+    formats = spec.dtype_rhs if spec.row_format is None else f"{spec.row_format}_{spec.dtype_rhs}"
+    op = "systolic_quantized_gated" if spec.gated else "systolic_quantized"
+    return f"{op}_{formats}_{spec.block}_{spec.m}_{spec.k}_{spec.n}"
+
+
+def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
+    """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
+    route = schedule.route
+    if route.rows != "int4":
+        return schedule
+    return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
+
+
+def _as_loaded(values: Array, of_bits: bool) -> Array:
+    """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
+    if values.dtype == jnp.float4_e2m1fn:
+        return lax.bitcast_convert_type(values, jnp.int4)
+    is_float8 = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize == 1
+    return lax.bitcast_convert_type(values, jnp.int8) if of_bits and is_float8 else values
+
+
+def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
+    """Scales so that those of a tile are whole in their axis: of a multiple of eight blocks that copies nothing."""
+    return scales.reshape(-1, its.tile_blocks, scales.shape[1])
+
+
+def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
+    float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
+    # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
+    acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else float32
+    slots = (its.slots, spec.weights)
+    return Buffers(
+        lhs=pltpu.VMEM((its.row_slots, its.tile_m, spec.k), arrays.lhs.dtype),
+        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), arrays.values.dtype),
+        scales=pltpu.VMEM((*slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
+        out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
+        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
+        row_scales=pltpu.VMEM((max(spec.lhs_blocks, 1), its.tile_m, LANES), float32) if spec.scales_rows else None,
+        row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
+        acc=pltpu.VMEM((spec.weights, its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
+        weights=pltpu.VMEM((spec.weights, its.tile_k, its.subtile_n), pushed) if its.keeps_weights else None,
+        lhs_sem=pltpu.SemaphoreType.DMA((its.row_slots, -(-its.tile_m // its.rows_at_once))),
+        values_sem=pltpu.SemaphoreType.DMA(slots),
+        scales_sem=pltpu.SemaphoreType.DMA(slots),
+        out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
+    )

@@ -1,0 +1,195 @@
+"""Copies of a quantized product: rows and tiles of the weight on their way in, tiles of the result on their way out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.registers import Parts, part, parts_of
+from systolic.ops.quantized.schedule import QuantizedSchedule
+
+
+class QuantizedOperands(NamedTuple):
+    """Arrays of a product, or their refs."""
+
+    lhs: Any  # [m, k]
+    values: Any  # [k, n]
+    scales: Any  # [grid_k, tile_blocks, n]; of one scale a column [1, 1, n]
+    bias: Any = None  # [1, n]
+    residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
+    lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantized in HBM; in the kernel [tile_m, …]
+    out_scale: Any = None  # [1, n] float32
+    up_values: Any = None  # [k, n]; None of a gated product: its columns are behind those of `values`
+    up_scales: Any = None  # as scales
+
+
+class Buffers(NamedTuple):
+    """Scratch of the kernel; what it does not need is None."""
+
+    lhs: Any  # [row_slots, tile_m, k]
+    values: Any  # [slots, weights, tile_k, tile_n]
+    scales: Any  # [slots, weights, tile_blocks, tile_n]
+    out: Any  # [out slots, tile_m, tile_n]
+    rows: Any  # [tile_m, k] as they are multiplied, of a lhs in another dtype
+    row_scales: Any  # [lhs_blocks or 1, tile_m, 128] float32: each lane has the scale of a row, of a quantized lhs
+    row_sums: Any  # [blocks, tile_m, 128] float32: each lane has the sum of a row's block, times unit and offset
+    acc: Any  # [weights, tile_m, tile_n] float32, or int32: the sums over k so far
+    weights: Any  # [weights, tile_k, subtile_n] as they are pushed
+    lhs_sem: Any  # (row_slots, parts of a block of rows)
+    values_sem: Any  # (slots, weights)
+    scales_sem: Any
+    out_sem: Any  # (out slots,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ring:
+    """The copies of a step of the grid (i, j, kk), which is number `step`."""
+
+    refs: QuantizedOperands
+    out_hbm: Any
+    its: Buffers
+    schedule: QuantizedSchedule
+    step: Any
+
+    @classmethod
+    def of_this_step(cls, refs: QuantizedOperands, out_hbm: Any, its: Buffers, schedule: QuantizedSchedule) -> Ring:
+        """The ring of the grid's step."""
+        i, j, kk = (pl.program_id(axis) for axis in range(3))
+        number = (i * schedule.grid_n + j) * schedule.grid_k + kk
+        return cls(refs=refs, out_hbm=out_hbm, its=its, schedule=schedule, step=number)
+
+    @property
+    def slot(self) -> Any:
+        """Where this step's tile of the weight is."""
+        return lax.rem(self.step, jnp.int32(self.schedule.slots))
+
+    @property
+    def lhs_vmem(self) -> Any:
+        """This step's block of rows, [tile_m, k], as they come."""
+        return self.its.lhs.at[lax.rem(pl.program_id(0), jnp.int32(self.schedule.row_slots))]
+
+    @property
+    def row_parts(self) -> list[Parts]:
+        """A block of rows as it comes: in parts, so that the first is made ready while the others are on their way."""
+        return parts_of(self.schedule.tile_m, self.schedule.rows_at_once)
+
+    @property
+    def out_slot(self) -> Any:
+        """Where this step's tile of the result goes."""
+        return lax.rem(lax.div(self.step, jnp.int32(self.schedule.grid_k)), jnp.int32(self.schedule.out_slots))
+
+    def fetch(self) -> None:
+        """Starts the copy of the tile that takes the slot of the step before; in the first step, of all before it."""
+        ahead = self.schedule.slots - 1
+
+        @pl.when(self.step == 0)
+        def _first() -> None:
+            for number in range(self._row_copies):
+                self._row_copy(jnp.int32(0), number).start()
+
+            def start(number: Any, carry: None) -> None:
+                self._start(number)
+                return carry
+
+            # Not in straight code: there the compiler may copy the tiles before the rows, which are needed first.
+            lax.fori_loop(0, min(ahead, self.schedule.steps), start, None)
+
+        pl.when(self.step + ahead < self.schedule.steps)(lambda: self._start(self.step + ahead))
+
+    def fetch_next_rows(self) -> None:
+        """Starts copies of the next block of rows, some in each step, so that no tile has to wait for all of them."""
+        schedule, block = self.schedule, pl.program_id(0) + 1
+        if schedule.grid_m == 1:
+            return
+        steps = schedule.grid_n * schedule.grid_k
+        each = -(-self._row_copies // steps)
+        first = lax.rem(self.step, jnp.int32(steps)) * each
+        whole = self._row_copies - (schedule.tile_m % schedule.rows_at_once > 0)
+        for number in range(each):
+            at = first + number
+            pl.when((block < schedule.grid_m) & (at < whole))(lambda at=at: self._row_copy(block, at).start())
+            if whole < self._row_copies:
+                last = (block < schedule.grid_m) & (at == whole)
+                pl.when(last)(lambda: self._row_copy(block, whole).start())
+
+    def wait_for_rows(self, number: Any) -> None:
+        """Waits for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
+        self._row_copy(pl.program_id(0), number).wait()
+
+    def wait(self) -> None:
+        """Waits for this step's tile."""
+        for copy in self._copies(self.step):
+            copy.wait()
+
+    def reserve_out(self) -> None:
+        """Waits until the slot of this step's result has been stored."""
+        its = self.schedule
+        before = lax.div(self.step, jnp.int32(its.grid_k)) - its.out_slots
+        pl.when(before >= 0)(lambda: self._out_copy(before).wait())
+
+    def store(self) -> None:
+        """Stores this step's result; the last one waits for all."""
+        its, tiles = self.schedule, self.schedule.grid_m * self.schedule.grid_n
+        tile = lax.div(self.step, jnp.int32(its.grid_k))
+        self._out_copy(tile).start()
+
+        @pl.when(tile == tiles - 1)
+        def _all() -> None:
+            for number in range(max(tiles - its.out_slots, 0), tiles):
+                self._out_copy(jnp.int32(number)).wait()
+
+    @property
+    def _row_copies(self) -> int:
+        return sum(parts.how_many for parts in self.row_parts)
+
+    def _row_copy(self, block: Any, number: Any) -> Any:
+        """The copy of a part of a block of rows; the last part may be a smaller one, whose number is an int."""
+        schedule, slot = self.schedule, lax.rem(block, jnp.int32(self.schedule.row_slots))
+        size, whole = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
+        rows = schedule.tile_m % size if isinstance(number, int) and number == whole else size
+        source, target = self.refs.lhs, self.its.lhs.at[slot]
+        first: Any = number * size
+        if rows < schedule.tile_m:
+            target = target.at[pl.ds(pl.multiple_of(first, size), rows)]
+        if rows < schedule.tile_m * schedule.grid_m:
+            every = math.gcd(schedule.tile_m, size)
+            source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, every), rows)]
+        return pltpu.make_async_copy(source, target, self.its.lhs_sem.at[slot, number])
+
+    def _start(self, number: Any) -> None:
+        for copy in self._copies(number):
+            copy.start()
+
+    def _copies(self, number: Any) -> list[Any]:
+        its, refs, schedule = self.its, self.refs, self.schedule
+        kk = lax.rem(number, jnp.int32(schedule.grid_k))
+        j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
+        slot = lax.rem(number, jnp.int32(schedule.slots))
+        apart = refs.up_values is not None
+        weights = [(refs.values, refs.scales), (refs.up_values, refs.up_scales)]
+        count = its.values.shape[1]
+        copies = []
+        for weight in range(count):
+            values, scales = weights[weight if apart else 0]
+            beside = 1 if apart else count  # weights whose columns are in one array
+            columns = part(j + (0 if apart else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * beside)
+            rows = part(kk, schedule.tile_k, schedule.grid_k)
+            for tile, ring, sem in (
+                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], its.scales, its.scales_sem),
+                (values.at[rows, columns], its.values, its.values_sem),
+            ):
+                copies.append(pltpu.make_async_copy(tile, ring.at[slot, weight], sem.at[slot, weight]))
+        return copies
+
+    def _out_copy(self, tile: Any) -> Any:
+        schedule = self.schedule
+        i, j = lax.div(tile, jnp.int32(schedule.grid_n)), lax.rem(tile, jnp.int32(schedule.grid_n))
+        slot = lax.rem(tile, jnp.int32(schedule.out_slots))
+        target = self.out_hbm.at[part(i, schedule.tile_m, schedule.grid_m), part(j, schedule.tile_n, schedule.grid_n)]
+        return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])

@@ -1,0 +1,205 @@
+"""One step of a quantized product: a tile of each weight, times the rows that stay in VMEM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.registers import part
+from systolic.ops.quantized.kernel.ring import Buffers, QuantizedOperands, Ring
+from systolic.ops.quantized.kernel.rows import dot, prepare_rows
+from systolic.ops.quantized.kernel.weights import pushed_weights, stored_bits
+from systolic.ops.quantized.schedule import QuantizedSchedule
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import LANES
+
+Fn = Callable[[Array], Array]
+
+
+class Tile(NamedTuple):
+    """What one weight has in VMEM in a step."""
+
+    values: Any  # [tile_k, tile_n]
+    scales: Any  # [tile_blocks, tile_n]
+    acc: Any  # [tile_m, tile_n], or None
+    kept: Any  # [tile_k, subtile_n], or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """The step (i, j, kk) of the grid. Refs of its slots are made once: where a slot lies takes scalar code."""
+
+    refs: QuantizedOperands
+    its: Buffers
+    ring: Ring
+    tiles: tuple[Tile, ...]
+    lhs_vmem: Any
+    out_vmem: Any
+    spec: QuantizedSpec
+    schedule: QuantizedSchedule
+    activation: Fn | None
+
+    @classmethod
+    def of_the_grid(
+        cls,
+        refs: QuantizedOperands,
+        out_hbm: Any,
+        its: Buffers,
+        spec: QuantizedSpec,
+        schedule: QuantizedSchedule,
+        activation: Fn | None,
+    ) -> Step:
+        """The one that the kernel is called for."""
+        ring = Ring.of_this_step(refs, out_hbm, its, schedule)
+        slot = ring.slot
+        return cls(
+            refs=refs,
+            its=its,
+            ring=ring,
+            tiles=tuple(
+                Tile(
+                    values=its.values.at[slot, weight],
+                    scales=its.scales.at[slot, weight],
+                    acc=None if its.acc is None else its.acc.at[weight],
+                    kept=None if its.weights is None else its.weights.at[weight],
+                )
+                for weight in range(spec.weights)
+            ),
+            lhs_vmem=ring.lhs_vmem,
+            out_vmem=its.out.at[ring.out_slot],
+            spec=spec,
+            schedule=schedule,
+            activation=activation,
+        )
+
+    def run(self) -> None:
+        """Makes rows ready when a block of them is new, and multiplies the tile in subtiles."""
+        j, kk, ring, schedule = pl.program_id(1), pl.program_id(2), self.ring, self.schedule
+        ring.fetch()
+        pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(ring, self.lhs_vmem, self.spec))
+        ring.fetch_next_rows()
+        ring.wait()
+        pl.when(kk == 0)(ring.reserve_out)
+
+        def columns(number: Any, carry: None) -> None:
+            self._columns(part(number, schedule.subtile_n, schedule.tile_n // schedule.subtile_n))
+            return carry
+
+        lax.fori_loop(0, schedule.tile_n // schedule.subtile_n, columns, None)
+        pl.when(kk == schedule.grid_k - 1)(ring.store)
+
+    @property
+    def _rows_vmem(self) -> Any:
+        return self.lhs_vmem if self.its.rows is None else self.its.rows
+
+    @property
+    def _depths(self) -> list[slice]:
+        """Parts of the tile's k, each of one dot."""
+        depth = min(self.schedule.route.depth, self.schedule.tile_k)
+        return [slice(first, first + depth) for first in range(0, self.schedule.tile_k, depth)]
+
+    def _columns(self, columns: Any) -> None:
+        """All rows of the tile, with these columns of it."""
+        schedule = self.schedule
+        for tile in self.tiles:
+            if tile.kept is not None:
+                for depth in self._depths:
+                    tile.kept[depth, :] = self._weights(tile, depth, columns)
+
+        def rows(number: Any, carry: None) -> None:
+            at = part(number, schedule.subtile_m, schedule.tile_m // schedule.subtile_m)
+            totals = [self._product(tile, at, columns) for tile in self.tiles]
+            # In every step over k; only the last one's is stored.
+            self.out_vmem[at, columns] = self._finished(totals, at, columns)
+            return carry
+
+        lax.fori_loop(0, schedule.tile_m // schedule.subtile_m, rows, None)
+
+    def _product(self, tile: Tile, rows: Any, columns: Any) -> Array:
+        """The product with a weight so far, with its scales."""
+        total = self._total(tile, rows, columns)
+        if tile.acc is not None:
+            total = total.astype(tile.acc.dtype)
+            total = jnp.where(pl.program_id(2) == 0, jnp.zeros_like(total), tile.acc[rows, columns]) + total
+            tile.acc[rows, columns] = total
+        return self._scaled(tile, total, 0, rows, columns) if self.spec.blocks == 1 else total
+
+    def _weights(self, tile: Tile, depth: slice, columns: Any) -> Array:
+        """What is pushed of a part of the tile."""
+        spec, route, scales = self.spec, self.schedule.route, None
+        if route.scaled == "weights":
+            blocks = slice(depth.start // spec.block, depth.stop // spec.block)
+            scales = self._scales(tile, blocks, columns).astype(jnp.bfloat16)
+        stored = stored_bits(tile.values, depth, columns, route)
+        return pushed_weights(stored, scales, route, spec)
+
+    def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
+        """Scales of what is pushed: a code of four bits stands for so many units."""
+        scales = tile.scales[blocks, columns].astype(jnp.float32)
+        unit = self.schedule.route.unit
+        return scales if unit == 1.0 else scales * (1 / unit)
+
+    def _total(self, tile: Tile, rows: Any, columns: Any) -> Array:
+        """The product over the tile's part of k; of several blocks the sum of what each comes to with its scale."""
+        spec, schedule, total = self.spec, self.schedule, None
+        of_block = None
+        begin = pl.program_id(2) * schedule.tile_k if schedule.grid_k > 1 else 0
+        for depth in self._depths:
+            first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
+            weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
+            found = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
+            found = found.astype(jnp.dtype(schedule.route.sums))
+            of_block = found if of_block is None else of_block + found
+            if schedule.route.scaled == "sums":
+                if depth.stop % spec.block and depth.stop != schedule.tile_k:
+                    continue
+                if spec.blocks > 1:
+                    of_block = self._scaled(tile, of_block, depth.start // spec.block, rows, columns)
+            total = of_block if total is None else total + of_block
+            of_block = None
+        assert total is not None
+        return total
+
+    def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
+        """The sum of a block of the tile, without what the weights' offset adds, times its scales."""
+        its, spec, schedule = self.its, self.spec, self.schedule
+        of_tiles = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
+        of_block = of_block.astype(jnp.float32)
+        if its.row_sums is not None:
+            of_block = of_block - self._in_columns(its.row_sums[of_tiles + block, rows, :])
+        if spec.lhs_blocks > 1:
+            of_block = of_block * self._in_columns(its.row_scales[of_tiles + block, rows, :])
+        return of_block * self._scales(tile, slice(block, block + 1), columns)
+
+    def _in_columns(self, of_rows: Array) -> Array:
+        """A number for each row, in every column of a subtile."""
+        copies = self.schedule.subtile_n // LANES
+        return of_rows if copies == 1 else jnp.concatenate([of_rows] * copies, axis=1)
+
+    def _finished(self, totals: list[Array], rows: Any, columns: Any) -> Array:
+        refs, its = self.refs, self.its
+        if its.row_scales is not None and self.spec.lhs_blocks <= 1:
+            scales = self._in_columns(its.row_scales[0, rows, :])
+            totals = [total * scales for total in totals]
+        total, *ups = totals
+        if refs.bias is not None:
+            total = total + self._of_columns(refs.bias, columns)
+        if self.activation is not None:
+            total = self.activation(total)
+        for up in ups:
+            total = total * up
+        if refs.residual is not None:
+            total = total + refs.residual[rows, columns].astype(jnp.float32)
+        if refs.out_scale is not None:
+            total = total * self._of_columns(refs.out_scale, columns)
+        return as_dtype(total, self.spec.dtype_out)
+
+    def _of_columns(self, row: Any, columns: Any) -> Array:
+        """The columns of the subtile, of a row that is there for all of n."""
+        return row.at[:, part(pl.program_id(1), self.schedule.tile_n, self.schedule.grid_n)][:, columns]

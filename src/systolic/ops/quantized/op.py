@@ -1,0 +1,89 @@
+"""What planner, store and tuner know of products with quantized weights; none of it needs JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from systolic.chips import Chip
+from systolic.cost import TimedConfig, dtype_on, machine_roofline
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.engine.listed import ListedOp
+from systolic.ops.op import Layout, RacedPrograms
+from systolic.ops.quantized.cost import product_configs, timed
+from systolic.ops.quantized.route import route_of, rows_per_cycle
+from systolic.ops.quantized.schedule import QuantizedSchedule
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import KernelConfig, total_bytes
+
+if TYPE_CHECKING:
+    from systolic.ops.quantized.programs import QuantizedPrograms
+
+
+class QuantizedOp(ListedOp):
+    """`systolic.matmul` and `gated_matmul` with quantized operands; see `systolic.ops.op.Op`."""
+
+    name = "quantized"
+    spec_type = QuantizedSpec
+
+    def words(self, spec: QuantizedSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        block = "a scale a column" if spec.blocks == 1 else f"a scale for {spec.block} of k"
+        rows = spec.dtype_lhs
+        if spec.quantize_lhs:
+            rows = f"{rows} (quantized to {spec.quantize_lhs} by rows)"
+        elif spec.lhs_blocks:
+            rows = f"{rows} ({'a scale a row' if spec.lhs_blocks == 1 else f'a scale for {spec.lhs_block} of k'})"
+        joined = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
+        joined |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
+        return (
+            f"{spec.m} × {spec.k} × {spec.n} (m k n)",
+            f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
+            ", ".join(name for name, there in joined.items() if there and name),
+        )
+
+    def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
+        """All that are legal."""
+        return product_configs(spec, chip)
+
+    def judge(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration with the model's time."""
+        return timed(computed, config, chip)
+
+    def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
+        """Products, at the rate of the rows that the route multiplies, or copies alone, by the chip's model."""
+        least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
+        faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(dtype_on(computed, chip), chip)
+        return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
+
+    def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Blocks of rows, and tiles of the weight."""
+        schedule = QuantizedSchedule.of(computed, config, chip)
+        again = (schedule.grid_m - 1) * computed.rhs_bytes
+        return Layout(
+            axes=("m", "n", "k"),
+            grid=(schedule.grid_m, schedule.grid_n, schedule.grid_k),
+            hbm_bytes=computed.least_hbm_bytes + again,
+            vmem_bytes=total_bytes(schedule.buffers),
+            vmem_limit_bytes=schedule.vmem_limit_bytes,
+        )
+
+    def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
+        """How weights get into the matrix units."""
+        found = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        if chip.cores_per_device > 1:
+            found.append("one of the device's cores works")
+        if not chip.unpacks_bytes:
+            found.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
+        return found
+
+    def programs(self, spec: QuantizedSpec, chip: Chip) -> QuantizedPrograms:
+        """Built from the description."""
+        from systolic.ops.quantized.programs import QuantizedPrograms  # needs JAX
+
+        return QuantizedPrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: QuantizedSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.matmul` itself, beside plain JAX."""
+        from systolic.ops.quantized.programs import raced  # likewise
+
+        return raced(spec, chip)

@@ -1,0 +1,97 @@
+"""A product with a quantized weight by its Pallas kernel, with the tiles of its plan."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.compat import interpret_mode_is_forced
+from systolic.kernels.interpreted import tracing_for
+from systolic.ops.engine.target import for_a_tpu
+from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.quantized.kernel.product import quantized_product
+from systolic.ops.quantized.kernel.ring import QuantizedOperands
+from systolic.ops.quantized.product import Operands, QuantizedProduct
+from systolic.ops.quantized.schedule import QuantizedSchedule, aligned_sizes
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import LANES
+
+
+def by_pallas(product: QuantizedProduct, operands: Operands) -> Array:
+    """The product by the Pallas kernel, with the tiles of the planner in use."""
+    return _by_pallas(product, planner_in_use().plans, operands)
+
+
+# Static, so that another planner, or the same one when there is a new winner, has other kernels.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> Array:
+    chip = product.backend.chip
+    assert chip is not None  # else it is computed by XLA
+    if product.backend.implementation == "pallas" and not interpret_mode_is_forced():
+        operands = operands._replace(lhs=for_a_tpu(operands.lhs))
+    m, n = operands.lhs.shape[0], product.columns(operands)
+    if n % LANES:
+        operands = product.apart(operands)  # tiles of one weight must not reach into the other
+    operands = _aligned(operands)
+    spec = product.spec(operands)
+    chosen = plans(spec, chip, product.backend.tiles)
+    schedule = QuantizedSchedule.of(spec, chosen.config, chip)
+    rows = schedule.grid_m * schedule.tile_m - m
+    its = operands
+    # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
+    with jax.enable_x64(False), tracing_for(chip):
+        out = quantized_product(
+            QuantizedOperands(
+                lhs=_padded(its.lhs, rows, 0),
+                values=_as_stored(its.values, spec),
+                scales=its.scales,
+                bias=None if its.bias is None else its.bias.astype(jnp.float32)[None],
+                residual=_padded(its.residual, rows, 0),
+                lhs_scales=_padded(its.lhs_scales, rows, 0),
+                out_scale=None if its.out_scale is None else its.out_scale.astype(jnp.float32)[None],
+                up_values=None if its.up_values is None else _as_stored(its.up_values, spec),
+                up_scales=its.up_scales,
+            ),
+            spec=spec,
+            schedule=schedule,
+            activation=product.function,
+            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            interpret=product.backend.interpret,
+        )
+    return out[:m, :n]
+
+
+def _as_stored(values: Array, spec: QuantizedSpec) -> Array:
+    """Values as the kernel reads them: a weight in float32 is rounded."""
+    return values if values.dtype.name == spec.dtype_rhs else values.astype(spec.dtype_rhs)
+
+
+def _aligned(operands: Operands) -> Operands:
+    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros behind it."""
+    (k, n), blocks = operands.values.shape, operands.scales.shape[0]
+    block = k // blocks
+    k_aligned, n_aligned = aligned_sizes(k, n, block)
+    more_k, more_n = k_aligned - k, n_aligned - n
+    if not more_k and not more_n:
+        return operands
+    its, more_blocks = operands, more_k // block if blocks > 1 else 0
+    of_rows = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
+    return Operands(
+        lhs=_padded(its.lhs, 0, more_k),
+        values=_padded(its.values, more_k, more_n),
+        scales=_padded(its.scales, more_blocks, more_n),
+        bias=None if its.bias is None else jnp.pad(its.bias, [(0, more_n)]),
+        residual=_padded(its.residual, 0, more_n),
+        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if of_rows else its.lhs_scales,
+        out_scale=None if its.out_scale is None else jnp.pad(its.out_scale, [(0, more_n)]),
+        up_values=_padded(its.up_values, more_k, more_n),
+        up_scales=_padded(its.up_scales, more_blocks, more_n),
+    )
+
+
+def _padded(array: Any, rows: int, columns: int) -> Any:
+    return jnp.pad(array, [(0, rows), (0, columns)]) if array is not None and (rows or columns) else array

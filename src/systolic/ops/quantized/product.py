@@ -1,0 +1,106 @@
+"""What is static about a product with a quantized weight, and its spec for some operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from systolic.ops.matmul.product import Backend
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.spec import LARGEST
+
+
+class Operands(NamedTuple):
+    """Arrays of a product."""
+
+    lhs: Any  # [m, k], floats or values
+    values: Any  # [k, n]; of a weight that is not quantized float32 or bfloat16, multiplied as bfloat16
+    scales: Any  # [blocks, n]
+    bias: Any = None  # [n]
+    residual: Any = None  # [m, n]
+    lhs_scales: Any = None  # [m, 1 or blocks] float32, of values
+    out_scale: Any = None  # [n]
+    up_values: Any = None  # [k, n] of a gated product; None: the columns of `values` and `scales` behind n
+    up_scales: Any = None  # [blocks, n]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedProduct:
+    """All that is static about a product but the shapes of its operands; it can be hashed."""
+
+    backend: Backend
+    dtype_out: str
+    activation: str = ""  # its name
+    function: Callable[..., Any] | None = None  # and what it stands for
+    quantize_lhs: str | None = None  # the format to which the kernel quantizes rows of floats
+    gated: bool = False
+
+    @property
+    def plain(self) -> QuantizedProduct:
+        """The product with one weight without what is done to the sum, which is kept in float32."""
+        return replace(self, activation="", function=None, dtype_out="float32", gated=False)
+
+    def is_plain(self, operands: Operands) -> bool:
+        """Whether there is one weight, and the sum is only cast."""
+        fused = (operands.bias, operands.residual, operands.out_scale, self.function)
+        return not self.gated and all(one is None for one in fused)
+
+    def columns(self, operands: Operands) -> int:
+        """The result's."""
+        return operands.values.shape[1] // (2 if self.gated and operands.up_values is None else 1)
+
+    def apart(self, operands: Operands) -> Operands:
+        """The operands with both weights of a gated product as arrays of their own."""
+        n, its = self.columns(operands), operands
+        if its.values.shape[1] == n:
+            return its
+        return its._replace(
+            values=its.values[:, :n],
+            scales=its.scales[:, :n],
+            up_values=its.values[:, n:],
+            up_scales=its.scales[:, n:],
+        )
+
+    def spec(self, operands: Operands) -> QuantizedSpec:
+        """Sizes and dtypes, as the planner takes them."""
+        (m, k), n = operands.lhs.shape, self.columns(operands)
+        lhs_scales = operands.lhs_scales
+        return QuantizedSpec(
+            m=m,
+            k=k,
+            n=n,
+            dtype_lhs=operands.lhs.dtype.name,
+            dtype_rhs=operands.values.dtype.name if operands.values.dtype.name in LARGEST else "bfloat16",
+            dtype_out=self.dtype_out,
+            block=k // operands.scales.shape[0],
+            dtype_scale=operands.scales.dtype.name,
+            bias=operands.bias is not None,
+            activation=self.activation,
+            residual=operands.residual is not None,
+            lhs_block=None if lhs_scales is None else k // lhs_scales.shape[1],
+            quantize_lhs=self.quantize_lhs,
+            gated=self.gated,
+            out_scale=operands.out_scale is not None,
+        )
+
+
+# What rows share, and a batch of rows with one weight.
+OF_COLUMNS = ("values", "scales", "bias", "out_scale", "up_values", "up_scales")
+
+
+def differentiated(operands: Operands) -> Operands:
+    """The operands that have derivatives; None in place of values, which have none."""
+    quantized = ("lhs",) if operands.lhs_scales is not None else ()
+    for name in ("values", "up_values"):
+        if getattr(operands, name) is not None and getattr(operands, name).dtype.name in LARGEST:
+            quantized += (name,)
+    return operands._replace(**dict.fromkeys(quantized))
+
+
+def each_weight(operands: Operands) -> list[Operands]:
+    """The operands of the plain product with each weight, without what is fused."""
+    alone = operands._replace(bias=None, residual=None, out_scale=None, up_values=None, up_scales=None)
+    if operands.up_values is None:
+        return [alone]
+    return [alone, alone._replace(values=operands.up_values, scales=operands.up_scales)]

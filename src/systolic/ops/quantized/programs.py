@@ -1,0 +1,164 @@
+"""The programs of products with quantized weights that are built from their specs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.gated.api import gated_matmul
+from systolic.ops.matmul.api import matmul
+from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.op import RacedPrograms
+from systolic.ops.quantized.array import Quantized
+from systolic.ops.quantized.pallas import by_pallas
+from systolic.ops.quantized.product import Operands, QuantizedProduct, each_weight
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.ops.quantized.xla import ScaledRows, finished, product_of_values, quantized_rows, weight_of
+from systolic.schedule import KernelConfig
+from systolic.spec import LARGEST
+
+_MANY_ROWS = 512  # whose products take longer than it takes to write the weight once more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedPrograms:
+    """What to compile for a product on a chip."""
+
+    computed: QuantizedSpec
+    chip: Chip
+
+    @property
+    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Rows, values, scales, and what is fused."""
+        spec = self.computed
+        shapes = [
+            ((spec.m, spec.k), spec.dtype_lhs),
+            ((spec.k, spec.n), spec.dtype_rhs),
+            ((spec.blocks, spec.n), spec.dtype_scale),
+            *([((spec.n,), "float32")] if spec.bias else []),
+            *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
+            *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
+            *([((spec.n,), "float32")] if spec.out_scale else []),
+            *([((spec.k, spec.n), spec.dtype_rhs), ((spec.blocks, spec.n), spec.dtype_scale)] if spec.gated else []),
+        ]
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
+
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
+        """The Pallas kernel with this configuration."""
+        return functools.partial(_product, self.computed, self.chip, config)
+
+    def xla(self) -> Callable[..., Any]:
+        """The same by XLA, in the form that is its fastest on TPUs."""
+        return functools.partial(by_xla_in_form, _forms(self.computed)[0], self.computed)
+
+
+def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
+    """What `bench` compares."""
+    programs = QuantizedPrograms(computed=spec, chip=chip)
+    return RacedPrograms(
+        spec=spec,
+        arguments=programs.arguments,
+        ours=functools.partial(_called, spec, chip, implementation),
+        xla=programs.xla(),
+        xla_forms={name: functools.partial(by_xla_in_form, name, spec) for name in _forms(spec)[1:]},
+    )
+
+
+def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
+    """Ways to write a product in plain JAX, the usual one first.
+
+    For few rows a weight is not dequantized ahead of a product that then reads it in bfloat16, but where XLA may fuse
+    both: it takes ten times as long as the others.
+    """
+    if spec.dtype_rhs not in LARGEST:
+        found = ("values in bfloat16",)
+    elif spec.scales_rows:
+        found = ("values",) if spec.sums_integers else ("values", "values in bfloat16")
+    else:
+        found = ("mixed",) if spec.blocks == 1 else ("batched",)
+    return found if spec.m < _MANY_ROWS and found != ("mixed",) else (*found, "dequantized")
+
+
+def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
+    """What somebody would write in plain JAX.
+
+    Args:
+      form: "dequantized", the weight first; "mixed", values cast in the product and the sum scaled, of one scale a
+        column; "batched", a product for each block, whose sums are scaled and added. Of quantized rows "values" or
+        "values in bfloat16", a product of values, or one for each block, whose sums are scaled by both sides.
+    """
+    operands, product = _operands(spec, arrays), _static(spec, None)
+    rows = quantized_rows(product, operands)
+    totals = [_sum_in_form(form, spec, rows, its) for its in each_weight(operands)]
+    return finished(product, totals, operands)
+
+
+def _sum_in_form(form: str, spec: QuantizedSpec, rows: ScaledRows | None, operands: Operands) -> Array:
+    if form == "dequantized":
+        left = operands.lhs if rows is None else rows.numbers.astype(jnp.bfloat16)
+        return jnp.matmul(left, weight_of(operands, left.dtype), preferred_element_type=jnp.float32)
+    if rows is not None:
+        return product_of_values(rows, operands.values, operands.scales, as_stored=form == "values")
+    lhs, scales = operands.lhs, operands.scales.astype(jnp.float32)
+    values = operands.values.astype(lhs.dtype)
+    if form == "mixed":
+        return jnp.matmul(lhs, values, preferred_element_type=jnp.float32) * scales
+    each = lax.dot_general(
+        lhs.reshape(spec.m, spec.blocks, spec.block),
+        values.reshape(spec.blocks, spec.block, spec.n),
+        (((2,), (1,)), ((1,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    return (each * scales[:, None]).sum(0)
+
+
+def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
+    name, function = activation_of(spec.activation or None)
+    backend = backend or Backend(implementation="xla", chip=None, tiles=None)
+    return QuantizedProduct(
+        backend=backend,
+        dtype_out=spec.dtype_out,
+        activation=name,
+        function=function,
+        quantize_lhs=spec.quantize_lhs,
+        gated=spec.gated,
+    )
+
+
+def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
+    lhs, values, scales, *beside = arrays
+    rest = iter(beside)
+    there = (spec.bias, spec.residual, spec.lhs_blocks, spec.out_scale, spec.gated, spec.gated)
+    return Operands(lhs, values, scales, *(next(rest) if one else None for one in there))
+
+
+def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
+    backend = Backend(implementation="pallas", chip=chip, tiles=config)
+    return by_pallas(_static(spec, backend), _operands(spec, arrays))
+
+
+def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
+    its = _operands(spec, arrays)
+    lhs = its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales)
+    weights = [
+        Quantized(one.values, one.scales) if spec.dtype_rhs in LARGEST else one.values for one in each_weight(its)
+    ]
+    fn = functools.partial(
+        gated_matmul if spec.gated else matmul,
+        activation=spec.activation or None,
+        quantize_lhs=spec.quantize_lhs,
+        preferred_element_type=spec.dtype_out,
+        implementation=implementation,
+        chip=chip,
+    )
+    if spec.gated:
+        return fn(lhs, *weights)
+    return fn(lhs, *weights, bias=its.bias, residual=its.residual, out_scale=its.out_scale)

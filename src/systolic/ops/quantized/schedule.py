@@ -1,0 +1,258 @@
+"""How a product with a quantized weight is cut, and the buffers that it needs.
+
+All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and made ready once. The
+weight's tiles come in a ring of slots, as many as VMEM has room for, so that many copies are under way; so do tiles of
+the result on their way out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from systolic.chips import Chip
+from systolic.ops.quantized.route import Route, route_cycles, route_of
+from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sizes import padded
+from systolic.spec import EXACT_INT32_PRODUCTS, dtype_bytes
+
+_MOST_SLOTS = 4
+_OUT_SLOTS = 4
+SUBLANES = 8
+_COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+_ASKED_SHARE = 1.1  # of all of that: what the compiler needs depends on what it may have
+# Values of eight bits fill registers of 32 rows, and dots take whole ones.
+BLOCK_ROWS = 32
+# So much of lhs is copied, and quantized, at a time: enough rows to hide how long a maximum over lanes takes, in some
+# 1300 bundles of code.
+_ELEMENTS_AT_ONCE = 2**19
+_MOST_ROWS_AT_ONCE = 128
+_LEAST_ROWS_AT_ONCE = 64  # of int4 in a register
+MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedSchedule:
+    """What `kernels.quantized.product` does with a configuration.
+
+    Attributes:
+      route: how weights get into the matrix units.
+      tile_m: rows of lhs in VMEM, with all of k.
+      subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
+      tile_k, tile_n: of the weight.
+      subtile_n: columns that are multiplied at a time.
+      tile_blocks: scales of a column of a tile.
+      makes_rows: whether rows are multiplied in another form than they come in.
+      rows_at_once: rows of lhs that are copied, and made ready, at a time.
+      row_slots: blocks of rows in VMEM: another one where the next comes while this one is multiplied as it came.
+      slots: tiles of the weight in VMEM.
+      out_slots: tiles of the result.
+      buffers: all that it asks of VMEM.
+      vmem_limit_bytes: to ask the compiler for.
+    """
+
+    route: Route
+    tile_m: int
+    subtile_m: int
+    tile_k: int
+    tile_n: int
+    subtile_n: int
+    tile_blocks: int
+    grid_m: int
+    grid_k: int
+    grid_n: int
+    makes_rows: bool
+    rows_at_once: int
+    row_slots: int
+    slots: int
+    out_slots: int
+    buffers: tuple[VmemBuffer, ...]
+    vmem_limit_bytes: int
+
+    @classmethod
+    def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
+        """What the tiles come to. The last block of rows may go past m: the launcher pads lhs.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles = config.tiles
+        route = route_of(spec, config.subtile_m, chip)
+        _require(spec, config, route, chip)
+        tile_blocks = max(tiles.tile_k // spec.block, 1)
+        out = (_rows_in_vmem(tiles.tile_m, spec.dtype_out), tiles.tile_n)
+        grid_m = -(-spec.m // tiles.tile_m)
+        row_slots = 1 if grid_m == 1 or _makes_rows(spec, route) else 2
+        k = padded(spec.k, LANES)
+        fixed = [
+            VmemBuffer(
+                name="lhs",
+                shape=(_rows_in_vmem(tiles.tile_m, spec.dtype_lhs), k),
+                dtype=spec.dtype_lhs,
+                copies=row_slots,
+            ),
+            VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
+        ]
+        if _makes_rows(spec, route):
+            rows = (_rows_in_vmem(tiles.tile_m, route.rows), k)
+            fixed.append(VmemBuffer(name="rows", shape=rows, dtype=route.rows, copies=1))
+        of_rows = (padded(tiles.tile_m, SUBLANES), LANES)  # one number for each row, in every lane
+        if route.offset:
+            fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
+        if spec.scales_rows:
+            shape = (max(spec.lhs_blocks, 1), *of_rows)
+            fixed.append(VmemBuffer(name="row scales", shape=shape, dtype="float32", copies=1))
+        if spec.lhs_blocks:
+            shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
+            fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
+        if tiles.tile_k < spec.k:
+            acc = (_rows_in_vmem(tiles.tile_m, "float32"), tiles.tile_n)
+            fixed.append(VmemBuffer(name="acc", shape=acc, dtype="float32", copies=spec.weights))
+        if _keeps(route, config.subtile_m, tiles.tile_m):
+            made = (tiles.tile_k, config.subtile_n)
+            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
+        if spec.residual:
+            fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
+        # The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
+        stored = VmemBuffer(name="values", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_rhs, copies=1)
+        scales = VmemBuffer(
+            name="scales", shape=(padded(tile_blocks, SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
+        )
+        made, dots = _made_bytes(config, route) * spec.weights, _dots_bytes(config, route) * spec.weights
+        # One weight was never seen to need room for its dots that it could not get; two were.
+        made += dots if spec.gated else 0
+        usable = int((chip.usable_vmem_bytes_per_core - made - 2 * MIB) / _COMPILER_SHARE)
+        left = usable - total_bytes(fixed)
+        slots = min(max(left // (spec.weights * (stored.bytes + scales.bytes)), 2), _MOST_SLOTS)
+        copies = slots * spec.weights
+        buffers = (*fixed, replace(stored, copies=copies), replace(scales, copies=copies))
+        asked = int((total_bytes(buffers) * _COMPILER_SHARE + made + 2 * MIB) * _ASKED_SHARE)
+        asked += 0 if spec.gated else dots
+        violations = vmem_violations(buffers, usable)
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        return cls(
+            route=route,
+            tile_m=tiles.tile_m,
+            subtile_m=config.subtile_m,
+            tile_k=tiles.tile_k,
+            tile_n=tiles.tile_n,
+            subtile_n=config.subtile_n,
+            tile_blocks=tile_blocks,
+            grid_m=grid_m,
+            grid_k=spec.k // tiles.tile_k,
+            grid_n=spec.n // tiles.tile_n,
+            makes_rows=_makes_rows(spec, route),
+            rows_at_once=_rows_at_once(spec, tiles.tile_m),
+            row_slots=row_slots,
+            slots=slots,
+            out_slots=_OUT_SLOTS,
+            buffers=buffers,
+            vmem_limit_bytes=min(max(asked, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core),
+        )
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the weights of a subtile are kept for all of its rows."""
+        return _keeps(self.route, self.subtile_m, self.tile_m)
+
+    @property
+    def steps(self) -> int:
+        """The number of the grid's steps."""
+        return self.grid_m * self.grid_n * self.grid_k
+
+
+def aligned_sizes(k: int, n: int, block: int) -> tuple[int, int]:
+    """The sizes to which a weight is padded: whole registers, and of k also whole blocks."""
+    step = LANES if block == k else block * (LANES // _common(block))
+    return padded(k, step), padded(n, LANES)
+
+
+def _common(block: int) -> int:
+    """The largest power of two, up to the lanes, that divides a block."""
+    return min(block & -block, LANES)
+
+
+def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
+    """Cycles of one stretch of straight code, of both weights where there are two."""
+    return spec.weights * route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
+
+
+def rows_multiple(spec: QuantizedSpec) -> int:
+    """Rows of whole registers, of the result and of quantized lhs: where a block or a subtile of rows may begin."""
+    of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+
+
+def _rows_in_vmem(rows: int, dtype: str) -> int:
+    """Rows that a block takes: whole sublanes, or of fewer rows a power of two that fills words."""
+    if rows > SUBLANES:
+        return padded(rows, SUBLANES)
+    least = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
+    return max(least, 1 << (rows - 1).bit_length())
+
+
+def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
+    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE) // _LEAST_ROWS_AT_ONCE * _LEAST_ROWS_AT_ONCE
+    return min(max(rows, _LEAST_ROWS_AT_ONCE), tile_m)
+
+
+def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:
+    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows or route.even_first
+
+
+def _keeps(route: Route, subtile_m: int, tile_m: int) -> bool:
+    return subtile_m < tile_m and not (route.made == "stored" and route.rows != "bfloat16")
+
+
+def _made_bytes(config: KernelConfig, route: Route) -> int:
+    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
+    # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
+    made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
+    made += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
+    return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+
+
+def _dots_bytes(config: KernelConfig, route: Route) -> int:
+    """Sums of every dot of a subtile with weights as codes, of which v5e and v6e keep many: refusals say so."""
+    if route.made != "codes":
+        return 0
+    dots = config.tiles.tile_k // route.depth
+    return dots * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+
+
+def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> None:
+    tiles, found = config.tiles, list[Violation]()
+    for letter in "kn":
+        size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
+        if size % tile:
+            limit, fix = f"tiles cut {letter} evenly", f"use a divisor of {size}"
+            value = f"{letter}={size} is no multiple of tile_{letter}={tile}"
+            found.append(Violation(rule="tile-divides", value=value, limit=limit, fix=fix))
+        if tile % LANES:
+            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
+    if config.subtile_n % LANES:
+        found.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
+    if spec.block % BLOCK_ROWS and spec.blocks > 1:
+        limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
+        found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
+    if tiles.tile_k != spec.k and ((spec.blocks > 1 and tiles.tile_k % spec.block) or tiles.tile_k % route.depth):
+        fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
+        limit = "a tile has whole blocks, and whole dots"
+        found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+    if route.sums == "int32" and min(tiles.tile_k, spec.block) > EXACT_INT32_PRODUCTS:
+        limit = f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain"
+        fix = f"use tile_k≤{EXACT_INT32_PRODUCTS}, and smaller blocks of scales"
+        found.append(Violation(rule="exact-sums", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+    rows = rows_multiple(spec)
+    if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
+        found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
+    if not found and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
+        value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
+        fix = "use a smaller subtile, or tile_k"
+        found.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
+    if found:
+        raise IllegalTilesError(str(config), found)

@@ -1,0 +1,105 @@
+"""Products with quantized weights of arrays whose types say how they are sharded, as on a mesh of `jax.make_mesh`.
+
+Each device multiplies its parts. Rows and columns stay cut as they are. Where k is cut, the parts' products are summed
+over the devices, in float32 unless they are only cast, and what follows is computed after that; k is gathered where the
+kernel quantizes rows, whose scale is that of the whole row, and where a part is no whole number of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax import Array, lax
+
+from systolic.ops.engine.cuts import cuts_of, on_devices, parts_of
+from systolic.ops.quantized.product import Operands, QuantizedProduct, differentiated, each_weight
+from systolic.ops.quantized.xla import finished
+
+Run = Callable[[QuantizedProduct, Operands], Array]
+# Over the devices that have parts of "m" or "n", or of the k that one of "scales" or of "lhs_scales" is for.
+Summed = Callable[[Array, str], Array]
+Differentiate = Callable[[Operands, Array, Summed], Operands]
+
+_LAST = ("m", "n", "k")
+
+
+def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
+    """The product by `run`, which gets on each device the parts that it has.
+
+    Args:
+      mesh: what `target.explicit_mesh` found.
+    """
+    operands = product.apart(operands)
+    names, cuts = _names(mesh, product, operands)
+
+    def compute(*parts: Any) -> Array:
+        here = Operands(*parts)
+        if "k" not in cuts:
+            return run(product, here)
+        if product.is_plain(here):
+            return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
+        totals = [lax.psum(run(product.plain, its), cuts["k"]) for its in each_weight(here)]
+        return finished(product, totals, here)
+
+    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), ("m", "n"))
+
+
+def sharded_cotangents(
+    differentiate: Differentiate, mesh: Any, product: QuantizedProduct, operands: Operands, cotangent: Array
+) -> Operands:
+    """What `differentiate` makes of each device's parts; of operands that have no cotangent None."""
+    names, cuts = _names(mesh, product, operands)
+    wanted = [at for at, one in enumerate(differentiated(operands)) if one is not None]
+
+    k = cuts.get("k", ())
+    axes = {"m": cuts.get("m", ()), "n": cuts.get("n", ())}
+    axes |= {"scales": () if "k" in names.scales else k, "lhs_scales": () if "k" in names.lhs_scales else k}
+
+    def summed(part: Array, of: str) -> Array:
+        return lax.psum(part, axes[of]) if axes[of] else part
+
+    def compute(operands: tuple[Any, ...], cotangent: Array) -> tuple[Array, ...]:
+        found = differentiate(Operands(*operands), cotangent, summed)
+        return tuple(found[at] for at in wanted)
+
+    made = tuple(names[at] for at in wanted)
+    given, its = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
+    found = dict(zip(wanted, on_devices(compute, mesh, cuts, given, its, made), strict=True))
+    return Operands(*(found.get(at) for at in range(len(Operands._fields))))
+
+
+def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
+    """`xla.finished` of sharded sums, which can be differentiated."""
+    its, of_all = operands, ("m", "n")
+    given = (tuple(totals), its.bias, its.residual, its.out_scale)
+    names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
+
+    def compute(totals: Sequence[Array], bias: Any, residual: Any, out_scale: Any) -> Array:
+        return finished(product, totals, Operands(None, None, None, bias, residual, out_scale=out_scale))
+
+    return on_devices(compute, mesh, cuts_of(given, names, last=_LAST), given, names, ("m", "n"), differentiated=True)
+
+
+def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Operands, dict[str, tuple[str, ...]]]:
+    """Names of the dimensions, "" for those that cannot be cut, and the axes that cut the others."""
+    scales, lhs_scales = operands.scales, operands.lhs_scales
+    counts = {one.shape[at] for one, at in ((scales, 0), (lhs_scales, 1)) if one is not None} - {1}
+
+    def named(k: str) -> Operands:
+        of_weight = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
+        return Operands(
+            lhs=("m", k),
+            **of_weight,
+            **{f"up_{name}": its for name, its in of_weight.items()},
+            out_scale=("n",),
+            bias=("n",),
+            residual=("m", "n"),
+            lhs_scales=("m", k if lhs_scales is not None and lhs_scales.shape[1] > 1 else ""),
+        )
+
+    cuts = cuts_of(tuple(operands), tuple(named("k")), last=_LAST)
+    parts = parts_of(mesh, cuts.get("k", ()))
+    if product.quantize_lhs is None and not any(count % parts for count in counts):
+        return named("k"), cuts
+    return named(""), cuts_of(tuple(operands), tuple(named("")), last=_LAST)

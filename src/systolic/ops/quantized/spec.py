@@ -1,0 +1,166 @@
+"""A product with a quantized right-hand side, a quantized left-hand side, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, dtype_bytes
+from systolic.spec.formats import LARGEST, QuantizationError, format_bytes
+from systolic.spec.matmul import LARGEST_SIZE
+
+_SCALES = ("float32", "bfloat16")
+_FLOATS = ("float32", "bfloat16")
+_PLAIN = "bfloat16"
+# Formats of rows that the kernel takes. Rows in others are cast ahead of it, which is exact.
+ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
+_INTEGERS = ("int8", "int4")
+# Four bits that some of eight hold as they are; see `schedule.quantized_route`.
+_CODED_AS = {"int4": "float8_e4m3fn", "float4_e2m1fn": "float8_e5m2"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedSpec:
+    """`(activation(lhs[m, k] @ (values[k, n] · scales) + bias) + residual) · out_scale`, a scale for `block` of k.
+
+    Attributes:
+      dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16; or one of `ROW_FORMATS`, of values with scales.
+      lhs_block: columns of a row of lhs that share a scale, of a lhs that has scales: k, or as many as `block`.
+      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantizes each row of lhs with a scale of its own; None:
+        it does not.
+      dtype_rhs: of the values; bfloat16 beside quantized rows, of a weight that is not quantized: its scales are one.
+      block: rows of a column of the right-hand side that share a scale, a divisor of k; k: one scale a column.
+      dtype_scale: float32 or bfloat16.
+      bias, residual: whether these are added.
+      activation: the name of a function of the sum and the bias.
+      gated: whether there is a second weight like the first, whose product is multiplied by the activation:
+        `activation(lhs @ gate) · (lhs @ up)`.
+      out_scale: whether the result is multiplied by a number for each column.
+
+    Raises:
+      SpecError: a size is below one or above 2³¹ − 1, a dtype is unknown, or `gated` comes with another fusion.
+      QuantizationError: nothing is quantized to `dtype_rhs`, or the block does not divide k.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype_lhs: str
+    dtype_rhs: str
+    dtype_out: str
+    block: int
+    dtype_scale: str = "float32"
+    bias: bool = False
+    activation: str = ""
+    residual: bool = False
+    lhs_block: int | None = None
+    quantize_lhs: str | None = None
+    gated: bool = False
+    out_scale: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("m", "k", "n", "block"):
+            size = getattr(self, name)
+            if not 1 <= size <= LARGEST_SIZE:
+                raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+        if self.dtype_lhs not in (*_FLOATS, *ROW_FORMATS):
+            raise SpecError(f"dtype_lhs={self.dtype_lhs!r}; use {', '.join((*_FLOATS, *ROW_FORMATS))}")
+        self._check_rows()
+        dtype_bytes(self.dtype_out)
+        if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
+            beside = f", or {_PLAIN} beside quantized rows"
+            raise QuantizationError(
+                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{beside}"
+            )
+        if self.dtype_scale not in _SCALES:
+            raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")
+        if self.k % self.block:
+            raise QuantizationError(f"block={self.block} does not divide k={self.k}; use a divisor")
+        if self.gated and (self.bias or self.residual or self.out_scale):
+            raise SpecError("gated products take neither bias, residual nor out_scale; leave them out")
+
+    def _check_rows(self) -> None:
+        in_hbm = self.lhs_block is not None
+        if self.dtype_lhs in ROW_FORMATS and not in_hbm:
+            raise SpecError(f"dtype_lhs={self.dtype_lhs!r} without scales; say lhs_block, such as k={self.k}")
+        if self.lhs_block not in (None, self.k, self.block):
+            raise QuantizationError(f"lhs_block={self.lhs_block}; use k={self.k} or block={self.block}")
+        if self.quantize_lhs is not None and (in_hbm or self.quantize_lhs not in ROW_FORMATS):
+            raise QuantizationError(
+                f"quantize_lhs={self.quantize_lhs!r} of dtype_lhs={self.dtype_lhs!r}; floats are quantized to "
+                f"{', '.join(ROW_FORMATS)}"
+            )
+
+    @property
+    def weights(self) -> int:
+        """How many weights the rows are multiplied by."""
+        return 2 if self.gated else 1
+
+    @property
+    def blocks(self) -> int:
+        """Scales of a column."""
+        return self.k // self.block
+
+    @property
+    def lhs_blocks(self) -> int:
+        """Scales of a row that are read from HBM."""
+        return 0 if self.lhs_block is None else self.k // self.lhs_block
+
+    @property
+    def row_format(self) -> str | None:
+        """The format of the rows of lhs, wherever they are quantized; None: they come as floats of 16 bits or more."""
+        return self.quantize_lhs or (self.dtype_lhs if self.dtype_lhs in ROW_FORMATS else None)
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether rows of lhs have scales."""
+        return self.lhs_block is not None or self.quantize_lhs is not None
+
+    @property
+    def sums_integers(self) -> bool:
+        """Whether values of both sides are integers, so that the sum of their products is one."""
+        return self.row_format in _INTEGERS and self.dtype_rhs in _INTEGERS
+
+    @property
+    def exact_in_int32(self) -> bool:
+        """Whether an int32 holds the sum of a block for certain, so that all of it is exact."""
+        return self.block <= EXACT_INT32_PRODUCTS
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The narrowest dtype in which a matrix unit takes both sides as they are, and at whose rate."""
+        if self.sums_integers:
+            return "int8"
+        alike = {self.dtype_rhs, _CODED_AS.get(self.dtype_rhs, self.dtype_rhs)}
+        return self.row_format if self.row_format in alike and self.row_format else "bfloat16"
+
+    def multiplied_as(self, dtypes: Collection[str]) -> str:
+        """Return the dtype of the codes, or bfloat16 where the matrix units do not take that."""
+        return self.dtype_multiplied if self.dtype_multiplied in dtypes else "bfloat16"
+
+    @property
+    def passes(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, without those of the scales."""
+        return 2 * self.m * self.k * self.n * self.weights
+
+    @property
+    def lhs_bytes(self) -> int:
+        """Bytes of the rows, and of their scales."""
+        return format_bytes(self.dtype_lhs, self.m * self.k) + self.m * self.lhs_blocks * dtype_bytes("float32")
+
+    @property
+    def rhs_bytes(self) -> int:
+        """Bytes of values and scales, of both weights where there are two."""
+        scales = self.blocks * self.n * dtype_bytes(self.dtype_scale)
+        return self.weights * (format_bytes(self.dtype_rhs, self.k * self.n) + scales)
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Everything read once, the result written once."""
+        results = self.m * self.n * dtype_bytes(self.dtype_out) * (2 if self.residual else 1)
+        return self.lhs_bytes + self.rhs_bytes + results + 4 * self.n * (self.bias + self.out_scale)

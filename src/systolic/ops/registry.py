@@ -1,0 +1,20 @@
+"""The table of ops. A new op is one more line."""
+
+from systolic.ops.gated.op import GatedOp
+from systolic.ops.grouped.op import GroupedGradientOp, GroupedOp
+from systolic.ops.matmul.op import MatmulOp
+from systolic.ops.op import register
+from systolic.ops.quantized.op import QuantizedOp
+from systolic.ops.sparse.op import SparseOp
+
+OPS = (
+    MatmulOp(),
+    GatedOp(),
+    GroupedOp(),
+    GroupedGradientOp(),
+    QuantizedOp(),
+    SparseOp(),
+)
+
+for op in OPS:
+    register(op)

@@ -1,0 +1,209 @@
+"""How long block-sparse products take by arithmetic, and the configurations to choose from.
+
+Where blocks are is known when a program runs. So tiles are chosen for as many blocks in every line.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.sparse.call_lists import calls_of, one_call
+from systolic.ops.sparse.schedule import MOST_BUNDLES, ProductSchedule, SampledSchedule, most_joined
+from systolic.ops.sparse.spec import SparseSpec
+from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule.sizes import largest_divisor
+from systolic.spec import dtype_bytes
+
+# Scalar code around a stretch of straight code: brought near to six simulated products on v6e, of two sizes of blocks,
+# by hand. Of the 40 products of `systolic bench --suite sparse --chip v6e`, most of them others, modelled times are
+# 0.69 to 1.22 of the simulated ones, 0.95 in the median, and 0.69 to 1.00 of the 14 that are dds, sdd and masks. Blocks
+# of 128² in dsd at 80 % ask for less, the same in sdd at 10 % for more, so another value would not be nearer to all.
+_STRETCH_CYCLES = 120
+_MORE_CODE = 0.002  # of the time, that code for one more block has to promise
+_REGISTER_BYTES = 4096
+_TILES = (128, 256, 512, 1024, 2048)
+_SUBTILES = (256, 512, 1024, 2048)
+_ROW_SUBTILES = (128, 256, 512, 1024)
+
+
+class Stretch(NamedTuple):
+    """One stretch of straight code: rows of one operand, and the weights that they meet."""
+
+    rows: int
+    depth: int
+    columns: int
+
+
+def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
+    """The matrix units' time: rows go through, and weights are brought; a unit is used whole or not."""
+    machine, item = chip.machine, dtype_bytes(spec.dtype)
+    deep, wide = -(-stretch.depth // machine.mxu_rows), -(-stretch.columns // machine.mxu_columns)
+    rows = spec.passes * stretch.rows * deep * wide / machine.mxu_count / mxu_rows_per_cycle(spec.dtype, chip)
+    registers = spec.passes * stretch.depth * stretch.columns * item / _REGISTER_BYTES
+    return rows + registers * machine.weight_push_cycles / machine.mxu_count
+
+
+def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
+    """Legal configurations, the fastest by arithmetic first.
+
+    Raises:
+      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+    """
+    return list(_configs(spec, chip))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
+def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
+    found, refused = list[TimedConfig](), None
+    space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
+    for config in dict.fromkeys(space):
+        try:
+            found.append(timed(spec, config, chip))
+        except IllegalTilesError as error:
+            refused = error
+    if not found and refused is not None:
+        raise refused
+    # Of configurations that are about as fast, the one with less code.
+    return tuple(sorted(found, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)))
+
+
+def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """A configuration with its time.
+
+    Raises:
+      IllegalTilesError: it breaks rules.
+    """
+    call = one_call(spec, chip)
+    each = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
+    return TimedConfig(config=config, modelled=_of_calls(each, spec, call, chip), provenance="modelled")
+
+
+def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
+    """What XLA moves around several calls: it adds up their sums, or joins the blocks of the result."""
+    if call is spec:
+        return 0
+    if spec.kind == "sdd":
+        made = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
+        return (made + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
+    # Two are read and one is written for each call, and the last one is read once more.
+    return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
+
+
+def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip) -> ModelledTime:
+    calls, between_us = calls_of(spec, call), bytes_between(spec, call) / chip.machine.hbm_bytes_per_s * 1e6
+    return ModelledTime(
+        time_us=calls * each.time_us + between_us,
+        compute_us=calls * each.compute_us,
+        copy_us=calls * each.copy_us + between_us,
+        ramp_us=calls * each.ramp_us,
+    )
+
+
+def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
+    """What dsd and dds multiply at once."""
+    depth = int(joined * spec.place_size)
+    return Stretch(subtile, depth, spec.line_size) if spec.kind == "dds" else Stretch(spec.line_size, depth, subtile)
+
+
+def chunks_of(spec: SparseSpec, capacity: int) -> int:
+    """How often a dense operand is read, with so many blocks at a time."""
+    return max(-(-spec.blocks // capacity), 1)
+
+
+def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    its = ProductSchedule.of(spec, config, chip)
+    each = spec.blocks / spec.lines
+    items = _items(each, its.joined)
+    stretch = stretch_cycles(spec, product_stretch(spec, its.subtile, max(each / items, 1)), chip)
+    if each < items:
+        stretch *= each
+    grid = -(-its.grid // chip.cores_per_device)
+    lines = grid * spec.lines
+    stretches = lines * items * (its.tile // its.subtile)
+    item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    panel = spec.k * its.tile * item
+    chunks = chunks_of(spec, its.capacity)
+    sparse = spec.blocks * spec.block_rows * spec.block_columns * item * chip.cores_per_device
+    moved = sparse + chunks * (its.grid if its.grid > 1 else 1) * panel + spec.m * spec.n * out
+    return _time(spec, chip, stretches * stretch, stretches, lines, moved, panel)
+
+
+def _items(each: float, joined: int) -> float:
+    """Stretches of a line that has about so many blocks: some have one more than is full."""
+    return max((each - 1) / joined + 0.5, 1.0)
+
+
+def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
+    its = SampledSchedule.of(spec, config, chip)
+    lines = min(spec.lines, max(spec.blocks, 1))
+    each = spec.blocks / lines
+    items = _items(each, its.joined)
+    joined = max(each / items, 1)
+    stretch = stretch_cycles(spec, Stretch(its.subtile, its.tile_k, int(joined * spec.block_columns)), chip)
+    chunks = -(-chunks_of(spec, its.slots) // chip.cores_per_device)
+    visits = lines * its.grid_k / chip.cores_per_device
+    stretches = visits * items * (spec.block_rows // its.subtile)
+    item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
+    panels = chunks * its.grid_k * chip.cores_per_device if its.grid_k > 1 else chip.cores_per_device
+    panel = its.tile_k * spec.n * item
+    made = spec.m * spec.n if spec.dense_out else spec.blocks * spec.block_rows * spec.block_columns
+    moved = panels * panel + lines * spec.block_rows * spec.k * item + made * out
+    return _time(spec, chip, stretches * stretch, stretches, visits, moved, panel)
+
+
+def _time(
+    spec: SparseSpec, chip: Chip, mxu_cycles: float, stretches: float, lines: float, moved: float, panel: float
+) -> ModelledTime:
+    """Products and copies overlap; the first panel does not."""
+    machine, us = chip.machine, 1e6 / chip.machine.clock_hz
+    held = machine.dma_issue_cycles + machine.dma_wait_cycles  # one copy of a line
+    around = stretches * (chip.step_estimate.fill_cycles + _STRETCH_CYCLES) + lines * held
+    compute_us = (mxu_cycles + around) * us
+    bytes_per_us = machine.hbm_bytes_per_s / 1e6
+    copy_us, ramp_us = moved / bytes_per_us, panel / bytes_per_us + 2 * machine.dma_latency_cycles * us
+    return ModelledTime(
+        time_us=ramp_us + max(compute_us, copy_us), compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us
+    )
+
+
+def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
+    turned = spec.kind == "dds"
+    multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
+    for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, most) for most in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(tile, multiple, most) for most in _SUBTILES):
+            cycles = stretch_cycles(spec, product_stretch(spec, subtile, 1), chip)
+            if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
+                continue
+            most = _filling(spec, most_joined(spec, cycles), chip)
+            for joined in dict.fromkeys((most, _filling(spec, (most + 1) // 2, chip))):
+                line, k = spec.line_size, joined * spec.place_size
+                tiles = Tiles(tile_m=tile if turned else line, tile_k=k, tile_n=line if turned else tile)
+                subtiles = (subtile, line) if turned else (line, subtile)
+                yield KernelConfig(tiles=tiles, subtile_m=subtiles[0], subtile_n=subtiles[1], pipeline="manual")
+
+
+def _joined(spec: SparseSpec, config: KernelConfig) -> int:
+    return (config.tiles.tile_n if spec.kind == "sdd" else config.tiles.tile_k) // spec.place_size
+
+
+def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
+    """At most so many blocks, such that all of them fill the matrix units' rows."""
+    multiple = max(chip.machine.mxu_rows // spec.place_size, 1)
+    return max(joined // multiple * multiple, 1)
+
+
+def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
+    rows = 32 // min(dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out))
+    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, most) for most in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, most) for most in _ROW_SUBTILES):
+            cycles = stretch_cycles(spec, Stretch(subtile, tile_k, spec.block_columns), chip)
+            if cycles > MOST_BUNDLES and subtile > _ROW_SUBTILES[0]:
+                continue
+            tiles = Tiles(tile_m=spec.block_rows, tile_k=tile_k, tile_n=most_joined(spec, cycles) * spec.place_size)
+            yield KernelConfig(tiles=tiles, subtile_m=subtile, subtile_n=tiles.tile_n, pipeline="manual")

@@ -1,0 +1,163 @@
+"""The list of blocks, sorted by lines in SMEM, loops over it, and the panels of a dense operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.registers import part
+from systolic.ops.sparse.spec import SparseSpec
+
+
+class Places(NamedTuple):
+    """Where blocks are stored, in SMEM, sorted by rows; padding has a row past the end."""
+
+    rows: Any  # int32 [most blocks]
+    columns: Any
+
+
+class ListBuffers(NamedTuple):
+    """Scratch of a list, in SMEM."""
+
+    begins: Any  # int32 [lines + 2]
+    places: Any  # int32 [most blocks]; None: lines are in the order of the blocks
+    order: Any
+    next: Any  # int32 [lines + 1]
+
+
+def list_buffers(spec: SparseSpec) -> ListBuffers:
+    """What a list needs."""
+
+    def words(number: int) -> Any:
+        return pltpu.SMEM((number,), jnp.int32)
+
+    some = (spec.most_blocks, spec.most_blocks, spec.lines + 1) if spec.is_by_columns else ()
+    return ListBuffers(words(spec.lines + 2), *(map(words, some) if some else (None, None, None)))
+
+
+class BlockList(NamedTuple):
+    """Blocks by lines; see `schedule.sparse`."""
+
+    begins: Any  # the first block of each line, and how many blocks there are
+    places: Any  # the place of each block in its line
+    order: Any  # the number of each in the array of blocks; None: they are in this order
+
+
+def listed(places: Places, its: ListBuffers, spec: SparseSpec) -> BlockList:
+    """Sorts the blocks by lines, by counting; scalar code, a few cycles a block."""
+    line_of, place_of = places if not spec.is_by_columns else (places.columns, places.rows)
+    stored_rows = spec.places if spec.is_by_columns else spec.lines
+    lines = spec.lines
+
+    def line_at(block: Any) -> Any:
+        return jnp.where(places.rows[block] < stored_rows, line_of[block], lines)
+
+    def clear(line: Any, carry: None) -> None:
+        its.begins[line] = 0
+        return carry
+
+    def count(block: Any, carry: None) -> None:
+        its.begins[line_at(block) + 1] += 1
+        return carry
+
+    def add(line: Any, begin: Any) -> Any:
+        begin = begin + its.begins[line]
+        its.begins[line] = begin
+        if its.next is not None:
+            its.next[line] = begin
+        return begin
+
+    lax.fori_loop(0, lines + 2, clear, None)
+    lax.fori_loop(0, spec.most_blocks, count, None)
+    lax.fori_loop(0, lines + 1, add, jnp.int32(0))
+    if its.next is None:
+        return BlockList(its.begins, place_of, None)
+
+    def put(block: Any, carry: None) -> None:
+        line = line_at(block)
+        number = its.next[line]
+        its.next[line] = number + 1
+        its.places[number] = place_of[block]
+        its.order[number] = block
+        return carry
+
+    lax.fori_loop(0, spec.most_blocks, put, None)
+    return BlockList(its.begins, its.places, its.order)
+
+
+class Item(NamedTuple):
+    """Neighbours in a line that are multiplied at once."""
+
+    block: Any  # the first one
+    count: Any
+    is_first: Any  # of its line, or of what the chunk has of it
+    is_last: Any
+
+
+def over_items(begin: Any, end: Any, joined: int, body: Callable[[Item, Any], Any], carry: Any) -> Any:
+    """`body` for blocks from `begin` to `end`, about equally many of them at a time; once for none."""
+    number = end - begin
+    items = jnp.maximum(lax.div(number + (joined - 1), jnp.int32(joined)), 1)
+    each = lax.div(number + items - 1, items)
+
+    def item(at: Any, carry: Any) -> Any:
+        block = begin + at * each
+        return body(Item(block, jnp.minimum(each, end - block), at == 0, at == items - 1), carry)
+
+    return lax.fori_loop(0, items, item, carry)
+
+
+def with_code_for(count: Any, most: int, code: Callable[[int], None]) -> None:
+    """Straight code for one block, for two, and so on: that for so many runs."""
+    for number in range(1, most + 1):
+        pl.when(count == number)(lambda number=number: code(number))
+
+
+def joined(blocks: list[Array], axis: int) -> Array:
+    """Blocks beside each other."""
+    return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis)
+
+
+class Panels(NamedTuple):
+    """Panels of a dense operand: one is used while the next one arrives, part by part."""
+
+    source: Any  # in HBM
+    target: Any  # [slots, *panel]
+    sem: Any  # (slots,)
+    axis: int  # of the dense operand, that panels cut
+    size: int  # of a panel along it
+    grid: int  # panels
+    parts: int  # in which one arrives
+
+    def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
+        """The copy of a part."""
+        across = 1 - self.axis
+        its = part(number, self.target.shape[1 + across] // self.parts, self.parts)
+        here = part(panel, self.size, self.grid)
+        source = (here, its) if self.axis == 0 else (its, here)
+        target = (slice(None), its) if self.axis == 0 else (its, slice(None))
+        return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
+
+    def due(self, line: Any, lines: Any) -> tuple[Any, Any]:
+        """The parts whose copies start with a line: all of them in the first half, so that the last one is in time."""
+        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + one), lines), self.parts) for one in (0, 1))
+        return begin, jnp.where(line == lines - 1, self.parts, end)
+
+    def start(self, begin: Any, end: Any, panel: Any, slot: Any) -> None:
+        """Starts copies of parts."""
+
+        def one(number: Any, carry: None) -> None:
+            self.part_copy(number, panel, slot).start()
+            return carry
+
+        lax.fori_loop(begin, end, one, None)
+
+    def wait(self, slot: Any) -> None:
+        """Waits for all parts of a panel: a copy's semaphore counts bytes."""
+        target = self.target.at[slot]
+        pltpu.make_async_copy(target, target, self.sem.at[slot]).wait()

@@ -1,0 +1,96 @@
+"""Some blocks of a product of dense matrices: `out[block] = lhs[its row] @ rhs[:, its column]`.
+
+The sums of a chunk of blocks stay in VMEM, while panels of rhs pass: rows of it, some of k, with all columns. For each
+panel the rows of lhs that the chunk needs pass too, and each is multiplied by the panel's columns of its blocks. So lhs
+is read once, and rhs once for each chunk. Blocks that are not wanted take no step. Neighbours in a row of blocks are
+joined to one stretch of straight code.
+
+Where the result is a whole matrix, what is not wanted is stored as zeros meanwhile, from one buffer.
+
+In VMEM: the sums, two panels, a ring of blocks of lhs, a ring of blocks of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import from_hbm
+from systolic.ops.sparse.kernel.lists import Places, list_buffers, listed
+from systolic.ops.sparse.kernel.samples import Buffers, Kernel, SampledOperands
+from systolic.ops.sparse.schedule import SampledSchedule
+from systolic.ops.sparse.spec import SparseSpec
+
+
+def sparse_sampled(
+    operands: SampledOperands,
+    *,
+    spec: SparseSpec,
+    schedule: SampledSchedule,
+    band: tuple[int | None, int | None],
+    cores: int,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, ...]:
+    """The wanted blocks [most blocks, rows, columns], those of padding zero; or a matrix [m, n], zero elsewhere.
+
+    Args:
+      band: of a matrix, the lowest and the highest diagonal that is not zero, column − row; None: there is none.
+      cores: that share the work, each with some of the chunks.
+    """
+    its, dtype, dtype_out = schedule, jnp.dtype(spec.dtype), jnp.dtype(spec.dtype_out)
+    block = (spec.block_rows, spec.block_columns)
+    panel = (spec.n, its.tile_k) if spec.transpose_rhs else (its.tile_k, spec.n)
+    buffers = Buffers(
+        list=list_buffers(spec),
+        sums=pltpu.VMEM((its.slots, *block), jnp.dtype(spec.dtype_accumulator)),
+        panel=pltpu.VMEM((its.panel_slots, *panel), dtype),
+        rows=pltpu.VMEM((its.row_slots, spec.block_rows, its.tile_k), dtype),
+        out=pltpu.VMEM((its.stages, *block), dtype_out),
+        zeros=pltpu.VMEM((spec.block_rows, spec.block_columns * its.zero_widths[0]), dtype_out),
+        under_way=pltpu.SMEM((len(its.zero_widths),), jnp.int32),
+        panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
+        rows_sem=pltpu.SemaphoreType.DMA((its.row_slots,)),
+        out_sem=pltpu.SemaphoreType.DMA((its.stages,)),
+        zeros_sem=pltpu.SemaphoreType.DMA((len(its.zero_widths),)),
+    )
+
+    def kernel(refs: SampledOperands, out_hbm: Any, its: Buffers) -> None:
+        Kernel(
+            refs=refs,
+            out_hbm=out_hbm,
+            its=its,
+            list=listed(refs.places, its.list, spec),
+            spec=spec,
+            schedule=schedule,
+            cores=cores,
+            band=band,
+        ).run()
+
+    arrays = operands
+    if not interpret:
+        arrays = operands._replace(lhs=from_hbm(operands.lhs), rhs=from_hbm(operands.rhs))
+    scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    shape = (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, *block)
+    return pl.pallas_call(
+        kernel,
+        grid=(cores,),
+        in_specs=(SampledOperands(Places(scalars, scalars), hbm, hbm),),
+        out_specs=hbm,
+        out_shape=shape_with_mesh_axes(shape, dtype_out, [operands.lhs, operands.rhs, operands.places.rows]),
+        scratch_shapes=(buffers,),
+        compiler_params=pltpu.CompilerParams(
+            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+        ),
+        interpret=interpret,
+        name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
+    )(arrays)

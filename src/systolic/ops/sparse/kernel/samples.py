@@ -1,0 +1,259 @@
+"""The steps of `sampled`: chunks of blocks, panels for each of them, and the lines that have some of its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.kernels.dots import dot
+from systolic.kernels.functions import as_dtype
+from systolic.kernels.registers import part
+from systolic.ops.sparse.kernel.lists import (
+    BlockList,
+    Item,
+    ListBuffers,
+    Panels,
+    Places,
+    joined,
+    over_items,
+    with_code_for,
+)
+from systolic.ops.sparse.kernel.zeros import Zeros
+from systolic.ops.sparse.schedule import SampledSchedule
+from systolic.ops.sparse.spec import SparseSpec
+
+
+class SampledOperands(NamedTuple):
+    """Arrays of a product, or their refs."""
+
+    places: Places
+    lhs: Any  # [m, k]
+    rhs: Any  # [k, n], or [n, k]
+
+
+class Buffers(NamedTuple):
+    """What the kernel allocates."""
+
+    list: ListBuffers
+    sums: Any  # [slots, block rows, block columns]
+    panel: Any  # [panel slots, tile_k, n], or [panel slots, n, tile_k]
+    rows: Any  # [row slots, block rows, tile_k]
+    out: Any  # [stages, block rows, block columns]
+    zeros: Any  # [block rows, zero columns]
+    under_way: Any  # int32 [widths]: copies of zeros
+    panel_sem: Any
+    rows_sem: Any
+    out_sem: Any
+    zeros_sem: Any  # (widths,)
+
+
+class _Chunk(NamedTuple):
+    """Blocks whose sums are in VMEM, and the lines that have some of them."""
+
+    begin: Any
+    end: Any
+    line: Any
+    lines: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kernel:
+    """All chunks of a product, with their copies."""
+
+    refs: SampledOperands
+    out_hbm: Any
+    its: Buffers
+    list: BlockList
+    spec: SparseSpec
+    schedule: SampledSchedule
+    cores: int
+    band: tuple[int | None, int | None]
+
+    @property
+    def _panels(self) -> Panels:
+        its = self.schedule
+        return Panels(
+            source=self.refs.rhs,
+            target=self.its.panel,
+            sem=self.its.panel_sem,
+            axis=1 if self.spec.transpose_rhs else 0,
+            size=its.tile_k,
+            grid=its.grid_k,
+            parts=its.parts,
+        )
+
+    @property
+    def _zeros(self) -> Zeros:
+        its = self.its
+        return Zeros(
+            list=self.list,
+            out_hbm=self.out_hbm,
+            source=its.zeros,
+            under_way=its.under_way,
+            sem=its.zeros_sem,
+            spec=self.spec,
+            widths=self.schedule.zero_widths,
+        )
+
+    def run(self) -> None:
+        """Goes through this core's chunks, and waits for the last blocks."""
+        its, spec = self.schedule, self.spec
+        number = self.list.begins[spec.lines]
+        # About equally many blocks in each, and as many chunks for each core.
+        chunks = jnp.maximum(lax.div(number + (its.slots * self.cores - 1), jnp.int32(its.slots * self.cores)), 1)
+        each = lax.div(number + chunks * self.cores - 1, chunks * self.cores)
+        core = pl.program_id(0) if self.cores > 1 else jnp.int32(0)
+        zeros = self._zeros
+        zeros.prepare()
+        self._panels.start(0, its.parts, 0, 0)
+        passes = chunks * its.grid_k
+
+        def chunk(at: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+            line, stored = state
+            begin = jnp.minimum((core * chunks + at) * each, number)
+            here = self._chunk(begin, jnp.minimum(begin + each, number), line)
+            self._prefetch_rows(here)
+
+            def panel(kk: Any, stored: Any) -> Any:
+                turn = at * its.grid_k + kk
+                zeros.fill(core * passes + turn, passes * self.cores)
+                return self._panel(here, kk, turn, turn + 1 < passes, stored)
+
+            return here.line, lax.fori_loop(0, its.grid_k, panel, stored)
+
+        _, stored = lax.fori_loop(0, chunks, chunk, (jnp.int32(0), jnp.int32(0)))
+
+        def wait(stage: Any, carry: None) -> None:
+            self._out_copy(0, 0, stage).wait()
+            return carry
+
+        lax.fori_loop(0, jnp.minimum(stored, its.stages), wait, None)
+        zeros.wait()
+
+    def _chunk(self, begin: Any, end: Any, line: Any) -> _Chunk:
+        begins, lines = self.list.begins, self.spec.lines
+
+        def is_before(line: Any) -> Any:
+            return (line < lines) & (begins[jnp.minimum(line + 1, lines)] <= begin)
+
+        first = lax.while_loop(is_before, lambda line: line + 1, line)
+        behind = lax.while_loop(
+            lambda line: (line < lines) & (begins[jnp.minimum(line, lines)] < end), lambda line: line + 1, first
+        )
+        return _Chunk(begin, end, first, behind - first)
+
+    def _span(self, chunk: _Chunk, line: Any) -> tuple[Any, Any]:
+        begins = self.list.begins
+        return jnp.maximum(begins[line], chunk.begin), jnp.minimum(begins[line + 1], chunk.end)
+
+    def _rows_copy(self, line: Any, kk: Any, slot: Any) -> Any:
+        its, spec = self.schedule, self.spec
+        source = self.refs.lhs.at[part(line, spec.block_rows, spec.lines), part(kk, its.tile_k, its.grid_k)]
+        return pltpu.make_async_copy(source, self.its.rows.at[slot], self.its.rows_sem.at[slot])
+
+    def _fetch_rows(self, chunk: _Chunk, visit: Any) -> None:
+        """Starts the copy for a visit: of the rows of one line, some of k."""
+
+        @pl.when(visit < chunk.lines * self.schedule.grid_k)
+        def _() -> None:
+            kk = lax.div(visit, chunk.lines)
+            line = chunk.line + visit - kk * chunk.lines
+            begin, end = self._span(chunk, line)
+            slot = lax.rem(visit, jnp.int32(self.schedule.row_slots))
+            pl.when(begin < end)(lambda: self._rows_copy(line, kk, slot).start())
+
+    def _prefetch_rows(self, chunk: _Chunk) -> None:
+        for visit in range(self.schedule.row_slots - 1):
+            self._fetch_rows(chunk, jnp.int32(visit))
+
+    def _panel(self, chunk: _Chunk, kk: Any, turn: Any, has_next: Any, stored: Any) -> Any:
+        """Adds the products of one panel to the sums of a chunk, while the next one arrives."""
+        its = self.schedule
+        slot, next_slot = (lax.rem(turn + ahead, jnp.int32(its.panel_slots)) for ahead in (0, 1))
+        pl.when((turn == 0) | (its.grid_k > 1))(lambda: self._panels.wait(slot))
+        has_next = has_next & (its.grid_k > 1)
+        after = jnp.where(kk == its.grid_k - 1, 0, kk + 1)
+
+        @pl.when(has_next & (chunk.lines == 0))
+        def _all_of_it() -> None:
+            self._panels.start(0, its.parts, after, next_slot)
+
+        def line(at: Any, stored: Any) -> Any:
+            visit = kk * chunk.lines + at
+            self._fetch_rows(chunk, visit + (its.row_slots - 1))
+
+            @pl.when(has_next)
+            def _arrives() -> None:
+                self._panels.start(*self._panels.due(at, chunk.lines), after, next_slot)
+
+            begin, end = self._span(chunk, chunk.line + at)
+            row_slot = lax.rem(visit, jnp.int32(its.row_slots))
+
+            def work() -> Any:
+                self._rows_copy(chunk.line + at, kk, row_slot).wait()
+
+                def item(item: Item, stored: Any) -> Any:
+                    with_code_for(
+                        item.count, its.joined, lambda number: self._multiply(chunk, item, number, kk, slot, row_slot)
+                    )
+                    count = jnp.where(kk == its.grid_k - 1, item.count, 0)
+
+                    def store(number: Any, stored: Any) -> Any:
+                        self._store(chunk, chunk.line + at, item.block + number, stored)
+                        return stored + 1
+
+                    return lax.fori_loop(0, count, store, stored)
+
+                return over_items(begin, end, its.joined, item, stored)
+
+            return lax.cond(begin < end, work, lambda: stored)
+
+        return lax.fori_loop(0, chunk.lines, line, stored)
+
+    def _multiply(self, chunk: _Chunk, item: Item, number: int, kk: Any, slot: Any, row_slot: Any) -> None:
+        its, spec, schedule = self.its, self.spec, self.schedule
+        sums = [item.block + at - chunk.begin for at in range(number)]
+        along = [part(self.list.places[item.block + at], spec.block_columns, spec.places) for at in range(number)]
+
+        @pl.loop(0, spec.block_rows // schedule.subtile)
+        def _(subtile: Any) -> None:
+            rows = part(subtile, schedule.subtile, spec.block_rows // schedule.subtile)
+            left = its.rows[row_slot, rows, :]
+            if spec.transpose_rhs:
+                right, contracted = joined([its.panel[slot, place, :] for place in along], 0), (1, 1)
+            else:
+                right, contracted = joined([its.panel[slot, :, place] for place in along], 1), (1, 0)
+            total = dot(left, right, contracted, spec)
+            for at, its_sum in enumerate(sums):
+                before = its.sums[its_sum, rows, :]
+                columns = slice(at * spec.block_columns, (at + 1) * spec.block_columns)
+                its.sums[its_sum, rows, :] = total[:, columns] + jnp.where(kk == 0, jnp.zeros_like(before), before)
+
+    def _store(self, chunk: _Chunk, line: Any, block: Any, stored: Any) -> None:
+        its, spec = self.its, self.spec
+        stage, place = lax.rem(stored, jnp.int32(self.schedule.stages)), self.list.places[block]
+        where = line if spec.dense_out else block
+        pl.when(stored >= self.schedule.stages)(lambda: self._out_copy(where, place, stage).wait())
+        total = its.sums[block - chunk.begin]
+        lower, upper = self.band
+        if lower is not None or upper is not None:
+            row, column = (lax.broadcasted_iota(jnp.int32, total.shape, axis) for axis in (0, 1))
+            diagonal = column - row + (place * spec.block_columns - line * spec.block_rows)
+            if lower is not None:
+                total = jnp.where(diagonal >= lower, total, jnp.zeros_like(total))
+            if upper is not None:
+                total = jnp.where(diagonal <= upper, total, jnp.zeros_like(total))
+        its.out[stage] = as_dtype(total, spec.dtype_out)
+        self._out_copy(where, place, stage).start()
+
+    def _out_copy(self, where: Any, place: Any, stage: Any) -> Any:
+        spec, target = self.spec, self.out_hbm.at[where]
+        if spec.dense_out:
+            rows = part(where, spec.block_rows, spec.lines)
+            target = self.out_hbm.at[rows, part(place, spec.block_columns, spec.places)]
+        return pltpu.make_async_copy(self.its.out.at[stage], target, self.its.out_sem.at[stage])

@@ -1,0 +1,92 @@
+"""What planner, store and tuner know of block-sparse products; none of it needs JAX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from systolic.chips import Chip
+from systolic.cost import TimedConfig, machine_roofline
+from systolic.ops.engine.listed import ListedOp
+from systolic.ops.grouped.schedule import vmem_limit
+from systolic.ops.op import Layout, RacedPrograms
+from systolic.ops.sparse.call_lists import calls_of, one_call
+from systolic.ops.sparse.cost import bytes_between, chunks_of, configs, timed
+from systolic.ops.sparse.schedule import ProductSchedule, SampledSchedule, schedule_of
+from systolic.ops.sparse.spec import SparseSpec
+from systolic.schedule import KernelConfig, total_bytes
+from systolic.spec import dtype_bytes
+
+if TYPE_CHECKING:
+    from systolic.ops.sparse.programs import SparsePrograms
+
+
+class SparseOp(ListedOp):
+    """`systolic.sparse_matmul`; see `systolic.ops.op.Op`."""
+
+    name = "sparse"
+    spec_type = SparseSpec
+
+    def words(self, spec: SparseSpec) -> tuple[str, str, str]:
+        """Sizes, dtypes and what is fused."""
+        which = {"dsd": "lhs", "dds": "rhs", "sdd": "result"}[spec.kind]
+        blocks = f"{spec.blocks} blocks of {spec.block_rows} × {spec.block_columns} ({spec.density:.0%}) of {which}"
+        fused = (
+            "bias" if spec.bias else "",
+            spec.activation,
+            "transpose_rhs" if spec.transpose_rhs else "",
+            "dense result" if spec.dense_out else "",
+            "within diagonals" if spec.diagonals else "",
+        )
+        return (
+            f"{spec.m} × {spec.k} × {spec.n} (m k n), {blocks}",
+            f"{spec.dtype} → {spec.dtype_out}",
+            ", ".join(filter(None, fused)),
+        )
+
+    def configs(self, spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
+        """All that are legal."""
+        return configs(spec, chip)
+
+    def judge(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+        """A configuration with the model's time."""
+        return timed(computed, config, chip)
+
+    def least_time_us(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> float:
+        """Products or copies alone, at the clock and bandwidth of the chip's model."""
+        return machine_roofline(computed, chip).least_us
+
+    def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
+        """Chunks of blocks, and panels of the dense operand."""
+        call = one_call(computed, chip)
+        its = schedule_of(call, config, chip)
+        at_once = its.slots if isinstance(its, SampledSchedule) else its.capacity
+        chunks = calls_of(computed, call) * chunks_of(call, at_once)
+        grid = its.grid if isinstance(its, ProductSchedule) else its.grid_k
+        again = (chunks - 1 if grid > 1 else 0) * dtype_bytes(computed.dtype)
+        panels = computed.m * computed.k if computed.kind == "dds" else computed.k * computed.n
+        return Layout(
+            axes=("chunks", "panels"),
+            grid=(chunks, grid),
+            hbm_bytes=computed.least_hbm_bytes + again * panels + bytes_between(computed, call),
+            vmem_bytes=total_bytes(its.buffers),
+            vmem_limit_bytes=vmem_limit(its.buffers, chip),
+        )
+
+    def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
+        """For which blocks the tiles are, and how often the kernel is called."""
+        calls = calls_of(spec, one_call(spec, chip))
+        cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
+        shared = ["both cores share the blocks of the output"] if chip.cores_per_device > 1 else []
+        return [f"for {spec.blocks} blocks, about as many in every line", *cut, *shared]
+
+    def programs(self, spec: SparseSpec, chip: Chip) -> SparsePrograms:
+        """Built from the description."""
+        from systolic.ops.sparse.programs import SparsePrograms  # needs JAX
+
+        return SparsePrograms(computed=spec, chip=chip)
+
+    def raced(self, spec: SparseSpec, chip: Chip) -> RacedPrograms:
+        """`systolic.sparse_matmul` itself, beside XLA's product of the whole matrix."""
+        from systolic.ops.sparse.programs import raced  # likewise
+
+        return raced(spec, chip)

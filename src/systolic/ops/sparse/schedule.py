@@ -1,0 +1,276 @@
+"""How block-sparse products are cut, and the buffers that VMEM has room for.
+
+A *line* is a row of blocks of the sparse matrix, or a column of blocks where the right operand is sparse. Some lines at
+a time have their blocks in VMEM, a *chunk* of the list, while a *panel* of a dense operand after another passes: so
+blocks are read once, and the dense operand once for each chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.grouped.schedule import buffer_bytes
+from systolic.ops.sparse.call_lists import INDEX_BYTES, index_words
+from systolic.ops.sparse.spec import SparseSpec
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.sizes import largest_divisor, padded
+from systolic.spec import dtype_bytes
+
+_OUT_SLOTS = 4
+_MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
+_FETCHED_BYTES = 2**19
+_MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
+_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait behind all of it
+_ROW_SLOTS = 3
+_STAGES = 4
+_ZERO_BYTES = 2**20
+# Bundles of all stretches of straight code: a kernel has to be less than 14,000, with its scalar code.
+MOST_BUNDLES = 11_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSchedule:
+    """What `kernels.sparse.product` does with a configuration of dsd or dds.
+
+    Attributes:
+      joined: blocks of a line that one stretch of straight code multiplies, at the most.
+      tile: columns of rhs in VMEM, of dds rows of lhs, with all of k.
+      grid: such panels.
+      subtile: columns, or rows, that one stretch multiplies.
+      parts: in which a panel arrives.
+      slots: blocks of the sparse matrix in VMEM.
+      fetched: blocks that one copy brings.
+      out_slots: blocks of the result.
+      buffers: all that it asks of VMEM.
+    """
+
+    joined: int
+    tile: int
+    grid: int
+    subtile: int
+    parts: int
+    slots: int
+    fetched: int
+    out_slots: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def capacity(self) -> int:
+        """Blocks of a chunk at the most: copies need not begin with its first one."""
+        return self.slots - (self.fetched - 1)
+
+    @property
+    def panel_slots(self) -> int:
+        """Panels in VMEM."""
+        return min(self.grid, 2)
+
+    @property
+    def under_way(self) -> int:
+        """Copies of blocks that may be under way: each has a semaphore of its own."""
+        return min(self.slots // self.fetched, _MOST_UNDER_WAY)
+
+    @classmethod
+    def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
+        """What the tiles come to: of dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        turned = spec.kind == "dds"
+        tile, line = (
+            (config.tiles.tile_m, config.tiles.tile_n) if turned else (config.tiles.tile_n, config.tiles.tile_m)
+        )
+        subtile = config.subtile_m if turned else config.subtile_n
+        require_blocks(spec, config, chip, line, config.tiles.tile_k)
+        multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
+        found = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
+                 for one in dict.fromkeys((tile, subtile)) if one % multiple]  # fmt: skip
+        if spec.sweep % tile:
+            name = "m" if turned else "n"
+            value, limit = f"{name}={spec.sweep} is no multiple of tile_{name}={tile}", f"tiles cut {name} evenly"
+            found.append(Violation(rule="tile-divides", value=value, limit=limit, fix=f"use a divisor of {spec.sweep}"))
+        if found:
+            raise IllegalTilesError(str(config), found)
+        grid = spec.sweep // tile
+        block = VmemBuffer(name="blocks", shape=(spec.block_rows, spec.block_columns), dtype=spec.dtype, copies=1)
+        panel = (tile, spec.k) if turned else (spec.k, tile)
+        out = (tile, line) if turned else (line, tile)
+        fixed = [
+            VmemBuffer(name="panel", shape=panel, dtype=spec.dtype, copies=min(grid, 2)),
+            VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
+            VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1),
+        ]
+        most = (
+            1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block.bytes), 1)
+        )  # of a line's they are apart
+        fetched = largest_divisor(spec.most_blocks, 1, most)
+        left = buffer_bytes(chip) - total_bytes(fixed)
+        slots = min(left // block.bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
+        wanted = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
+        its = VmemBuffer(name="blocks", shape=block.shape, dtype=spec.dtype, copies=max(slots, wanted))
+        buffers = (its, *fixed)
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        return cls(
+            joined=config.tiles.tile_k // spec.place_size,
+            tile=tile,
+            grid=grid,
+            subtile=subtile,
+            parts=spec.places // largest_divisor(spec.places, 1, max(spec.places // _MOST_PARTS, 1)),
+            slots=its.copies,
+            fetched=fetched,
+            out_slots=_OUT_SLOTS,
+            buffers=buffers,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledSchedule:
+    """What `kernels.sparse.sampled` does with a configuration of sdd.
+
+    Attributes:
+      joined: blocks of a line that one stretch of straight code makes, at the most.
+      tile_k: rows of a panel of rhs, which has all columns.
+      grid_k: such panels.
+      parts: in which a panel arrives.
+      slots: blocks whose sums are in VMEM.
+      row_slots: blocks of lhs.
+      stages: blocks of the result that wait to be stored.
+      subtile: rows of a block that one stretch of straight code takes.
+      zero_widths: blocks that a copy of zeros fills, the largest first.
+      buffers: all that it asks of VMEM.
+    """
+
+    joined: int
+    tile_k: int
+    grid_k: int
+    parts: int
+    slots: int
+    row_slots: int
+    stages: int
+    subtile: int
+    zero_widths: tuple[int, ...]
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def panel_slots(self) -> int:
+        """Panels in VMEM."""
+        return min(self.grid_k, 2)
+
+    @classmethod
+    def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> SampledSchedule:
+        """What the tiles come to: `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
+
+        Raises:
+          IllegalTilesError: they break rules.
+        """
+        tiles = config.tiles
+        require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
+        found = []
+        if tiles.tile_k % LANES:
+            found.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
+        if spec.k % tiles.tile_k:
+            value = f"k={spec.k} is no multiple of tile_k={tiles.tile_k}"
+            found.append(
+                Violation(
+                    rule="tile-divides", value=value, limit="tiles cut k evenly", fix=f"use a divisor of {spec.k}"
+                )
+            )
+        if found:
+            raise IllegalTilesError(str(config), found)
+        grid_k = spec.k // tiles.tile_k
+        panel = (spec.n, tiles.tile_k) if spec.transpose_rhs else (tiles.tile_k, spec.n)
+        block = (spec.block_rows, spec.block_columns)
+        fixed = [
+            VmemBuffer(name="panel", shape=panel, dtype=spec.dtype, copies=min(grid_k, 2)),
+            VmemBuffer(name="rows", shape=(spec.block_rows, tiles.tile_k), dtype=spec.dtype, copies=_ROW_SLOTS),
+            VmemBuffer(name="out", shape=block, dtype=spec.dtype_out, copies=_STAGES),
+        ]
+        widths = [1]
+        block_bytes = math.prod(block) * dtype_bytes(spec.dtype_out)
+        while spec.dense_out and 2 * widths[0] <= spec.places and 2 * widths[0] * block_bytes <= _ZERO_BYTES:
+            widths.insert(0, 2 * widths[0])
+        fixed.append(VmemBuffer(name="zeros", shape=(block[0], block[1] * widths[0]), dtype=spec.dtype_out, copies=1))
+        acc = VmemBuffer(name="sums", shape=block, dtype=spec.dtype_accumulator, copies=1)
+        left = buffer_bytes(chip) - total_bytes(fixed)
+        slots = min(max(left // acc.bytes, 1), spec.most_blocks)
+        buffers = (VmemBuffer(name="sums", shape=block, dtype=acc.dtype, copies=slots), *fixed)
+        violations = vmem_violations(buffers, buffer_bytes(chip))
+        if violations:
+            raise IllegalTilesError(str(config), violations)
+        along = spec.places if spec.transpose_rhs else tiles.tile_k // LANES
+        return cls(
+            joined=tiles.tile_n // spec.place_size,
+            tile_k=tiles.tile_k,
+            grid_k=grid_k,
+            parts=along // largest_divisor(along, 1, max(along // _MOST_PARTS, 1)),
+            slots=slots,
+            row_slots=_ROW_SLOTS,
+            stages=_STAGES,
+            subtile=config.subtile_m,
+            zero_widths=tuple(widths),
+            buffers=buffers,
+        )
+
+
+def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
+    """The schedule of the kernel of its kind.
+
+    Raises:
+      IllegalTilesError: the configuration breaks rules.
+    """
+    return (SampledSchedule if spec.kind == "sdd" else ProductSchedule).of(spec, config, chip)
+
+
+def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
+    """Refuses blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
+
+    Raises:
+      IllegalTilesError: the message has all violations.
+    """
+    found = list[Violation]()
+    rows = 32 // dtype_bytes(spec.dtype)
+    for name, size, multiple in (
+        ("block_rows", spec.block_rows, LANES if spec.kind == "dds" else max(rows, 32 // dtype_bytes(spec.dtype_out))),
+        ("block_columns", spec.block_columns, LANES),
+    ):
+        if size % multiple:
+            limit = f"the kernel takes multiples of {multiple}"
+            found.append(
+                Violation(
+                    rule="block", value=f"{name}={size}", limit=limit, fix="use larger blocks, or implementation='xla'"
+                )
+            )
+    if line != spec.line_size or joined % spec.place_size:
+        value = f"a tile of {line} × {joined}"
+        limit = f"blocks of a line are {spec.line_size} × a multiple of {spec.place_size}"
+        found.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
+    words = index_words(spec)
+    if words * INDEX_BYTES > chip.usable_smem_bytes_per_core:
+        limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // INDEX_BYTES} words of SMEM"
+        fix = "use larger blocks, or cut the sparse matrix into several by its lines"
+        found.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
+    if found:
+        raise IllegalTilesError(str(config), found)
+
+
+def most_joined(spec: SparseSpec, cycles: float) -> int:
+    """How many blocks of a line straight code may join: there is code for one of them, for two, and so on.
+
+    Args:
+      cycles: that the matrix units take for one.
+    """
+    joined = 1
+    while joined < spec.places and cycles * _stretches(spec, joined + 1) <= MOST_BUNDLES:
+        joined += 1
+    return joined
+
+
+def _stretches(spec: SparseSpec, joined: int) -> int:
+    """Blocks in all stretches of code: of one, of two, and so on; of dsd and dds one more that only adds up."""
+    return joined * (joined + 1) // 2 + (joined if spec.kind != "sdd" else 0)

@@ -1,0 +1,211 @@
+"""Whose mistake an exception is: systolic's, which is then said to be a bug, or that of whoever called it."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import pickle
+import sys
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from systolic.support.versions import versions
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_OWN_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+_HANDS_OVER: set[CodeType] = set()
+
+
+class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks of it
+    """Systolic's own code raised what it should not have raised; nothing that was given to it is to blame.
+
+    `__cause__` is what was raised. Where a worker process raised it, it comes without its traceback.
+
+    Attributes:
+      summary: type, text and place of what was raised, in one line.
+      details: its traceback as text.
+    """
+
+    def __init__(self, summary: str, details: str) -> None:
+        self.summary = summary
+        self.details = details
+        installed = ", ".join(f"{name} {found}" for name, found in versions().items() if found is not None)
+        super().__init__(
+            f"this is a bug of systolic, not of your code: {summary}\n"
+            f"Versions: {installed}.\n"
+            "Please report it to those who maintain systolic, with this text, its traceback, what you called, and what "
+            "`systolic doctor` prints."
+        )
+
+    @classmethod
+    def of(cls, error: BaseException) -> SystolicBug:
+        """The bug that an exception shows; a bug shows itself."""
+        if isinstance(error, SystolicBug):
+            return error
+        text = " ".join(str(error).split())
+        place = _innermost_own(error)
+        summary = type(error).__name__ + (f": {text}" if text else "") + (f" at {place}" if place else "")
+        bug = cls(summary, "".join(traceback.format_exception(error)))
+        bug.__cause__ = error
+        return bug
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An exception's cause does not travel by itself.
+        cause = self.__cause__
+        try:
+            pickle.loads(pickle.dumps(cause))
+        except Exception:  # noqa: BLE001 -- whatever its class does when it is pickled: the text is kept in any case
+            cause = None
+        return _rebuilt, (self.summary, self.details, cause)
+
+
+def _rebuilt(summary: str, details: str, cause: BaseException | None) -> SystolicBug:
+    bug = SystolicBug(summary, details)
+    bug.__cause__ = cause
+    return bug
+
+
+def runs_user_code(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Marks a function that does nothing but run what the user gave: all that it raises is the user's.
+
+    JAX raises some errors without any frame of the user's, such as that a function returns no array. Without the mark
+    they would be taken for those of the function of systolic that called JAX.
+    """
+    waiting = [function.__code__]
+    while waiting:  # and lambdas and comprehensions in it
+        code = waiting.pop()
+        _HANDS_OVER.add(code)
+        waiting += (each for each in code.co_consts if isinstance(each, CodeType))
+    return function
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether an exception is a bug of systolic.
+
+    The innermost frame decides that is the user's or systolic's; those of JAX, of the standard library and of other
+    packages do not count. Errors that systolic names are answers. A full disk is nobody's mistake.
+
+    Args:
+      error: with its traceback, which does not travel between processes: to be asked where it was raised.
+    """
+    chain = list(_chain(error))
+    if any(isinstance(each, SystolicBug) for each in chain):
+        return True
+    if any(isinstance(each, OSError | MemoryError) or _is_named(each) for each in chain):
+        return False
+    for each in reversed(chain):
+        for frame, _ in reversed(list(traceback.walk_tb(each.__traceback__))):
+            whose = _whose(frame)
+            if whose is not None:
+                return whose == "systolic"
+    return False
+
+
+def raise_own(error: BaseException) -> None:
+    """Raises a `SystolicBug` if an exception is one, see `is_own`; else returns.
+
+    For the places that take whatever a user's function raises for an answer.
+    """
+    if is_own(error):
+        raise SystolicBug.of(error)
+
+
+def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Has a function of the library raise `SystolicBug` where its own code fails; see `is_own`."""
+
+    @functools.wraps(function)
+    def reporting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise_own(error)
+            raise
+
+    # It raises by itself only where it is called with arguments that the function does not take.
+    return runs_user_code(reporting)
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Warns at the line of the user's that called systolic, however deep below it this is.
+
+    Where there is none, as in a command, at the outermost line of all.
+    """
+    frame = sys._getframe()
+    found = frame
+    while frame is not None:
+        found = frame
+        if _whose(frame) == "user" and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            break
+        frame = frame.f_back
+    module = found.f_globals.get("__name__", "<unknown>")
+    registry = found.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, found.f_code.co_filename, found.f_lineno, module, registry)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it was raised from, the first cause last."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__
+
+
+def _is_named(error: BaseException) -> bool:
+    return any(base.__module__.partition(".")[0] == "systolic" for base in type(error).__mro__)
+
+
+def _whose(frame: FrameType) -> Literal["systolic", "user"] | None:
+    """Whose a frame is; None: one that does not count."""
+    code = frame.f_code
+    if code in _HANDS_OVER:
+        return "user"
+    file = code.co_filename
+    if file.startswith("<"):  # no file: what was typed in, or text that some package made
+        module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        return "systolic" if module == "systolic" else "user" if module == "__main__" else None
+    if file.startswith(_OWN_FOLDER):
+        return "systolic"
+    return None if _is_library(file) else "user"
+
+
+def is_users_file(file: str) -> bool:
+    """True if code of this file is the user's: neither systolic's, nor the standard library's, nor a package's.
+
+    Text that was typed in, whose file is "<stdin>", is the user's.
+    """
+    return not file.startswith(_OWN_FOLDER) and not _is_library(file)
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return file.startswith(_libraries()) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Folders of the standard library and of JAX, which may lie anywhere."""
+    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    for name in ("jax", "jaxlib"):
+        spec = importlib.util.find_spec(name)
+        roots += (spec.submodule_search_locations or ()) if spec is not None else ()
+    return tuple(f"{root}{os.sep}" for root in roots)
+
+
+def _innermost_own(error: BaseException) -> str:
+    """The innermost line of systolic's that an exception went through: "systolic/a.py:12 in f", or ""."""
+    for each in reversed(list(_chain(error))):
+        for frame, line in reversed(list(traceback.walk_tb(each.__traceback__))):
+            if _whose(frame) == "systolic" and frame.f_code.co_filename.startswith(_OWN_FOLDER):
+                file = Path(frame.f_code.co_filename).relative_to(Path(_OWN_FOLDER).parent)
+                return f"{file.as_posix()}:{line} in {frame.f_code.co_name}"
+    return ""

@@ -1,0 +1,91 @@
+"""How long many functions take, or one with many arguments: `simulate` in several processes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from systolic.chips import Chip, SliceShape
+from systolic.chips import chip as chip_named
+from systolic.compiler import WorkerPool, function_name
+from systolic.support.bugs import reports_bugs
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+from systolic.timing.runner import Progress, Runner
+
+
+class CallError(ValueError):
+    """What is to be simulated is no function with a tuple of its arguments."""
+
+
+class _Told(Progress):
+    """Tells a function of each experiment that ends."""
+
+    def __init__(self, done: Callable[[str], object]) -> None:
+        self._done = done
+
+    def done(self, label: str) -> None:
+        self._done(label)
+
+
+@reports_bugs
+def simulate_many(
+    calls: Iterable[tuple[Callable[..., Any], Sequence[Any]]],
+    *,
+    chip: str | Chip = "v5e",
+    topology: str | None = None,
+    workers: int = 2,
+    spans: int = 0,
+    cached: bool = True,
+    time_limit_s: float = 300,
+    memory_limit_bytes: int | None = None,
+    done: Callable[[str], object] = lambda _: None,
+) -> list[Outcome]:
+    """Does for many calls what `simulate` does for one, several at a time.
+
+    Args:
+      calls: functions, each with its arguments: `[(fn, (x, y)) for x, y in sizes]`, or
+        `[(functools.partial(fn, tile_m=tile), (x, y)) for tile in tiles]`.
+      chip: a name such as "v6e", or a record of your own.
+      topology: of a slice of such chips, "2x4", over which the functions are sharded; None: they run on one device.
+      workers: processes that compile and simulate at the same time; each keeps about one core busy.
+      spans: of each timeline to keep, of each kind, from its beginning and from its end.
+      cached: use programs compiled before, and keep these.
+      time_limit_s: seconds of CPU time after which the compiler is stopped, for each call.
+      memory_limit_bytes: of a compiler process and its children; None: an equal share of what the machine can bear.
+      done: told of each call that has ended, such as "matmul for v6e (3 of 20)", from any thread.
+
+    Returns:
+      What came of each call, in the order of the calls: `outcome.run` and `outcome.time_us`, of a slice
+      `outcome.slice_run` too, or, where there is no time, `outcome.status` and `outcome.reason`. `outcome.required()`
+      gives the run or raises what `simulate` would.
+
+    Raises:
+      CallError: a call is no pair of a function and its arguments.
+      UnknownChipError: no such chip.
+      SliceError: no such slice of it.
+      CompilerMissing: there is no TPU compiler on the machine.
+      SystolicBug: this package is at fault, and not a function.
+    """
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    if topology is not None:
+        SliceShape.parse(known, topology)
+    every = list(calls)
+    for number, call in enumerate(every, 1):
+        # An array in place of the tuple would be taken for as many arguments as it has rows.
+        if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple | list)):
+            raise CallError(f"call {number} is no function with a tuple of its arguments, as in (fn, (x, y))")
+    experiments = [
+        Experiment(
+            fn=fn,
+            args=args,
+            chip=known,
+            topology=topology,
+            label=f"{function_name(fn)} for {known.name} ({number} of {len(every)})",
+            spans=spans,
+            cached=cached,
+        )
+        for number, (fn, args) in enumerate(every, 1)
+    ]
+    with WorkerPool(workers, time_limit_s, memory_limit_bytes) as pool:
+        return Runner(pool, _Told(done)).run(experiments)

@@ -1,0 +1,173 @@
+"""How an experiment ended: with a time, or with the reason why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from systolic.chips import SliceError, UnsupportedDtypeError
+from systolic.compiler import (
+    CompilerCrash,
+    CompilerError,
+    CompilerFlagError,
+    CompilerMissing,
+    CompilerOutOfMemory,
+    CompilerRefusal,
+    CompilerTimeout,
+    FunctionExit,
+    source_line,
+)
+from systolic.schedule import TilesError
+from systolic.simulator import SimulatedRun, SimulationError, UnknownValueError
+from systolic.simulator.slice.records import SliceRun
+from systolic.spec import SpecError
+from systolic.support.bugs import raise_own, runs_user_code
+from systolic.support.status import Status
+from systolic.support.summary import Summarised, Summary
+from systolic.timing import Measurement
+
+_STATUSES: tuple[tuple[type[Exception], Status], ...] = (
+    (CompilerRefusal, "refused"),
+    (CompilerTimeout, "timed out"),
+    (CompilerOutOfMemory, "out of memory"),
+    (CompilerCrash, "crashed"),
+    (UnknownValueError, "unknown"),
+    (SimulationError, "not simulated"),
+    (UnsupportedDtypeError, "unsupported"),
+    (SpecError, "illegal"),
+    (TilesError, "illegal"),
+    (SliceError, "illegal"),
+)
+# Their texts are sentences of this package's own; of other errors the type says as much as the text.
+_NAMED = (CompilerError, FunctionExit, *(kind for kind, _ in _STATUSES))
+
+
+_JAX_NOTE = "\n--------------------\n"  # behind it JAX says that its own frames were left out of the traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Summarised):
+    """How one experiment ended.
+
+    Attributes:
+      label: of the experiment.
+      status: "ok" where there is a time.
+      reason: why there is no time, in one line.
+      where: the line of the user's source that the reason is about, "file.py:12 in name", or "".
+      measurement: the simulated time and the run behind it; None where there is none.
+      error: what was raised.
+    """
+
+    label: str
+    status: Status = "ok"
+    reason: str = ""
+    where: str = ""
+    measurement: Measurement | None = None
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, label: str, job: Future[Measurement]) -> Outcome:
+        """Waits for a job.
+
+        Raises:
+          CompilerMissing: there is no TPU compiler on the machine.
+          CompilerFlagError: it does not know a flag.
+          SystolicBug: this package is at fault, and not the function.
+        """
+        try:
+            return cls(label=label, measurement=_result(job))
+        except Exception as error:  # noqa: BLE001 -- whatever the function raises as it is traced is its outcome
+            return cls.failed(label, error)
+
+    @classmethod
+    def failed(cls, label: str, error: Exception) -> Outcome:
+        """The outcome of an experiment that raised; raises again what is no answer, see `of`."""
+        if isinstance(error, CompilerMissing | CompilerFlagError):
+            raise error
+        raise_own(error)
+        if isinstance(error, CompilerRefusal):
+            text, where = error.summary, error.where
+        elif isinstance(error, _NAMED):
+            text, where = _first_line(str(error)) or type(error).__name__, None
+        else:
+            text, where = f"{type(error).__name__}: {_first_line(str(error))}", source_line(error)
+        # Bytes of a compiler's text that are no UTF-8 have become halves of surrogate pairs, which no file takes.
+        reason = text.encode(errors="replace").decode()
+        return cls(label=label, status=_status(error), reason=reason, where=where or "", error=error)
+
+    @property
+    def run(self) -> SimulatedRun | None:
+        """What the simulator saw."""
+        return self.measurement.run if self.measurement is not None else None
+
+    @property
+    def slice_run(self) -> SliceRun | None:
+        """What the simulator saw of all devices of a slice; `run` is that of the device that ends last."""
+        return self.measurement.slice_run if self.measurement is not None else None
+
+    @property
+    def time_us(self) -> float | None:
+        """The simulated time."""
+        return self.measurement.time_us if self.measurement is not None else None
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds of the compiler; of a program that it had compiled before, those of then."""
+        return self.measurement.compile_s if self.measurement is not None else None
+
+    @property
+    def hbm_bytes(self) -> int | None:
+        """Bytes read from and written to HBM."""
+        return self.run.hbm_read_bytes + self.run.hbm_written_bytes if self.run is not None else None
+
+    def summary(self) -> Summary:
+        """Says how long it took and what that went into, or why there is no time."""
+        run = self.slice_run or self.run
+        if run is None:
+            return Summary(heading=f"{self.label}: {self.status}", facts={"why": self.located_reason})
+        found = run.summary()
+        return dataclasses.replace(found, heading=f"{self.label}: {found.heading}")
+
+    @property
+    def located_reason(self) -> str:
+        """The reason and the line that it is about."""
+        return f"{self.reason} (at {self.where})" if self.where else self.reason
+
+    @property
+    def details(self) -> str:
+        """All that was said, in as many lines as it has, and the line that it is about."""
+        if self.error is None:
+            return ""
+        named = isinstance(self.error, _NAMED)
+        text = str(self.error).split(_JAX_NOTE)[0].strip()
+        text = text if named else f"{type(self.error).__name__}: {text}"
+        return f"{text} (at {self.where})" if self.where and not named else text
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same would come of it again: a lost worker or a slow machine is not the function's fault."""
+        return self.status not in ("timed out", "out of memory", "failed")
+
+    def required(self) -> SimulatedRun:
+        """The run; raises what kept it from happening."""
+        if self.error is not None:
+            raise self.error
+        assert self.run is not None
+        return self.run
+
+
+def _status(error: Exception) -> Status:
+    for kind, status in _STATUSES:
+        if isinstance(error, kind):
+            return status
+    return "failed"
+
+
+@runs_user_code  # what a worker or a cluster raises is not the fault of who waits for it
+def _result(job: Future[Measurement]) -> Measurement:
+    return job.result()
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,116 @@
+"""Runs experiments in worker processes, many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.compiler import WorkerPool
+from systolic.timing import Measurement, submit_simulation
+from systolic.timing.experiment import Experiment
+from systolic.timing.outcome import Outcome
+
+Submit = Callable[[Experiment], Future[Measurement]]
+
+
+class Progress:
+    """Is told what runs; this one tells nobody."""
+
+    def planned(self, jobs: int) -> None:
+        """There are `jobs` more."""
+
+    def done(self, label: str) -> None:
+        """One of them has ended; called from any thread."""
+
+    def found(self, text: str) -> None:
+        """Part of the answer is known, while the rest is worked out."""
+
+
+QUIET = Progress()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """An experiment that was sent to be run."""
+
+    label: str
+    job: Future[Measurement]
+
+    def outcome(self) -> Outcome:
+        """Waits for it.
+
+        Raises:
+          CompilerMissing: there is no TPU compiler on the machine.
+          SystolicBug: this package is at fault, and not the function.
+        """
+        return Outcome.of(self.label, self.job)
+
+
+def first_ended(running: Iterable[Running], timeout_s: float) -> list[Running]:
+    """Waits until one of them has ended, or more; none: the time is over."""
+    every = list(running)
+    done = wait([each.job for each in every], timeout=timeout_s, return_when=FIRST_COMPLETED).done
+    return [each for each in every if each.job in done]
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, with what had ended by then.
+
+    Attributes:
+      finished: what would have been returned, as far as it is known.
+    """
+
+    def __init__(self, finished: Any) -> None:
+        super().__init__("stopped")
+        self.finished = finished
+
+
+class Runner:
+    """Compiles and simulates experiments.
+
+    Args:
+      where: the processes that compile, or a function that sends an experiment elsewhere.
+      progress: is told of every experiment that ends.
+    """
+
+    def __init__(self, where: WorkerPool | Submit, progress: Progress = QUIET) -> None:
+        self._submit = where if callable(where) else _sent_to(where)
+        self.progress = progress
+
+    def start(self, experiment: Experiment) -> Running:
+        """Sends an experiment that was announced to `progress` before."""
+        job: Future[Measurement]
+        try:
+            job = self._submit(experiment)
+        except Exception as error:  # noqa: BLE001 -- arguments that cannot be described or sent: an outcome as well
+            job = Future()
+            job.set_exception(error)
+        label = experiment.label
+        job.add_done_callback(lambda _: self.progress.done(label))
+        return Running(label=label, job=job)
+
+    def run(self, experiments: Iterable[Experiment]) -> list[Outcome]:
+        """The outcomes of experiments, in their order; all of them are sent before the first is waited for.
+
+        Raises:
+          Stopped: by Ctrl-C, with an outcome for each that has ended, None for the others.
+        """
+        every = list(experiments)
+        self.progress.planned(len(every))
+        sent: list[Running] = []
+        try:
+            sent += map(self.start, every)
+            return [running.outcome() for running in sent]
+        except KeyboardInterrupt:
+            ended = [one.outcome() if one.job.done() and not one.job.cancelled() else None for one in sent]
+            raise Stopped([*ended, *[None] * (len(every) - len(sent))]) from None
+
+
+def _sent_to(pool: WorkerPool) -> Submit:
+    def submit(its: Experiment) -> Future[Measurement]:
+        options = {"label": its.label, "cached": its.cached, "spans": its.spans, "topology": its.topology}
+        return submit_simulation(pool, its.fn, its.args, its.chip, **options, lines=its.lines)
+
+    return submit
