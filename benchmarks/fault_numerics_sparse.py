@@ -208,7 +208,8 @@ def _attempt_product(choose: random.Random, _folder: Path, _setting: Setting) ->
     wide = (arrays.first.astype(np.float64), arrays.second.astype(np.float64), arrays.bias.astype(np.float64))
     with jax.enable_x64(True):
         expected = np.asarray(_reference(case, arrays.wanted, *wide))
-    epsilon = 64 * _EPSILON["float32"] + 2 * _EPSILON[case.out]
+    rounding = 8 * max(*case.shape, case.sweep, 8) * _EPSILON["float32"]  # of a sum over the largest size
+    epsilon = rounding + 2 * _EPSILON[case.out]
     value = _ours(case, arrays, *given)
     if value.dtype != case.out:
         raise CaseError(f"the result is {value.dtype}, not {case.out}: {case}")
@@ -252,7 +253,7 @@ def _attempt_product(choose: random.Random, _folder: Path, _setting: Setting) ->
     with jax.enable_x64(True):
         _, *orders = derivatives(plain, wide)
     _check("the value under value_and_grad", out, expected, epsilon, case)
-    epsilon = 256 * _EPSILON["float32"] + 8 * max(_EPSILON[dtype] for dtype in (case.out, *case.dtypes))
+    epsilon = 4 * rounding + 8 * max(_EPSILON[dtype] for dtype in (case.out, *case.dtypes))
     for order, (some, others) in enumerate(zip(found, orders, strict=True)):
         for number, one, other in zip(numbers, some, others, strict=False):
             if number == 0 and case.kind != "sdd":
