@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.ops.engine.cuts import axes_of, cut_like
+from systolic.ops.engine.cuts import axes_of
+from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
@@ -19,96 +20,84 @@ from systolic.ops.grouped.sharded import sharded_finish, sharded_gradient, shard
 from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, rows_of
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Multiply:
+    """`lhs[rows of g] @ rhs[g]`, as `engine.derivative` takes it."""
+
+    product: GroupedProduct
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        return _product(self.product, lhs, rhs, rest, Fused())
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        product = self.product.anew(transpose_rhs=not self.product.transpose_rhs, dtype_out=lhs.dtype.name)
+        return multiply(product, cotangent.astype(lhs.dtype), rhs, rest)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        product = self.product.anew(transpose_rhs=False, dtype_out=rhs.dtype.name, group_axes=next(axes_of(rhs)))
+        rows = cotangent.astype(lhs.dtype)
+        sides = (rows, lhs) if self.product.transpose_rhs else (lhs, rows)
+        return gradient(product, rhs.shape[0], *sides, rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gradient:
+    """`lhs[rows of g]ᵀ @ rhs[rows of g]`, likewise."""
+
+    product: GroupedProduct
+    groups: int
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        return _gradient(self.product, self.groups, lhs, rhs, rest)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        product = self.product.anew(transpose_rhs=True, dtype_out=lhs.dtype.name)
+        return multiply(product, rhs, cotangent.astype(lhs.dtype), rest)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Grouping) -> Array:
+        product = self.product.anew(transpose_rhs=False, dtype_out=rhs.dtype.name)
+        return multiply(product, lhs, cotangent.astype(lhs.dtype), rest)
+
+
 def multiply(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping) -> Array:
-    """`lhs[rows of g] @ rhs[g]`; differentiable in reverse mode, any number of times."""
-    return _product(product, lhs, rhs, grouping, Fused())
+    """Return `lhs[rows of g] @ rhs[g]`, differentiable in both modes, any number of times."""
+    return bilinear(_Multiply(product=product), lhs, rhs, grouping)
 
 
-def _multiply_forward(
-    product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping
-) -> tuple[Array, tuple[Array, Array, Grouping]]:
-    return multiply(product, lhs, rhs, grouping), (lhs, rhs, grouping)
+def gradient(product: GroupedProduct, groups: int, lhs: Array, rhs: Array, grouping: Grouping) -> Array:
+    """Return `lhs[rows of g]ᵀ @ rhs[rows of g]` for each group, differentiable likewise."""
+    return bilinear(_Gradient(product=product, groups=groups), lhs, rhs, grouping)
 
 
-def _multiply_backward(
-    product: GroupedProduct, residuals: tuple[Array, Array, Grouping], cotangent: Array
-) -> tuple[Array, Array, None]:
-    lhs, rhs, grouping = residuals
-    given = cotangent.astype(lhs.dtype)
-    to_lhs = product.anew(transpose_rhs=not product.transpose_rhs, dtype_out=lhs.dtype.name)
-    group_axes = next(axes_of(rhs))
-    to_rhs = product.anew(transpose_rhs=False, dtype_out=rhs.dtype.name, group_axes=group_axes)
-    sides = (given, lhs) if product.transpose_rhs else (lhs, given)
-    of_lhs, of_rhs = multiply(to_lhs, given, rhs, grouping), gradient(to_rhs, rhs.shape[0], *sides, grouping)
-    return cut_like(of_lhs, lhs), cut_like(of_rhs, rhs), None
-
-
-multiply.defvjp(_multiply_forward, _multiply_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def gradient(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """`lhs[rows of g]ᵀ @ cotangent[rows of g]`; differentiable likewise."""
-    return _gradient(product, groups, lhs, cotangent, grouping)
-
-
-def _gradient_forward(
-    product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
-) -> tuple[Array, tuple[Array, Array, Grouping]]:
-    return gradient(product, groups, lhs, cotangent, grouping), (lhs, cotangent, grouping)
-
-
-def _gradient_backward(
-    product: GroupedProduct, groups: int, residuals: tuple[Array, Array, Grouping], change: Array
-) -> tuple[Array, Array, None]:
-    lhs, cotangent, grouping = residuals
-    matrices = change.astype(lhs.dtype)
-    to_lhs = product.anew(transpose_rhs=True, dtype_out=lhs.dtype.name)
-    to_cotangent = product.anew(transpose_rhs=False, dtype_out=cotangent.dtype.name)
-    of_lhs = multiply(to_lhs, cotangent, matrices, grouping)
-    of_cotangent = multiply(to_cotangent, lhs, matrices, grouping)
-    return cut_like(of_lhs, lhs), cut_like(of_cotangent, cotangent), None
-
-
-gradient.defvjp(_gradient_forward, _gradient_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual`, in one kernel.
+    """Return `activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual`, in one kernel.
 
-    Where it is differentiated it is one only if the derivative does not need the sum.
+    Where it is differentiated it is one kernel only if the derivative does not need the sum.
     """
-    return _product(product, lhs, rhs, grouping, fused)
 
+    def kernel(operands: tuple[Array, Array, Fused]) -> Array:
+        lhs, rhs, fused = operands
+        return _product(product, lhs, rhs, grouping, fused)
 
-def _fused_forward(
-    product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
-) -> tuple[Array, Callable[..., Any]]:
-    """A derivative of what is not linear needs the sum, so that is stored, and XLA does the rest."""
-
-    def in_two(lhs: Array, rhs: Array, fused: Fused) -> Array:
-        one = product.plain.anew(dtype_out=_kept_dtype(lhs))
-        total: Any = multiply(one, lhs, rhs, grouping)
-        up: Any = multiply(one, lhs, fused.up, grouping) if fused.up is not None else None
+    def in_two(operands: tuple[Array, Array, Fused]) -> Array:
+        lhs, rhs, fused = operands
+        plain = product.plain.anew(dtype_out=_kept_dtype(lhs))
+        total = multiply(plain, lhs, rhs, grouping)
+        up = multiply(plain, lhs, fused.up, grouping) if fused.up is not None else None
         mesh = explicit_mesh([total])
         if mesh is not None:
             return sharded_finish(mesh, product, total, up, rhs.shape[0], grouping, fused)
         return finished(product, total, up, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
 
-    out, back = jax.vjp(in_two, lhs, rhs, fused)
-    return (_product(product, lhs, rhs, grouping, fused) if product.is_linear(fused) else out), back
-
-
-def _fused_backward(
-    _product: GroupedProduct, back: Callable[..., Any], cotangent: Array
-) -> tuple[Array, Array, None, Fused]:
-    lhs, rhs, fused = back(cotangent)
-    return lhs, rhs, None, fused
-
-
-multiply_fused.defvjp(_fused_forward, _fused_backward)
+    return fused_after_sum(kernel, in_two, not product.is_linear(fused), (lhs, rhs, fused))
 
 
 def _kept_dtype(lhs: Array) -> str:
