@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ from jax import Array
 from jax.custom_batching import custom_vmap
 
 from systolic.ops.engine.cuts import cut_like
+from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, each_of_batch
+from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.quantized.pallas import by_pallas
 from systolic.ops.quantized.product import (
@@ -26,43 +29,89 @@ from systolic.ops.quantized.sharded import Summed, sharded_cotangents, sharded_f
 from systolic.ops.quantized.xla import by_xla, finished, quantized_rows, weight_of
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product, differentiable in reverse mode with regard to all but values of few bits.
+    """Return the product, differentiable in both modes with regard to all but values of few bits.
 
     The derivative goes straight through the rounding of rows that the kernel quantizes.
     """
+    if product.is_plain(operands):
+        return _plain(product, operands)
+
+    def in_two(operands: Operands) -> Array:
+        halves = product.apart(operands)
+        totals: Any = [multiply(product.plain, weight) for weight in each_weight(halves)]
+        mesh = explicit_mesh(totals)
+        if mesh is not None:
+            return sharded_finish(mesh, product, totals, halves)
+        return finished(product, totals, halves)
+
+    # The derivative of an activation needs the sum, and that of a gated product both.
+    return fused_after_sum(functools.partial(_batched, product), in_two, True, operands)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _plain(product: QuantizedProduct, operands: Operands) -> Array:
     return _batched(product, operands)
 
 
-def _forward(product: QuantizedProduct, operands: Operands) -> tuple[Array, Callable[..., Any] | Operands]:
-    if product.is_plain(operands):
-        return multiply(product, operands), operands
-    # The derivative of the activation needs the sum, and that of a gated product both, so they are stored, and XLA does
-    # the rest.
-    moving = differentiated(operands)
-
-    def in_two(moving: Operands) -> Array:
-        given = (one if one is not None else still for one, still in zip(moving, operands, strict=True))
-        its = product.apart(Operands(*given))
-        totals: Any = [multiply(product.plain, weight) for weight in each_weight(its)]
-        mesh = explicit_mesh(totals)
-        if mesh is not None:
-            return sharded_finish(mesh, product, totals, its)
-        return finished(product, totals, its)
-
-    return jax.vjp(in_two, moving)
+@functools.partial(_plain.defjvp, symbolic_zeros=True)
+def _plain_tangent(product: QuantizedProduct, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
+    (operands,) = primals
+    out = _plain(product, operands)
+    leaves, structure = jax.tree.flatten(operands)
+    differentiable = differentiated(operands)
+    changes = [
+        change if array is not None else None
+        for array, change, is_there in zip(differentiable, tangents[0], operands, strict=True)
+        if is_there is not None
+    ]
+    arguments = [None if change is None else perturbed([change])[0] for change in changes]
+    if all(argument is None for argument in arguments):
+        return out, jnp.zeros_like(out)
+    return out, linear(_PlainTangent(product=product, structure=structure), leaves, arguments, [out])[0]
 
 
-def _backward(product: QuantizedProduct, kept: Callable[..., Any] | Operands, cotangent: Array) -> tuple[Operands]:
-    if not isinstance(kept, Operands):
-        return kept(cotangent)
-    mesh = explicit_mesh(jax.tree.leaves(kept))
-    differentiate = functools.partial(_cotangents, product)
-    if mesh is None:
-        return (differentiate(kept, cotangent, lambda whole, _: whole),)
-    found = sharded_cotangents(differentiate, mesh, product, kept, cotangent)
-    return (Operands(*map(cut_like, found, kept)),)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PlainTangent:
+    """The derivative of `_plain`, as `engine.linear` takes it. Its residuals are the operands."""
+
+    product: QuantizedProduct
+    structure: Any  # of the operands
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        operands, tangents = (self.structure.unflatten(arrays) for arrays in (residuals, arguments))
+        # The product is linear in rows, values and scales alike: one product with each tangent in its place.
+        terms = [
+            _plain(self._product_with(name), operands._replace(**{name: tangent}))
+            for name, tangent in tangents._asdict().items()
+            if tangent is not None
+        ]
+        return [functools.reduce(jnp.add, terms)]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        operands: Operands = self.structure.unflatten(residuals)
+        mesh = explicit_mesh(residuals)
+        differentiate = functools.partial(_cotangents, self.product)
+        if mesh is None:
+            sums = differentiate(operands, cotangents[0], lambda whole, _: whole)
+        else:
+            sums = sharded_cotangents(differentiate, mesh, self.product, operands, cotangents[0])
+            sums = Operands(*map(cut_like, sums, operands))
+        flat = [cotangent for cotangent, operand in zip(sums, operands, strict=True) if operand is not None]
+        return [
+            cotangent if argument is not None else None for cotangent, argument in zip(flat, arguments, strict=True)
+        ]
+
+    def _product_with(self, name: str) -> QuantizedProduct:
+        """Return the product with a tangent in place of an operand: the tangent of rows is not rounded."""
+        backend = replace(self.product.backend, tiles=None)
+        return replace(self.product, backend=backend, **({"quantize_lhs": None} if name == "lhs" else {}))
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
@@ -90,9 +139,6 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     m, blocks = kept.lhs_scales.shape
     of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
     return Operands(None, to_values, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
-
-
-multiply.defvjp(_forward, _backward)
 
 
 def _batched(product: QuantizedProduct, operands: Operands) -> Array:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 from jax import Array
 
-from systolic.ops.engine.cuts import cut_like
+from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.sparse.pallas import product_by_pallas, sampled_by_pallas
@@ -20,99 +19,95 @@ from systolic.ops.sparse.xla import blocks_of, finished, product_by_xla, sampled
 from systolic.spec import accumulator_dtype
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Multiply:
+    """The sparse matrix, lhs being its blocks, and a dense one; as `engine.derivative` takes it."""
+
+    product: SparseProduct
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Places) -> Array:
+        return _product(self.product, lhs, rhs, None, rest)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
+        product, rows = self.product, cotangent.astype(lhs.dtype)
+        # The derivative of blocks that are stored transposed is that of the transposed product.
+        left, right = (rows, rhs) if product.kind == "dsd" else (rhs.mT, rows.mT)
+        left, right = (right, left) if product.transpose_sparse else (left, right)
+        to_blocks = product.with_planned_tiles(
+            kind="sdd", transpose_sparse=False, transpose_rhs=True, dtype_out=lhs.dtype.name
+        )
+        return sample(to_blocks, left, right, rest)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
+        turned = not self.product.transpose_sparse
+        product = self.product.with_planned_tiles(transpose_sparse=turned, dtype_out=rhs.dtype.name)
+        return multiply(product, lhs, cotangent.astype(lhs.dtype), rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """Blocks of the product of dense matrices, or a matrix with them, likewise."""
+
+    product: SparseProduct
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Places) -> Array:
+        run = functools.partial(_dispatched, sampled_by_pallas, sampled_by_xla)
+        return _run(run, sharded_sample, self.product, lhs, rhs, rest)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
+        dense = rhs if self.product.transpose_rhs else rhs.mT
+        return multiply(self._sparse(lhs), self._blocks(cotangent, lhs, rest), dense, rest)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
+        # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
+        product = replace(self._sparse(rhs), transpose_sparse=True)
+        transposed = multiply(product, self._blocks(cotangent, lhs, rest), lhs, rest)
+        return transposed if self.product.transpose_rhs else transposed.mT
+
+    def _sparse(self, operand: Array) -> SparseProduct:
+        """Return the product of the cotangent's blocks that makes the cotangent of an operand."""
+        return self.product.with_planned_tiles(
+            kind="dsd", transpose_rhs=False, dense_out=False, lower=None, upper=None, dtype_out=operand.dtype.name
+        )
+
+    def _blocks(self, cotangent: Array, lhs: Array, places: Places) -> Array:
+        cotangent = whole(cotangent.astype(lhs.dtype))
+        return blocks_of(self.product, cotangent, places) if self.product.dense_out else cotangent
+
+
 def multiply(product: SparseProduct, blocks: Array, dense: Array, places: Places) -> Array:
-    """The sparse matrix times a dense one, or a dense one times it; differentiable in reverse mode to any order."""
-    return _product(product, blocks, dense, None, places)
+    """Return the sparse matrix times a dense one, or a dense one times it; differentiable in both modes."""
+    return bilinear(_Multiply(product=product), blocks, dense, places)
 
 
-def _multiply_forward(
-    product: SparseProduct, blocks: Array, dense: Array, places: Places
-) -> tuple[Array, tuple[Array, Array, Places]]:
-    return multiply(product, blocks, dense, places), (blocks, dense, places)
-
-
-def _multiply_backward(
-    product: SparseProduct, residuals: tuple[Array, Array, Places], cotangent: Array
-) -> tuple[Array, Array, None]:
-    blocks, dense, places = residuals
-    given = cotangent.astype(blocks.dtype)
-    to_dense = product.with_planned_tiles(transpose_sparse=not product.transpose_sparse, dtype_out=dense.dtype.name)
-    back: Any = multiply(to_dense, blocks, given, places)
-    # Of blocks that are stored transposed, the derivative is that of the transposed product.
-    left, right = (given, dense) if product.kind == "dsd" else (dense.mT, given.mT)
-    left, right = (right, left) if product.transpose_sparse else (left, right)
-    to_blocks = product.with_planned_tiles(
-        kind="sdd", transpose_sparse=False, transpose_rhs=True, dtype_out=blocks.dtype.name
-    )
-    found: Any = sample(to_blocks, left, right, places)
-    return cut_like(found, blocks), cut_like(back, dense), None
-
-
-multiply.defvjp(_multiply_forward, _multiply_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def sample(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
-    """Blocks of the product of dense matrices, or a matrix with them; differentiable likewise."""
-    return _run(
-        functools.partial(_dispatched, sampled_by_pallas, sampled_by_xla), sharded_sample, product, lhs, rhs, places
-    )
+    """Return blocks of the product of dense matrices, or a matrix with them; differentiable likewise."""
+    return bilinear(_Sample(product=product), lhs, rhs, places)
 
 
-def _sample_forward(
-    product: SparseProduct, lhs: Array, rhs: Array, places: Places
-) -> tuple[Array, tuple[Array, Array, Places]]:
-    return sample(product, lhs, rhs, places), (lhs, rhs, places)
-
-
-def _sample_backward(
-    product: SparseProduct, residuals: tuple[Array, Array, Places], cotangent: Array
-) -> tuple[Array, Array, None]:
-    lhs, rhs, places = residuals
-    given = whole(cotangent.astype(lhs.dtype))
-    blocks = blocks_of(product, given, places) if product.dense_out else given
-    dense = rhs if product.transpose_rhs else rhs.mT
-    to_lhs = product.with_planned_tiles(
-        kind="dsd", transpose_rhs=False, dense_out=False, lower=None, upper=None, dtype_out=lhs.dtype.name
-    )
-    # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
-    to_rhs = replace(to_lhs, transpose_sparse=True, dtype_out=rhs.dtype.name)
-    found: Any = multiply(to_lhs, blocks, dense, places)
-    back: Any = multiply(to_rhs, blocks, lhs, places)
-    return cut_like(found, lhs), cut_like(back if product.transpose_rhs else back.mT, rhs), None
-
-
-sample.defvjp(_sample_forward, _sample_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
-    """`activation(lhs @ rhs + bias)`, in one kernel where nothing is differentiated."""
-    return _product(product, blocks, dense, bias, places)
-
-
-def _fused_forward(
-    product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places
-) -> tuple[Array, Callable[..., Any]]:
-    """The derivative of the activation needs the sum, so that is stored, not rounded, and XLA does the rest."""
+    """Return `activation(lhs @ rhs + bias)`, in one kernel where nothing is differentiated."""
+    # The sum is stored as it is, not rounded.
     sums = product.with_planned_tiles(dtype_out=accumulator_dtype(blocks.dtype.name), activation="", function=None)
 
-    def in_two(blocks: Array, dense: Array, bias: Any) -> Array:
-        total: Any = multiply(sums, blocks, dense, places)
+    def kernel(operands: tuple[Array, Array, Any]) -> Array:
+        return _product(product, *operands, places)
+
+    def in_two(operands: tuple[Array, Array, Any]) -> Array:
+        blocks, dense, bias = operands
+        total = multiply(sums, blocks, dense, places)
         mesh = explicit_mesh([total])
         return finished(product, total, bias) if mesh is None else sharded_finish(mesh, product, total, bias)
 
-    return jax.vjp(in_two, blocks, dense, bias)
-
-
-def _fused_backward(
-    _product: SparseProduct, back: Callable[..., Any], cotangent: Array
-) -> tuple[Array, Array, Any, None]:
-    return (*back(cotangent), None)
-
-
-multiply_fused.defvjp(_fused_forward, _fused_backward)
+    return fused_after_sum(kernel, in_two, True, (blocks, dense, bias))
 
 
 def _product(product: SparseProduct, *given: Any) -> Array:
