@@ -49,7 +49,7 @@ _AMONG = 200
 
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
     """The kernel alone with this configuration."""
-    from systolic.kernels.functions import Functions
+    from systolic.kernels.epilogue import Functions
     from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
     from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 

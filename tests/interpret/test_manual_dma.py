@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.matmul.kernel import manual_dma
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.schedule import KernelConfig, Tiles, can_run_manually

@@ -17,7 +17,7 @@ from matmul_reference import Call, values, wide
 
 import systolic
 from systolic.chips import chip
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
 from systolic.ops.matmul.product import Backend, Product, spec_of

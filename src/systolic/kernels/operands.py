@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from systolic.kernels.functions import Fn
+from systolic.kernels.epilogue import Fn
 from systolic.kernels.subtiles import Subtile, loop, times
 from systolic.schedule import LANES, KernelConfig, is_made, is_split, is_staged, sublane_multiple
 from systolic.spec import FusedOperand, MatmulSpec, Operands

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import varying_alike
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue, as_dtype
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.spec import accumulator_dtype
 
@@ -46,18 +46,16 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
     """
     if product.side_by_side:
         total, up = jnp.split(total, 2, axis=1)
-    if fused.bias is not None:
-        bias = fused.bias.astype(jnp.float32)[rows.group] if rows.groups else 0.0
-        total = total.astype(jnp.float32) + bias
-    if product.function is not None:
-        total = product.function(total.astype(jnp.float32))
-    if up is not None:
-        total = total.astype(jnp.float32) * up.astype(jnp.float32)
-    if fused.row_scale is not None:
-        total = total.astype(jnp.float32) * fused.row_scale.astype(jnp.float32)[:, None]
-    if fused.residual is not None:
-        total = total.astype(jnp.float32) + fused.residual.astype(jnp.float32)
-    return as_dtype(rows.owned(total, fused.existing), product.dtype_out)
+    out = apply_epilogue(
+        total,
+        product.dtype_out,
+        bias=fused.bias[rows.group] if fused.bias is not None and rows.groups else None,
+        activation=product.function,
+        up=up,
+        row_scale=None if fused.row_scale is None else fused.row_scale[:, None],
+        residual=fused.residual,
+    )
+    return rows.owned(out, fused.existing)
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:

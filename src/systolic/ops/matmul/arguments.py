@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
 from systolic.ops.engine.shapes import broadcast_shapes

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
 from systolic.ops.matmul.product import Backend, Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError

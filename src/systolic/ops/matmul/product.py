@@ -20,7 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.chips import Chip
 from systolic.compat import interpreted_effects
-from systolic.kernels.functions import Functions, outputs
+from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.engine.activations import OpCount, op_count_of
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.gated.spec import GatedSpec

@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import outputs
+from systolic.kernels.epilogue import outputs
 from systolic.ops.engine.cuts import Axes, Names, cuts_of, on_devices, parts_of
 from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import op_count_of
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import outputs
+from systolic.kernels.epilogue import outputs
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import Operands, parts_of_k
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue
 from systolic.ops.quantized.array import Quantized
 from systolic.ops.quantized.product import Operands, QuantizedProduct, each_weight
 from systolic.ops.quantized.quantize import dequantize, quantize
@@ -91,15 +91,13 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
 
 def finished(product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
     """What is done to the sum, or to both of a gated product."""
-    total, *ups = totals
-    if operands.bias is not None:
-        total = total + operands.bias.astype(jnp.float32)
-    if product.function is not None:
-        total = product.function(total)
-    for up in ups:
-        total = total * up
-    if operands.residual is not None:
-        total = total + operands.residual.astype(jnp.float32)
-    if operands.out_scale is not None:
-        total = total * operands.out_scale.astype(jnp.float32)
-    return as_dtype(total, product.dtype_out)
+    total, *up = totals
+    return apply_epilogue(
+        total,
+        product.dtype_out,
+        bias=operands.bias,
+        activation=product.function,
+        up=up[0] if up else None,
+        residual=operands.residual,
+        scale=operands.out_scale,
+    )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue, as_dtype
 from systolic.ops.sparse.places import matrix_of
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.spec import accumulator_dtype
@@ -39,11 +39,7 @@ def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: An
 
 def finished(product: SparseProduct, total: Array, bias: Any) -> Array:
     """What becomes of the sums: `activation(total + bias)`."""
-    if bias is not None:
-        total = total.astype(jnp.float32) + bias.astype(jnp.float32)
-    if product.function is not None:
-        total = product.function(total.astype(jnp.float32))
-    return as_dtype(total, product.dtype_out)
+    return apply_epilogue(total, product.dtype_out, bias=bias, activation=product.function)
 
 
 def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:

@@ -25,7 +25,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.dots import dot
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import as_dtype
 from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue
 from systolic.kernels.registers import block_of, parts_of
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
@@ -200,17 +200,15 @@ class Steps:
 
         def one(columns: Any, width: int) -> None:
             total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
-            if its.bias is not None:
-                total = total.astype(jnp.float32) + its.bias[slot, :, columns]
-            if self.activation is not None:
-                total = self.activation(total.astype(jnp.float32))
-            if up:
-                total = total.astype(jnp.float32) * up[0].astype(jnp.float32)
-            if its.scale is not None:
-                total = total.astype(jnp.float32) * its.scale[rows, :]
-            if residual is not None:
-                total = total.astype(jnp.float32) + residual[:, columns].astype(jnp.float32)
-            its.out[out_slot, pl.ds(0, block.rows), columns] = as_dtype(total, spec.dtype_out)
+            its.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
+                total,
+                spec.dtype_out,
+                bias=None if its.bias is None else lambda: its.bias[slot, :, columns],
+                activation=self.activation,
+                up=up[0] if up else None,
+                row_scale=None if its.scale is None else lambda: its.scale[rows, :],
+                residual=None if residual is None else lambda: residual[:, columns],
+            )
 
         for parts in parts_of(schedule.tile_n, block.columns):
             pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))

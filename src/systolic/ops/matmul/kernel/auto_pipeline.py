@@ -27,7 +27,7 @@ from jaxtyping import Shaped
 
 from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
 from systolic.kernels.launch import from_hbm, launch, scratch_shapes
 from systolic.ops.matmul.kernel.step import index_in_grid, step

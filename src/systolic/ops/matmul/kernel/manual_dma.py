@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.functions import Functions
+from systolic.kernels.epilogue import Functions
 from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.subtiles import Subtile, loop, quotient

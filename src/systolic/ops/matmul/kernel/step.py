@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 
-from systolic.kernels.functions import Functions, outputs
+from systolic.kernels.epilogue import Functions, outputs
 from systolic.kernels.operands import Operand, multiply, part_of, ready
 from systolic.kernels.subtiles import Subtile, loop
 from systolic.schedule import Block, KernelConfig, Scratch, TileIndex, Tiles, has_last_step, operand_blocks, row_chunk

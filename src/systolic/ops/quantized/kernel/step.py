@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue
 from systolic.kernels.registers import part
 from systolic.ops.quantized.kernel.ring import Buffers, QuantizedOperands, Ring
 from systolic.ops.quantized.kernel.rows import dot, prepare_rows
@@ -187,18 +187,16 @@ class Step:
         if its.row_scales is not None and self.spec.lhs_blocks <= 1:
             scales = self._in_columns(its.row_scales[0, rows, :])
             totals = [total * scales for total in totals]
-        total, *ups = totals
-        if refs.bias is not None:
-            total = total + self._of_columns(refs.bias, columns)
-        if self.activation is not None:
-            total = self.activation(total)
-        for up in ups:
-            total = total * up
-        if refs.residual is not None:
-            total = total + refs.residual[rows, columns].astype(jnp.float32)
-        if refs.out_scale is not None:
-            total = total * self._of_columns(refs.out_scale, columns)
-        return as_dtype(total, self.spec.dtype_out)
+        total, *up = totals
+        return apply_epilogue(
+            total,
+            self.spec.dtype_out,
+            bias=None if refs.bias is None else lambda: self._of_columns(refs.bias, columns),
+            activation=self.activation,
+            up=up[0] if up else None,
+            residual=None if refs.residual is None else lambda: refs.residual[rows, columns],
+            scale=None if refs.out_scale is None else lambda: self._of_columns(refs.out_scale, columns),
+        )
 
     def _of_columns(self, row: Any, columns: Any) -> Array:
         """The columns of the subtile, of a row that is there for all of n."""

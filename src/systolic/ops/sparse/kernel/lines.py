@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import apply_epilogue, as_dtype
 from systolic.kernels.registers import part
 from systolic.ops.sparse.kernel.lists import BlockList, ListBuffers, Panels, Places, joined, with_code_for
 from systolic.ops.sparse.schedule import ProductSchedule
@@ -255,12 +255,10 @@ class Kernel:
         @pl.loop(0, schedule.tile // schedule.subtile)
         def _(subtile: Any) -> None:
             where = self._subtile(subtile)
-            total = its.acc[where].astype(jnp.float32)
+            total, bias = its.acc[where], None
             if spec.bias:
                 size, number, count = schedule.subtile, panel * (schedule.tile // schedule.subtile) + subtile, spec.n
                 if self._turned:
                     size, number = spec.line_size, line
-                total = total + self.refs.bias[:, part(number, size, count // size)]
-            if self.activation is not None:
-                total = self.activation(total)
-            its.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
+                bias = self.refs.bias[:, part(number, size, count // size)]
+            its.out[(out_slot, *where)] = apply_epilogue(total, spec.dtype_out, bias=bias, activation=self.activation)

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.dots import dot
-from systolic.kernels.functions import as_dtype
+from systolic.kernels.epilogue import as_dtype
 from systolic.kernels.registers import part
 from systolic.ops.sparse.kernel.lists import (
     BlockList,

@@ -1,4 +1,10 @@
-"""The functions that a product applies to its operands and to its sum, and the epilogue that is made of them."""
+"""The epilogue of a product: everything that is computed from its sum before the result is stored.
+
+    out = ((activation(sum + bias) · up · row_scale) + residual) · scale
+
+Every kernel, and XLA in place of it, calls `apply_epilogue`. `outputs` adds what gradients of dense and gated products
+need.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,7 @@ from jax import Array
 from systolic.spec import Epilogue, Operands, Pairing
 
 Fn = Callable[..., Any]
+FusedArray = Array | Callable[[], Array] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +84,49 @@ def finished(
     value = total if epilogue.is_identity else total.astype(jnp.float32)
     if operands.bias is not None:
         value = value + operands.bias.astype(jnp.float32)
-    before = value
-    if functions.activation is not None:
-        value = functions.activation(value)
-    if operands.residual is not None:
-        value = value + operands.residual.astype(jnp.float32)
-    if operands.scale is not None:
-        value = value * operands.scale.astype(jnp.float32)
-    out = as_dtype(value, dtype_out)
-    return (out, before) if epilogue.kept_sum else (out,)
+    after = apply_epilogue(
+        value, dtype_out, activation=functions.activation, residual=operands.residual, scale=operands.scale
+    )
+    return (after, value) if epilogue.kept_sum else (after,)
+
+
+def apply_epilogue(
+    total: Array,
+    dtype_out: str,
+    *,
+    bias: FusedArray = None,
+    activation: Fn | None = None,
+    up: FusedArray = None,
+    row_scale: FusedArray = None,
+    residual: FusedArray = None,
+    scale: FusedArray = None,
+) -> Array:
+    """Return `((activation(total + bias) · up · row_scale) + residual) · scale`, computed in float32, in `dtype_out`.
+
+    Args:
+      total: the sum of products; cast as it is where nothing is applied to it.
+      bias, up, row_scale, residual, scale: arrays that broadcast to the sum; None where there is none. A kernel passes
+        functions that load an array where it is used: loaded sooner, it takes registers (7,925 cycles in place of 7,918
+        for int8 weights on v5e).
+    """
+    if any(operand is not None for operand in (bias, activation, up, row_scale, residual, scale)):
+        total = total.astype(jnp.float32)
+    if bias is not None:
+        total = total + _loaded(bias)
+    if activation is not None:
+        total = activation(total)
+    for factor in (up, row_scale):
+        if factor is not None:
+            total = total * _loaded(factor)
+    if residual is not None:
+        total = total + _loaded(residual)
+    if scale is not None:
+        total = total * _loaded(scale)
+    return as_dtype(total, dtype_out)
+
+
+def _loaded(operand: Array | Callable[[], Array]) -> Array:
+    return (operand() if callable(operand) else operand).astype(jnp.float32)
 
 
 def as_dtype(value: Array, dtype: str) -> Array:
