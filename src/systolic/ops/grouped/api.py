@@ -47,7 +47,7 @@ def grouped_matmul(
     the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
     there.
 
-    It is differentiable in reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint`,
+    It is differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint`,
     `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the

@@ -39,7 +39,7 @@ def sparse_matmul(
     """`activation(lhs @ rhs + bias)` where one matrix is block-sparse: lhs (dsd), rhs (dds), or the result (sdd).
 
     Only blocks that there are, or that are wanted, are read and multiplied: a NaN elsewhere does no harm. It is
-    differentiable in reverse mode to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and
+    differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and
     `scan`. To differentiate in a sparse matrix, do so in its blocks: `matrix.with_blocks(blocks)`.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `SparseSpec`; elsewhere XLA computes the
