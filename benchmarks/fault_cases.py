@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import systolic
 from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
-from systolic.ops.matmul.product import Implementation
+from systolic.ops.engine.backend import Implementation
 from systolic.timing import target_of
 
 Attempt = Callable[[random.Random, Path, "Setting"], None]

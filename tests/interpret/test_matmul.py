@@ -19,8 +19,9 @@ import systolic
 from systolic.chips import chip
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
+from systolic.ops.engine.backend import Backend
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
-from systolic.ops.matmul.product import Backend, Product, spec_of
+from systolic.ops.matmul.product import Product, spec_of
 from systolic.schedule import KernelConfig, Tiles, config_violations
 from systolic.schedule.legality import alignment
 from systolic.spec import Operands, PrecisionName

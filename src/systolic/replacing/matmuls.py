@@ -18,7 +18,7 @@ from systolic.support.summary import Summarised, Summary
 from systolic.tuning import TuningResult, tune
 
 if TYPE_CHECKING:
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Matmuls(Summarised):
     """A `with` block and a decorator in which kernels take products, and what was decided; see `matmuls`."""
 
     def __init__(self, **options: Any) -> None:
-        from systolic.ops.matmul.arguments import backend_of
+        from systolic.ops.engine.backend import backend_of
 
         self._options = options
         if (who := options["where_unknown"]) not in ("xla", "kernel"):

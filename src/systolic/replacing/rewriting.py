@@ -13,8 +13,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from systolic.compat import intercepted
+from systolic.ops.engine.backend import Implementation
 from systolic.ops.matmul.dot_general import dot_general
-from systolic.ops.matmul.product import Implementation
 from systolic.replacing.decisions import Decision, Policy
 
 # Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,

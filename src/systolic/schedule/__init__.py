@@ -20,6 +20,7 @@ from systolic.schedule.grid import GridSchedule, TileIndex
 from systolic.schedule.legality import (
     LANES,
     MIB,
+    REGISTER_BYTES,
     IllegalTilesError,
     Violation,
     alignment_violations,
@@ -37,6 +38,7 @@ from systolic.schedule.traffic import Traffic, hbm_traffic
 __all__ = [
     "LANES",
     "MIB",
+    "REGISTER_BYTES",
     "Block",
     "Dimension",
     "GridOrder",

@@ -13,6 +13,7 @@ from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import EXACT_INT32_PRODUCTS, MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
+REGISTER_BYTES = 4096  # of a vector register: eight rows of 32-bit lanes
 MIB = 2**20
 # The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
 # float32 at highest precision, whose parts it keeps, 15.5 → 24.6.

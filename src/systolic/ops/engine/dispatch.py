@@ -9,8 +9,8 @@ import jax
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.target import NO_CHIP, kernel_or_xla, without_kernel
-from systolic.ops.matmul.product import Backend
 from systolic.schedule import IllegalTilesError
 
 Run = Callable[..., Array]

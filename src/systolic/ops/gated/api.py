@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jax.typing import DTypeLike
     from jaxtyping import Shaped
 
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
     from systolic.ops.quantized.array import Quantized
 
 
@@ -62,9 +62,9 @@ def gated_matmul(
     """
     import jax
 
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.gated.arguments import canonical
     from systolic.ops.gated.derivatives import multiply
-    from systolic.ops.matmul.arguments import backend_of
     from systolic.ops.quantized.api import quantized_matmul
     from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import given_dtype, operand
 from systolic.ops.matmul.arguments import Call, Given
 from systolic.ops.matmul.arguments import canonical as canonical_matmul
-from systolic.ops.matmul.product import Backend
 from systolic.spec import SpecError
 
 # Columns of which each weight of one array has to have a multiple, so that blocks do not reach into the other one.

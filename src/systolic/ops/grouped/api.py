@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Int, Shaped
 
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
 
 
 def grouped_matmul(
@@ -47,8 +47,9 @@ def grouped_matmul(
     the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
     there.
 
-    It is differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint`,
-    `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, under `jit` alone.
+    It is differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another),
+    `checkpoint`, `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, under `jit`
+    alone.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
     same. On chips whose device has two TensorCores, v4 and v5p, these share the columns.
@@ -88,9 +89,9 @@ def grouped_matmul(
     """
     import jax
 
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.grouped.arguments import canonical
     from systolic.ops.grouped.derivative import multiply, multiply_fused
-    from systolic.ops.matmul.arguments import backend_of
 
     call = canonical(
         lhs,

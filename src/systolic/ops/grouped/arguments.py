@@ -12,10 +12,10 @@ from jax import Array
 from jax.core import Tracer
 
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
+from systolic.ops.engine.precision import precision_named
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.ops.matmul.product import Backend
-from systolic.ops.precision import precision_named
 from systolic.spec import MatmulSpec, SpecError
 
 # Columns of which each product of one array has to have a multiple.

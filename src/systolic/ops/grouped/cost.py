@@ -16,11 +16,12 @@ from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.cost.roofline import mxu_rows_per_cycle
-from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, buffer_bytes, registers_rows
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, registers_rows
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.legality import legal_sides
 from systolic.schedule.sizes import largest_divisor, padded, ragged_sides
+from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _CONCENTRATION = 2.0

@@ -8,10 +8,11 @@ from systolic.chips import Chip
 from systolic.cost import TimedConfig
 from systolic.ops.engine.listed import ListedOp
 from systolic.ops.grouped.cost import gradient_configs, product_configs, timed
-from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, vmem_limit
+from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.op import Layout, RacedPrograms
 from systolic.schedule import KernelConfig, total_bytes
+from systolic.schedule.vmem import vmem_limit
 
 if TYPE_CHECKING:
     from systolic.ops.grouped.programs import GradientPrograms, GroupedPrograms

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.engine.target import for_a_tpu
 from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
 from systolic.ops.grouped.kernel.product import grouped_product
 from systolic.ops.grouped.kernel.product_arrays import GroupedOperands
@@ -37,7 +35,7 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
-    lhs = _of_whole_registers(_on_tpu(product, lhs), *spec.row_dtypes)
+    lhs = _of_whole_registers(product.backend.on_tpu(lhs), *spec.row_dtypes)
     bias, row_scale, up, residual, existing = fused
     if bias is not None:
         bias = bias.astype(jnp.float32)[:, None, :]
@@ -68,7 +66,7 @@ def _gradient(
     chip = product.backend.chip
     assert chip is not None
     lhs, cotangent = (
-        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (_on_tpu(product, lhs), cotangent)
+        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (product.backend.on_tpu(lhs), cotangent)
     )
     spec = product.gradient_spec(lhs, cotangent, groups)
     chosen = plans(spec, chip, product.backend.tiles)
@@ -80,11 +78,6 @@ def _gradient(
             vmem_limit_bytes=chosen.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
-
-
-def _on_tpu(product: GroupedProduct, array: Array) -> Array:
-    needs_one = product.backend.implementation == "pallas" and not interpret_mode_is_forced()
-    return for_a_tpu(array) if needs_one else array
 
 
 def _of_whole_registers(array: Array, *dtypes: str) -> Array:

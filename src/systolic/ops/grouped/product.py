@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from systolic.ops.engine.backend import Backend
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
-from systolic.ops.matmul.product import Backend
 from systolic.spec import PrecisionName
 
 

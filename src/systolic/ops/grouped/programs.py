@@ -14,13 +14,13 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.grouped.xla import ROWS_SUMMED
-from systolic.ops.matmul.product import Backend, Implementation
 from systolic.ops.op import RacedPrograms
 from systolic.schedule import KernelConfig
 

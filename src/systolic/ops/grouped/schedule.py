@@ -7,7 +7,6 @@ it in the last, are computed and not kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.chips import Chip
@@ -15,12 +14,11 @@ from systolic.ops.grouped.code_blocks import RowBlock, gradient_block, row_block
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.schedule.sizes import is_ragged_side, padded
+from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
-# Of the VMEM that a kernel may use: the rest is the compiler's, for what does not fit its registers.
-_BUFFER_SHARE = 0.88
 _RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
 _MOST_SLOTS = 24
 
@@ -28,17 +26,6 @@ _MOST_SLOTS = 24
 def registers_rows(*dtypes: str) -> int:
     """Rows of the highest register of these dtypes, of which every copy of rows is a multiple."""
     return max(32 // dtype_bytes(dtype) for dtype in dtypes)
-
-
-def buffer_bytes(chip: Chip) -> int:
-    """Bytes of VMEM for the buffers of a kernel."""
-    return int(chip.usable_vmem_bytes_per_core * _BUFFER_SHARE)
-
-
-def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
-    """Bytes of VMEM to ask the compiler for: the buffers and its own share, at least what it gives by default."""
-    needed = int(total_bytes(buffers) / _BUFFER_SHARE) + 2 * MIB
-    return min(max(needed, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

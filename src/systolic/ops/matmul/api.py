@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Shaped
 
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
     from systolic.ops.quantized.array import Quantized
 
 
@@ -86,7 +86,8 @@ def matmul(
     """
     import jax
 
-    from systolic.ops.matmul.arguments import Given, backend_of, canonical
+    from systolic.ops.engine.backend import backend_of
+    from systolic.ops.matmul.arguments import Given, canonical
     from systolic.ops.matmul.jvp import multiply
     from systolic.ops.quantized.api import quantized_matmul
     from systolic.ops.quantized.arguments import canonical as quantized_call

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax import Array
-from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import Chip
-from systolic.chips import chip as chip_named
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
+from systolic.ops.engine.precision import precision_named
 from systolic.ops.engine.shapes import broadcast_shapes
-from systolic.ops.engine.target import target_chip
 from systolic.ops.functions.elementwise import elementwise
-from systolic.ops.matmul.product import Backend, Implementation, Product
-from systolic.ops.precision import precision_named
-from systolic.schedule import KernelConfig, Tiles
+from systolic.ops.matmul.product import Product
 from systolic.spec import Operands, Side, SpecError
 
 Fn = Callable[..., Any]
-_IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -198,28 +192,3 @@ def _fused(
         array = array[..., None] if column else array
         array = array[..., None, :] if row else array
     return _ranked(array, rank)
-
-
-def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:
-    """What computes a call.
-
-    Raises:
-      SpecError: an implementation or a chip that is none, tiles that are no three numbers.
-      UnknownChipError: no such chip.
-    """
-    if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
-        raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
-    if chip is not None and not isinstance(chip, (str, Chip)):
-        raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
-    known = chip_named(chip) if isinstance(chip, str) else chip
-    if known is None and implementation != "xla":
-        known = target_chip()
-    if known is None and implementation not in (None, "xla"):
-        known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
-    if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
-        try:
-            tile_m, tile_k, tile_n = map(operator.index, tiles)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
-        tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-    return Backend(implementation=implementation, chip=known, tiles=tiles)

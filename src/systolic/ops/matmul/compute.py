@@ -11,11 +11,12 @@ import jax
 from jax import Array
 from jax.custom_batching import custom_vmap
 
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.linear import floating, linear, perturbed
 from systolic.ops.engine.shapes import is_symbolic
 from systolic.ops.engine.target import NO_CHIP, explicit_mesh, kernel_or_xla, without_kernel
 from systolic.ops.matmul.pallas import by_pallas
-from systolic.ops.matmul.product import Backend, Product
+from systolic.ops.matmul.product import Product
 from systolic.ops.matmul.sharded import sharded
 from systolic.ops.matmul.xla import by_xla
 from systolic.spec import Operands, SpecError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.typing import ArrayLike, DTypeLike
 
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -88,7 +88,7 @@ def dot_general(
 def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
     """Why JAX computes a product of such arrays, or shapes, and not the kernel; "" where the kernel does."""
     from systolic.ops.engine.dtypes import OPERAND_DTYPES
-    from systolic.ops.precision import is_precision
+    from systolic.ops.engine.precision import is_precision
 
     for dtype in (lhs.dtype, rhs.dtype):
         if dtype.name not in (*OPERAND_DTYPES, "float16"):
@@ -108,8 +108,9 @@ def spec_of_dot_general(
     """
     import jax
 
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.engine.shapes import fold
-    from systolic.ops.matmul.arguments import Given, backend_of, canonical
+    from systolic.ops.matmul.arguments import Given, canonical
     from systolic.ops.matmul.jvp import folded
     from systolic.ops.matmul.product import spec_of
 

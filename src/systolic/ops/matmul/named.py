@@ -17,7 +17,8 @@ from jax import Array
 
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
-from systolic.ops.matmul.product import Backend, Product, spec_of
+from systolic.ops.engine.backend import Backend
+from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
 
 Fn = Callable[..., Any]

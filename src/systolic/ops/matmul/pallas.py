@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.chips import Chip
-from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.interpreted import as_traceable, tracing_for
 from systolic.ops.engine.shapes import fold
-from systolic.ops.engine.target import for_a_tpu
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.ops.matmul.orientation import Orientation
@@ -31,8 +29,7 @@ def by_pallas(product: Product, operands: Operands) -> tuple[Array, ...]:
 # Static, so that another planner, or the same one when there is a new winner, has other kernels.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _by_pallas(product: Product, plans: Plans, operands: Operands) -> tuple[Array, ...]:
-    if product.backend.implementation == "pallas" and not interpret_mode_is_forced():
-        operands = operands._replace(lhs=for_a_tpu(operands.lhs))
+    operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
     # A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and

@@ -12,44 +12,19 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import Chip
-from systolic.compat import interpreted_effects
 from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.engine.activations import OpCount, op_count_of
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.gated.spec import GatedSpec
-from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Pairing, PrecisionName, Prologue, Side
 
-Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 Fn = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
-    """What computes a product."""
-
-    implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
-    chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
-    tiles: Tiles | KernelConfig | None
-
-    @property
-    def interpret(self) -> bool | pltpu.InterpretParams:
-        """What Pallas is told: how it interprets the kernel, or False."""
-        if self.implementation is None or self.implementation in ("pallas", "xla"):
-            return False
-        return pltpu.InterpretParams() if isinstance(self.implementation, str) else self.implementation
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        """JAX's effects of a product."""
-        return interpreted_effects() if self.interpret else frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
+from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.engine.shapes import fold
 from systolic.ops.matmul.api import matmul
 from systolic.ops.matmul.named import counted, functions_of, matrices, product_of
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.pallas import by_pallas
-from systolic.ops.matmul.product import Backend, Implementation, Product, spec_of
+from systolic.ops.matmul.product import Product, spec_of
 from systolic.ops.matmul.xla import by_xla
 from systolic.ops.op import RacedPrograms
 from systolic.schedule import KernelConfig

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
 from systolic.ops.engine.shapes import broadcast_shapes
-from systolic.ops.matmul.product import Backend
 from systolic.ops.quantized.array import Quantized, from_qwix, is_qarray, require_quantized
 from systolic.ops.quantized.product import Operands, QuantizedProduct
 from systolic.ops.quantized.spec import ROW_FORMATS

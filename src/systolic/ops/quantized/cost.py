@@ -12,12 +12,11 @@ from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.ops.quantized.route import route_of
 from systolic.ops.quantized.schedule import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.ops.quantized.spec import QuantizedSpec
-from systolic.schedule import LANES, KernelConfig, Tiles
+from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import dtype_bytes, format_bytes
 
 _STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
-_REGISTER_BYTES = 4096
 _COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
@@ -46,8 +45,8 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     held = (_COPIES_OF_A_WEIGHT * spec.weights + 1) * (machine.dma_issue_cycles + machine.dma_wait_cycles)
     step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
     if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
-        step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / _REGISTER_BYTES
-    quantized = its.tile_m * spec.k * dtype_bytes("float32") / _REGISTER_BYTES if spec.quantize_lhs else 0
+        step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / REGISTER_BYTES
+    quantized = its.tile_m * spec.k * dtype_bytes("float32") / REGISTER_BYTES if spec.quantize_lhs else 0
     quantized_us = quantized * _QUANTIZE_CYCLES * us
     compute_us = its.steps * step * us + its.grid_m * quantized_us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)

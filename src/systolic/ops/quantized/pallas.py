@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.compat import interpret_mode_is_forced
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.engine.target import for_a_tpu
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.quantized.kernel.product import quantized_product
 from systolic.ops.quantized.kernel.ring import QuantizedOperands
@@ -31,8 +29,7 @@ def by_pallas(product: QuantizedProduct, operands: Operands) -> Array:
 def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> Array:
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
-    if product.backend.implementation == "pallas" and not interpret_mode_is_forced():
-        operands = operands._replace(lhs=for_a_tpu(operands.lhs))
+    operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
     m, n = operands.lhs.shape[0], product.columns(operands)
     if n % LANES:
         operands = product.apart(operands)  # tiles of one weight must not reach into the other

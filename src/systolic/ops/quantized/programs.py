@@ -13,9 +13,9 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.api import matmul
-from systolic.ops.matmul.product import Backend, Implementation
 from systolic.ops.op import RacedPrograms
 from systolic.ops.quantized.array import Quantized
 from systolic.ops.quantized.pallas import by_pallas

@@ -28,6 +28,7 @@ from typing import Literal
 
 from systolic.chips import Chip, MachineModel
 from systolic.ops.quantized.spec import QuantizedSpec
+from systolic.schedule import LANES, REGISTER_BYTES
 from systolic.spec import dtype_bytes, format_bytes
 
 Made = Literal["stored", "cast", "codes", "cast codes", "bits"]
@@ -39,9 +40,7 @@ _ROWS_TYPES = {"bfloat16": "bf16", "int8": "s8", "int4": "s4", "float8_e4m3fn": 
 _FLOAT32_INTEGERS = 2**24
 _LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
 _LARGEST_CODED = 128 * 15
-_REGISTER_BYTES = 4096
 _LEAST_ROWS = 16  # of bfloat16, that go through a unit at once
-_LANES = 128
 _VECTOR_SLOTS = 4
 # Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows. A push brings a register for every 128 columns
 # of a unit, and so many bundles lie between two into the same unit.
@@ -257,13 +256,13 @@ def _unit_cycles(route: Route, rows: int, k: int, n: int, chip: Chip) -> float:
     unit_rows, unit_columns = _unit(route.pushed, machine)
     deep = min(route.depth, unit_rows)
     tiles = k / deep * -(-n // unit_columns) / machine.mxu_count
-    pushes = format_bytes(route.pushed, deep * unit_columns) / _REGISTER_BYTES / max(unit_columns // _LANES, 1)
+    pushes = format_bytes(route.pushed, deep * unit_columns) / REGISTER_BYTES / max(unit_columns // LANES, 1)
     taken = max(rows, _LEAST_ROWS) / rows_per_cycle(route, chip)
     return tiles * max(taken + pushes * machine.weight_push_cycles, pushes * _PUSH_BUNDLES)
 
 
 def _vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
-    made = k * n * dtype_bytes(route.pushed) / _REGISTER_BYTES * _made_operations(route, spec, chip)
+    made = k * n * dtype_bytes(route.pushed) / REGISTER_BYTES * _made_operations(route, spec, chip)
     vector = made / _VECTOR_SLOTS
     if route.scaled == "sums" and spec.blocks > 1:
         each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
@@ -308,5 +307,5 @@ def _depth(block: int, mxu_rows: int) -> int:
 
 def _weights_depth(spec: QuantizedSpec, chip: Chip) -> int:
     """Whole blocks, as many as fill a unit, or else registers, that divide k."""
-    several = (math.lcm(spec.block, rows) for rows in (max(chip.machine.mxu_rows, _LANES), _LANES))
+    several = (math.lcm(spec.block, rows) for rows in (max(chip.machine.mxu_rows, LANES), LANES))
     return next((rows for rows in several if spec.k % rows == 0), spec.k)

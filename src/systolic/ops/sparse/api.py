@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Shaped
 
-    from systolic.ops.matmul.product import Implementation
+    from systolic.ops.engine.backend import Implementation
     from systolic.ops.sparse.array import BlockSparse
     from systolic.ops.sparse.mask import BlockMask
 
@@ -72,7 +72,7 @@ def sparse_matmul(
     """
     import jax
 
-    from systolic.ops.matmul.arguments import backend_of
+    from systolic.ops.engine.backend import backend_of
     from systolic.ops.sparse.arguments import canonical
     from systolic.ops.sparse.array import BlockSparse
     from systolic.ops.sparse.batches import each_of, sparse_batch

@@ -10,9 +10,9 @@ import numpy as np
 from jax import Array
 
 from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
-from systolic.ops.matmul.product import Backend
-from systolic.ops.precision import precision_named
+from systolic.ops.engine.precision import precision_named
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.batches import common_batch
 from systolic.ops.sparse.mask import BlockMask

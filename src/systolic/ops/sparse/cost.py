@@ -16,7 +16,7 @@ from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.schedule import MOST_BUNDLES, ProductSchedule, SampledSchedule, most_joined
 from systolic.ops.sparse.spec import SparseSpec
-from systolic.schedule import LANES, IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
@@ -26,7 +26,6 @@ from systolic.spec import dtype_bytes
 # of 128² in dsd at 80 % ask for less, the same in sdd at 10 % for more, so another value would not be nearer to all.
 _STRETCH_CYCLES = 120
 _MORE_CODE = 0.002  # of the time, that code for one more block has to promise
-_REGISTER_BYTES = 4096
 _TILES = (128, 256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
 _ROW_SUBTILES = (128, 256, 512, 1024)
@@ -45,7 +44,7 @@ def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
     machine, item = chip.machine, dtype_bytes(spec.dtype)
     deep, wide = -(-stretch.depth // machine.mxu_rows), -(-stretch.columns // machine.mxu_columns)
     rows = spec.passes * stretch.rows * deep * wide / machine.mxu_count / mxu_rows_per_cycle(spec.dtype, chip)
-    registers = spec.passes * stretch.depth * stretch.columns * item / _REGISTER_BYTES
+    registers = spec.passes * stretch.depth * stretch.columns * item / REGISTER_BYTES
     return rows + registers * machine.weight_push_cycles / machine.mxu_count
 
 

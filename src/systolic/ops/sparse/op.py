@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.ops.engine.listed import ListedOp
-from systolic.ops.grouped.schedule import vmem_limit
 from systolic.ops.op import Layout, RacedPrograms
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.cost import bytes_between, chunks_of, configs, timed
 from systolic.ops.sparse.schedule import ProductSchedule, SampledSchedule, schedule_of
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule import KernelConfig, total_bytes
+from systolic.schedule.vmem import vmem_limit
 from systolic.spec import dtype_bytes
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.compat import interpret_mode_is_forced, varying_alike
+from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.engine.target import for_a_tpu
 from systolic.ops.planner import Plans, planner_in_use
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.kernel.lines import ProductOperands
@@ -46,7 +45,7 @@ def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, 
     axis = 0 if turned else 1
     size = dense.shape[axis]
     multiple = 32 // min(dtype_bytes(blocks.dtype.name), dtype_bytes(product.dtype_out)) if turned else LANES
-    dense = _longer(_on_tpu(product, dense), axis, padded(size, multiple))
+    dense = _longer(product.backend.on_tpu(dense), axis, padded(size, multiple))
     if bias is not None:
         bias = bias.astype(jnp.float32)[None]
         bias = bias if turned else _longer(bias, 1, dense.shape[1])
@@ -89,7 +88,7 @@ def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, 
 def _sampled(product: SparseProduct, plans: Plans, lhs: Array, rhs: Array, places: Places) -> Array:
     chip, k = product.backend.chip, padded(lhs.shape[1], LANES)
     assert chip is not None
-    lhs, rhs = _longer(_on_tpu(product, lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
+    lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
     spec = product.spec(k, lhs.dtype.name, places.rows.shape[0])
     call = one_call(spec, chip)
     chosen = plans(call, chip, product.backend.tiles)
@@ -131,8 +130,3 @@ def _in_smem(places: Places) -> KernelPlaces:
 def _longer(array: Array, axis: int, size: int) -> Array:
     more = [(0, size - array.shape[axis] if axis == one else 0) for one in range(array.ndim)]
     return jnp.pad(array, more) if size > array.shape[axis] else array
-
-
-def _on_tpu(product: SparseProduct, array: Array) -> Array:
-    needs_one = product.backend.implementation == "pallas" and not interpret_mode_is_forced()
-    return for_a_tpu(array) if needs_one else array

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from systolic.ops.matmul.product import Backend
+from systolic.ops.engine.backend import Backend
 from systolic.ops.sparse.spec import SparseKind, SparseSpec
 from systolic.spec import PrecisionName
 

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
-from systolic.ops.matmul.product import Backend, Implementation
+from systolic.ops.engine.backend import Backend, Implementation
 from systolic.ops.op import RacedPrograms
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse

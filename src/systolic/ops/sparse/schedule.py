@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.ops.grouped.schedule import buffer_bytes
 from systolic.ops.sparse.call_lists import INDEX_BYTES, index_words
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
 from systolic.schedule.sizes import largest_divisor, padded
+from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _OUT_SLOTS = 4

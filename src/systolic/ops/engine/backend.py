@@ -1,0 +1,70 @@
+"""The backend of a call: a Pallas kernel, compiled or interpreted, or XLA."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jax import Array
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.chips import Chip
+from systolic.chips import chip as chip_named
+from systolic.compat import interpret_mode_is_forced, interpreted_effects
+from systolic.ops.engine.target import for_a_tpu, target_chip
+from systolic.schedule import KernelConfig, Tiles
+from systolic.spec import SpecError
+
+Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
+_IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What computes a product."""
+
+    implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
+    chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
+    tiles: Tiles | KernelConfig | None
+
+    @property
+    def interpret(self) -> bool | pltpu.InterpretParams:
+        """What Pallas is told: how it interprets the kernel, or False."""
+        if self.implementation is None or self.implementation in ("pallas", "xla"):
+            return False
+        return pltpu.InterpretParams() if isinstance(self.implementation, str) else self.implementation
+
+    def on_tpu(self, array: Array) -> Array:
+        """Return the array, of which a program for something else than a TPU says that no kernel runs there."""
+        return for_a_tpu(array) if self.implementation == "pallas" and not interpret_mode_is_forced() else array
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        """JAX's effects of a product."""
+        return interpreted_effects() if self.interpret else frozenset()
+
+
+def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:
+    """What computes a call.
+
+    Raises:
+      SpecError: an implementation or a chip that is none, tiles that are no three numbers.
+      UnknownChipError: no such chip.
+    """
+    if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
+        raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+    if chip is not None and not isinstance(chip, (str, Chip)):
+        raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
+    known = chip_named(chip) if isinstance(chip, str) else chip
+    if known is None and implementation != "xla":
+        known = target_chip()
+    if known is None and implementation not in (None, "xla"):
+        known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
+    if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
+        try:
+            tile_m, tile_k, tile_n = map(operator.index, tiles)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
+        tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
+    return Backend(implementation=implementation, chip=known, tiles=tiles)
