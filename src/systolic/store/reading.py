@@ -17,6 +17,7 @@ from systolic.support.untrusted import UntrustedError, shown, structured
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
 # A kernel that is twice as fast as its products or its copies alone is none: constants of the model are not that wrong.
 _POSSIBLE = 0.5
+_LONGEST_US = 1e12  # eleven days: no kernel of a size that a TPU counts takes as long
 
 
 def read_subject(record: Any) -> Subject:
@@ -58,6 +59,8 @@ def read_trial(record: Any, subject: Subject) -> Trial:
         value = getattr(trial, name)
         if value is not None and value <= 0:
             raise UntrustedError(f"{name}={shown(value)} is no time above 0")
+        if value is not None and value >= _LONGEST_US:
+            raise UntrustedError(f"{name}={shown(value)} is no time: it is {_LONGEST_US:g} µs or more")
     for name in ("prefetch_us", "vmem_bytes", "hbm_bytes", "bundles", "compile_s"):
         if (getattr(trial, name) or 0) < 0:
             raise UntrustedError(f"{name}={shown(getattr(trial, name))} is below 0")

@@ -103,6 +103,10 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
             "no time above 0",
         ),
         (
+            "UPDATE trials SET trial = replace(trial, '10.0', '1e308'), simulated_us = 1e308 WHERE rowid = 1",
+            "no time: it is 1e.12 µs or more",
+        ),
+        (
             "UPDATE trials SET trial = replace(trial, '10.0', '1e999'), simulated_us = 9e999 WHERE rowid = 1",
             "no finite",
         ),
