@@ -22,7 +22,7 @@ _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What computes a product."""
+    """An implementation, the chip whose tiles it takes, and tiles of the caller's."""
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
     chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
@@ -30,13 +30,13 @@ class Backend:
 
     @property
     def interpret(self) -> bool | pltpu.InterpretParams:
-        """What Pallas is told: how it interprets the kernel, or False."""
+        """Pallas' argument `interpret`: False if the kernel is compiled."""
         if self.implementation is None or self.implementation in ("pallas", "xla"):
             return False
         return pltpu.InterpretParams() if isinstance(self.implementation, str) else self.implementation
 
     def on_tpu(self, array: Array) -> Array:
-        """Return the array, of which a program for something else than a TPU says that no kernel runs there."""
+        """Return the array; lowering it for anything but a TPU raises, if the kernel has to run on one."""
         return for_a_tpu(array) if self.implementation == "pallas" and not interpret_mode_is_forced() else array
 
     @property
@@ -46,7 +46,7 @@ class Backend:
 
 
 def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:
-    """What computes a call.
+    """Check the arguments of a call that choose its backend.
 
     Raises:
       SpecError: an implementation or a chip that is none, tiles that are no three numbers.
