@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from import_graph import bound_names, import_circles, import_graph, module_paths, read_imports, shortest_way_round
+
+import systolic
 
 SOURCE = Path(__file__).parents[2] / "src" / "systolic"
 HOUSE = module_paths(SOURCE, "systolic")
@@ -229,6 +232,24 @@ def test_a_planted_circle_is_found(tmp_path: Path, text: str) -> None:
     (circle,) = faults(tmp_path)
     assert circle.startswith("a circle of imports: systolic.bench.a → systolic.bench.")
     assert circle.endswith(" → systolic.bench.a")
+
+
+def undocumented(name: str) -> Iterator[str]:
+    """Yield the public name, or those of its public methods and properties, that have no docstring of their own."""
+    value = getattr(systolic, name)
+    if not inspect.getdoc(value):
+        yield name
+    if not (inspect.isclass(value) and value.__module__.startswith("systolic.")):
+        return
+    for member, method in vars(value).items():
+        method = getattr(method, "fget", None) or getattr(method, "__func__", method)
+        if not member.startswith("_") and inspect.isfunction(method) and not method.__doc__:
+            yield f"{name}.{member}"
+
+
+def test_public_names_have_docstrings() -> None:
+    names = [name for name in systolic.__all__ if name != "__version__"]
+    assert [missing for name in names for missing in undocumented(name)] == []
 
 
 @pytest.mark.parametrize("module", ["systolic", "systolic.cli", "systolic.report"])

@@ -91,7 +91,9 @@ def test_an_exit_code_that_is_none_is_refused(tmp_path: Path, code: bytes | None
     refused(tmp_path, packed({"files/x": b"ok"} if code is None else {"exit_code": code}))
 
 
-@pytest.mark.parametrize("content", [b"", b"Updates are available\n", gzip.compress(b"Updates are available\n", mtime=0)])
+@pytest.mark.parametrize(
+    "content", [b"", b"Updates are available\n", gzip.compress(b"Updates are available\n", mtime=0)]
+)
 def test_what_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     refused(tmp_path, content)
 
