@@ -76,6 +76,14 @@ def test_a_row_that_is_ok() -> None:
     assert row.check == "not checked at this size"
 
 
+def test_the_faster_form_of_xla_is_the_opponent() -> None:
+    times = {"xla 2048": 50.0, "xla 2048, 64 MiB of scoped VMEM": 40.0}
+    (row,) = rows_of("v5", lambda label: times.get(label, 100.0))
+    assert (row.xla_time_us, row.ratio_to_xla) == (40.0, 0.4)
+    (row,) = rows_of("v5", lambda label: times.get(label, 100.0), xla_default_flags=True)
+    assert (row.xla_time_us, row.ratio_to_xla) == (50.0, 0.5)
+
+
 def test_int8_is_divided_by_the_peak_of_int8() -> None:
     (row,) = rows_of("v5", lambda _: 100.0, dtype="int8")
     assert row.percent_of_peak == pytest.approx(100 * 2 * 2048**3 / 100e-6 / 394e12)
@@ -110,7 +118,7 @@ def test_a_step_too_long_to_ask_about_is_not_sent() -> None:
     (row,) = run_ladder(request, pool)  # pyright: ignore[reportArgumentType]
     assert row.status == "refused"
     assert (row.vmem_requested_bytes, row.vmem_available_bytes) == (192 * 2**20, 16 * 2**20)
-    assert pool.labels == ["xla 4096"]
+    assert pool.labels == ["xla 4096", "xla 4096, 64 MiB of scoped VMEM"]
 
 
 def test_an_illegal_row_names_every_rule() -> None:
@@ -190,7 +198,7 @@ def test_progress_is_told_before_anything_is_sent() -> None:
         pool,  # pyright: ignore[reportArgumentType]
         Telling(order),
     )
-    assert order[0] == "planned 5"
+    assert order[0] == "planned 6"
     assert sum(entry.startswith("done") for entry in order) == 5
 
 

@@ -14,6 +14,7 @@ from systolic.lessons.ladder.rungs import Rung, clipped
 from systolic.schedule import MIB, Tiles, Violation, total_bytes
 from systolic.spec import MatmulSpec
 from systolic.timing.experiment import Experiment
+from systolic.timing.opponent import xla_experiments
 
 # Above this size interpreting a product on a CPU takes longer than anyone waits.
 LARGEST_CHECKED = 1024
@@ -32,6 +33,7 @@ class Request:
       splits: for v2.
       sweep_trials: how many tiles to try for the rungs that sweep; None: no sweep.
       checked: whether results are compared with float64.
+      xla_default_flags: race XLA with the chip's flags alone, and not with 64 MiB of scoped VMEM too.
     """
 
     rungs: tuple[Rung, ...]
@@ -42,6 +44,7 @@ class Request:
     splits: int = 4
     sweep_trials: int | None = None
     checked: bool = True
+    xla_default_flags: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +111,11 @@ class Cell:
         args = abstract_operands(self.spec)
         return Experiment(fn=self.multiply(tiles), args=args, chip=self.request.chip, label=label)
 
-    def xla(self) -> Experiment:
-        """The same product by XLA."""
+    def xla(self) -> list[Experiment]:
+        """Return XLA's product of the same size; the faster of these is the opponent."""
         fn, args = xla_matmul(self.spec), abstract_operands(self.spec)
-        return Experiment(fn=fn, args=args, chip=self.request.chip, label=f"xla {self.size}")
+        xla = Experiment(fn=fn, args=args, chip=self.request.chip, label=f"xla {self.size}")
+        return xla_experiments(xla, default_flags_only=self.request.xla_default_flags)
 
 
 def _to_sweep(cell: Cell, trials: int) -> tuple[Tiles, ...]:

@@ -11,6 +11,7 @@ from systolic.lessons.ladder.cell import Cell
 from systolic.lessons.ladder.row import NOT_CHECKED, LadderRow, SweptTiles
 from systolic.schedule import Tiles, total_bytes
 from systolic.support.status import Status
+from systolic.timing.opponent import opponent_flags
 from systolic.timing.outcome import Outcome
 
 NOT_RUN = Outcome(label="")
@@ -29,7 +30,7 @@ def row_of(
     Args:
       cell: the rung and the size.
       outcomes: of the tiles that were tried; none where there is no compiler.
-      xla: of XLA's product of the same size.
+      xla: the opponent: XLA's product of the same size, with the faster of its flags.
       checked: what the comparison with float64 found; None where there was none.
     """
     spec, chip, its_versions = cell.spec, cell.request.chip, versions()
@@ -57,6 +58,7 @@ def row_of(
         peak_tflops=chip.peak_ops_per_s(spec.dtype_lhs) / 1e12 if spec.dtype_lhs in chip.dtypes else None,
         time_error=run.error if run is not None else None,
         xla_time_us=xla.time_us,
+        xla_flags=opponent_flags(xla, chip),
         xla_time_error=xla.run.error if xla.run is not None else None,
         xla_prefetch_us=xla.run.prefetch_us if xla.run is not None else None,
         stall_share=run.stall_share if run is not None else None,

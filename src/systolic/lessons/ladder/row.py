@@ -53,6 +53,7 @@ class LadderRow:
     peak_tflops: float | None = None
     time_error: TimeError | None = None
     xla_time_us: float | None = None
+    xla_flags: Mapping[str, str] = field(default_factory=dict)  # in addition to `flags`, if XLA is faster with them
     xla_time_error: TimeError | None = None
     xla_prefetch_us: float | None = None
     stall_share: float | None = None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from systolic.bench.accuracy import Accuracy, ResultError, check
 from systolic.compiler import WorkerPool
+from systolic.cost import machine_roofline
 from systolic.lessons.ladder.cell import Cell, Request
 from systolic.lessons.ladder.results import NOT_RUN, fastest, row_of
 from systolic.lessons.ladder.row import LadderRow
 from systolic.schedule import Tiles
+from systolic.spec import MatmulSpec
+from systolic.timing.opponent import faster_xla
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import QUIET, Progress, Runner, Running
 
@@ -27,22 +30,27 @@ def run_ladder(request: Request, pool: WorkerPool | None, progress: Progress = Q
     cells = [Cell.of(request, rung, size) for rung in request.rungs for size in request.sizes]
     checks = sum(cell.is_checked for cell in cells)
     # XLA's time says what there is to beat, also beside a refusal; beside nothing but broken rules it says nothing.
-    beaten = {cell.size: cell.xla() for cell in cells if not cell.violations}
+    opponents = {cell.size: cell.xla() for cell in cells if not cell.violations}
     if pool is None:
         progress.planned(checks)
-        xla: dict[int, Running] = {}
+        xla: dict[int, list[Running]] = {}
         jobs: list[dict[Tiles, Running]] = [{} for _ in cells]
     else:
-        progress.planned(checks + len(beaten) + sum(len(cell.tried) for cell in cells))
+        progress.planned(checks + sum(map(len, opponents.values())) + sum(len(cell.tried) for cell in cells))
         runner = Runner(pool, progress)
-        xla = {size: runner.start(experiment) for size, experiment in beaten.items()}
+        xla = {size: [runner.start(experiment) for experiment in forms] for size, forms in opponents.items()}
         jobs = [{tiles: runner.start(cell.experiment(tiles)) for tiles in cell.tried} for cell in cells]
     checked = [_checked(*each, progress) for each in zip(cells, jobs, strict=True)]  # while the workers compile
-    baselines = {size: running.outcome() for size, running in xla.items()}
+    baselines = {size: _opponent(request, size, running) for size, running in xla.items()}
     return [
         row_of(cell, _outcomes(its), baselines.get(cell.size, NOT_RUN), accuracy)
         for cell, its, accuracy in zip(cells, jobs, checked, strict=True)
     ]
+
+
+def _opponent(request: Request, size: int, running: Sequence[Running]) -> Outcome:
+    spec = MatmulSpec.of(size, size, size, request.dtype)
+    return faster_xla([form.outcome() for form in running], machine_roofline(spec, request.chip).hbm_us)
 
 
 def _outcomes(jobs: Mapping[Tiles, Running]) -> dict[Tiles, Outcome]:
