@@ -11,6 +11,7 @@ import click
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import function_options, named
+from systolic.cli.opponent import xla_default_flags_option
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_drawing_target, check_target, give, note, write_text
 from systolic.cli.progress import progress_bar
@@ -37,6 +38,7 @@ from systolic.timing.outcome import Outcome
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )
+@xla_default_flags_option
 @click.option("--details", is_flag=True, help="Print the tables behind the findings too, as the page has them.")
 @worker_options()
 @output_options
@@ -50,6 +52,7 @@ def explain(
     page: Path | None,
     tries: int,
     try_mesh: bool,
+    xla_default_flags: bool,
     details: bool,
     workers: Workers,
     json_file: str | None,
@@ -91,6 +94,7 @@ def explain(
                 against=other and asked_slice.call(other, (), chip)[0],
                 tries=tries,
                 try_mesh=try_mesh,
+                xla_default_flags=xla_default_flags,
             )
             try:
                 found.append(explain_with_pool(pool, request, progress=bar))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -27,6 +28,7 @@ from systolic.explaining.request import ExplainRequest
 from systolic.explaining.what_if import Function, WhatIfSearch, tried_time
 from systolic.support.bugs import reports_bugs
 from systolic.timing.experiment import Experiment
+from systolic.timing.opponent import MORE_VMEM_WORDS, faster_xla, opponent_flags, xla_experiments
 from systolic.timing.runner import QUIET, Progress, Runner, Running
 
 _SPANS = 400  # of each kind, from the beginning and from the end: what the pictures show
@@ -49,7 +51,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     progress.found(f"{jobs.name}: {run.summary().heading}; now to what would change it")
     now = analysed.result()
     product = equivalent_matmul(request.args, now) if request.topology is None else None
-    alternatives = _alternatives(jobs, product, other, function_name(request.against))
+    alternatives = _alternatives(jobs, product, request.against, other)
     shape = request.shape
     search = WhatIfSearch(
         pool=pool,
@@ -76,6 +78,7 @@ def explain(
     against: Callable[..., Any] | None = None,
     tries: int = 12,
     try_mesh: bool = False,
+    xla_default_flags: bool = False,
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> Explanation:
@@ -99,6 +102,8 @@ def explain(
       tries: changes to simulate, at most; 0: none.
       try_mesh: simulate other meshes and shardings of the same function as well, at most as many: other sizes of the
         mesh's axes, other orders of its devices, other specs of an argument.
+      xla_default_flags: compare with XLA's default flags only, and not with the faster of these and 64 MiB of scoped
+        VMEM.
       time_limit_s: seconds of CPU time for one compilation.
       memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
 
@@ -124,6 +129,7 @@ def explain(
         against=against,
         tries=tries,
         try_mesh=try_mesh,
+        xla_default_flags=xla_default_flags,
     )
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return explain_with_pool(pool, request)
@@ -135,16 +141,33 @@ class _Jobs:
     def __init__(self, pool: WorkerPool, request: ExplainRequest, progress: Progress) -> None:
         self._pool, self._request, self._progress = pool, request, progress
         self._runner = Runner(pool, progress)
-        self.name = function_name(request.fn)
+        self.name, self.chip = function_name(request.fn), request.chip
 
     def simulated(self, fn: Function, label: str, *, spans: int = 0, lines: bool = False) -> Running:
         """Compiles and simulates a function of the same arguments."""
-        self._progress.planned(1)
+        return self._started(self._experiment(fn, label, spans=spans, lines=lines))
+
+    def simulated_xla(self, fn: Function, label: str, *, under_way: Running | None = None) -> list[Running]:
+        """Start XLA's program with each of the flags whose faster program is the opponent.
+
+        Args:
+          fn: a function of the same arguments that calls no Pallas kernel.
+          label: its name.
+          under_way: its program with the flags of the request, if that was started before.
+        """
+        xla = self._experiment(fn, label, spans=_SPANS)
+        first, *more = xla_experiments(xla, default_flags_only=self._request.xla_default_flags)
+        return [under_way or self._started(first), *map(self._started, more)]
+
+    def _experiment(self, fn: Function, label: str, *, spans: int, lines: bool = False) -> Experiment:
         args, chip, topology = self._request.args, self._request.chip, self._request.topology
         label = f"{label} for {chip.name}"
-        experiment = Experiment(
+        return Experiment(
             fn=fn, args=args, chip=chip, topology=topology, label=label, spans=spans, lines=lines and topology is None
         )
+
+    def _started(self, experiment: Experiment) -> Running:
+        self._progress.planned(1)
         return self._runner.start(experiment)
 
     def other(self, fn: Function) -> tuple[Running, Future[FunctionAnalysis]]:
@@ -175,24 +198,33 @@ class _Jobs:
 def _alternatives(
     jobs: _Jobs,
     product: EquivalentMatmul | None,
+    against: Function | None,
     other: tuple[Running, Future[FunctionAnalysis]] | None,
-    name: str,
 ) -> list[Callable[[], Program]]:
-    """Submits programs of the same result; each is waited for when it is called."""
-    submitted: list[tuple[str, ProgramRole, Running]] = []
+    """Submit programs of the same result; calling an entry waits for its program."""
+    submitted: list[tuple[str, ProgramRole, list[Running]]] = []
     if product is not None:
-        submitted.append(("XLA", "xla", jobs.simulated(product.by_xla, "XLA", spans=_SPANS)))
-        submitted.append(("systolic.matmul", "other", jobs.simulated(product.by_systolic, "systolic.matmul")))
-    if other is not None:
+        submitted.append(("XLA", "xla", jobs.simulated_xla(product.by_xla, "XLA")))
+        submitted.append(("systolic.matmul", "other", [jobs.simulated(product.by_systolic, "systolic.matmul")]))
+    if other is not None and against is not None:
         time, analysed = other
-        # Without a kernel of its own it is XLA's program that runs.
-        role: ProgramRole = "other" if product is not None or _has_kernels(analysed) else "xla"
-        submitted.append((f"XLA: {name}" if role == "xla" else name, role, time))
+        name = function_name(against)
+        if product is not None or _has_kernels(analysed):
+            submitted.append((name, "other", [time]))
+        else:  # it has no kernel: its program is XLA's
+            submitted.append((f"XLA: {name}", "xla", jobs.simulated_xla(against, name, under_way=time)))
     flops = product.flops if product is not None else 0.0
     return [
-        lambda label=label, role=role, running=running: program_of(label, role, running.outcome(), flops=flops)
+        functools.partial(_finished, label, role, running, flops=flops, chip=jobs.chip)
         for label, role, running in submitted
     ]
+
+
+def _finished(label: str, role: ProgramRole, running: Sequence[Running], *, flops: float, chip: Chip) -> Program:
+    """Wait for a program; of XLA's programs with several flags the faster counts, and the label says which."""
+    outcome = faster_xla([form.outcome() for form in running], least_hbm_us=0.0)
+    label += f" with {MORE_VMEM_WORDS}" if opponent_flags(outcome, chip) else ""
+    return program_of(label, role, outcome, flops=flops)
 
 
 def _has_kernels(analysed: Future[FunctionAnalysis]) -> bool:

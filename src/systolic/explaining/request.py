@@ -24,6 +24,7 @@ class ExplainRequest:
       against: another function of the same arguments, to compare with.
       tries: the most changes to simulate.
       try_mesh: whether to simulate other meshes and shardings as well, as many at the most.
+      xla_default_flags: compare with XLA's default flags only.
     """
 
     fn: Function
@@ -34,6 +35,7 @@ class ExplainRequest:
     against: Function | None = None
     tries: int = 12
     try_mesh: bool = False
+    xla_default_flags: bool = False
 
     @property
     def shape(self) -> SliceShape | None:

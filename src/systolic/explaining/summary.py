@@ -12,6 +12,7 @@ from systolic.explaining.explanation import Communication, Program, Saving
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.what_if import WhatIf
 from systolic.simulator import SimulatedRun, SliceRun
+from systolic.timing.opponent import MORE_VMEM_FLAGS, MORE_VMEM_WORDS
 
 _MOST_TILES = 3  # choices of tiles that are listed; there may be many alike
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
@@ -94,7 +95,12 @@ def replacement_savings(
     """
     words: dict[str, str] = {}
     if product is not None:
-        words = {"XLA": product.written_by_xla, "systolic.matmul": product.written_by_systolic}
+        by_xla = product.written_by_xla
+        words = {
+            "XLA": by_xla,
+            f"XLA with {MORE_VMEM_WORDS}": f"jax.jit(lambda lhs, rhs: {by_xla}, compiler_options={MORE_VMEM_FLAGS})",
+            "systolic.matmul": product.written_by_systolic,
+        }
     found = []
     for each in sorted(alternatives, key=lambda each: float("inf") if each.time_us is None else each.time_us):
         if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):

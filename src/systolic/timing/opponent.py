@@ -12,6 +12,7 @@ from systolic.timing.outcome import Outcome
 
 # Public recipes for v6e and v7x raise the VMEM that an operation may use, most of them to 64 MiB.
 MORE_VMEM_FLAGS = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
+MORE_VMEM_WORDS = "64 MiB of scoped VMEM"
 _MORE_VMEM_BYTES = 65536 * 2**10
 
 
@@ -29,7 +30,7 @@ def xla_experiments(xla: Experiment, *, default_flags_only: bool = False) -> lis
     chip = None if default_flags_only else with_more_vmem(xla.chip)
     if chip is None:
         return [xla]
-    return [xla, dataclasses.replace(xla, chip=chip, label=f"{xla.label}, 64 MiB of scoped VMEM")]
+    return [xla, dataclasses.replace(xla, chip=chip, label=f"{xla.label}, {MORE_VMEM_WORDS}")]
 
 
 def faster_xla(outcomes: Sequence[Outcome], least_hbm_us: float) -> Outcome:

@@ -115,6 +115,10 @@ def test_square_products_are_taken_as_the_kernel_contracts_them(left: int, right
     (saving,) = replacement_savings([Program(label="XLA", role="xla", time_us=1.0)], 2.0, found)
     advised = eval(saving.change, {"jnp": jnp, "lhs": lhs, "rhs": rhs})
     np.testing.assert_array_equal(advised, expected)
+    flagged = Program(label="XLA with 64 MiB of scoped VMEM", role="xla", time_us=1.0)
+    (saving,) = replacement_savings([flagged], 2.0, found)
+    assert callable(eval(saving.change, {"jax": jax, "jnp": jnp}))
+    assert "'xla_tpu_scoped_vmem_limit_kib': '65536'" in saving.change
     (saving,) = replacement_savings([Program(label="systolic.matmul", role="other", time_us=1.0)], 2.0, found)
     assert ("transpose_lhs=True" in saving.change, "transpose_rhs=True" in saving.change) == (not left, bool(right))
 
