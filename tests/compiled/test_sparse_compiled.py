@@ -13,7 +13,7 @@ import pytest
 
 import systolic
 from systolic.compiler import WorkerPool, submit_compilation
-from systolic.ops.sparse.programs import SparsePrograms, called
+from systolic.ops.sparse.programs import called, programs_of
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.timing import target_of
 
@@ -41,12 +41,12 @@ def spec(kind: Any, block: int, blocks: int, **more: Any) -> SparseSpec:
     ],
 )
 def test_each_matrix_moves_once(chip: str, wanted: SparseSpec) -> None:
-    programs = SparsePrograms(computed=wanted, chip=systolic.chip(chip))
+    known = systolic.chip(chip)
     run = systolic.simulate(
-        functools.partial(called, wanted, programs.chip, "pallas"), *programs.arguments, chip=programs.chip
+        functools.partial(called, wanted, known, "pallas"), *programs_of(wanted, known).arguments, chip=known
     )
     # Both cores of a device read all blocks, or all of the other operand, of which each uses its part.
-    cores = programs.chip.cores_per_device
+    cores = known.cores_per_device
     most = wanted.least_hbm_bytes + (cores - 1) * 2 * 2**21 + 2**18
     padding = 0 if wanted.dense_out or wanted.kind != "sdd" else (16 - wanted.blocks) * wanted.block_rows**2 * 2
     assert run.hbm_bytes <= most + padding
@@ -86,7 +86,7 @@ def test_a_list_that_smem_does_not_hold_is_cut(kind: Any, calls: int) -> None:
     )  # fmt: skip
     chip = systolic.chip("v6e")
     assert f"{calls} calls" in systolic.plan(wanted, chip).reason
-    arguments = SparsePrograms(computed=wanted, chip=chip).arguments[:4]  # without the matrix with its zeros
+    arguments = programs_of(wanted, chip).arguments[:4]  # without the matrix with its zeros
     with WorkerPool(max_workers=1) as pool:
         program = submit_compilation(
             pool, functools.partial(called, wanted, chip, "pallas"), arguments, target_of(chip), cache=None

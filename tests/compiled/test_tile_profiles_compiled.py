@@ -10,7 +10,7 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.compiler import WorkerPool
 from systolic.cost import Kind, ProfiledTile, Profiles, profiled_configs, shipped_profiles
-from systolic.ops.matmul.programs import MatmulPrograms
+from systolic.ops.matmul.programs import programs_of
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
 from systolic.store import Subject
@@ -44,7 +44,7 @@ def test_a_shipped_profile_can_be_made_again(name: str) -> None:
 def test_the_time_of_a_shape_that_was_not_profiled(name: str) -> None:
     its, spec = chip(name), MatmulSpec.of(1024, 3072, 1536, "bfloat16")
     choice = profiled_configs(spec, its).configs[0]
-    programs = MatmulPrograms.of(spec, its)
+    programs = programs_of(spec, its)
     fn = programs.kernel(choice.config)
     with WorkerPool(max_workers=1) as pool:
         simulated_us = submit_simulation(pool, fn, programs.arguments, its, label=name).result().time_us

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
-from systolic.bench.rows import BenchRow
+from systolic.bench.rows import BenchRow, over
 from systolic.chips import known_chip
 
 _MOST_BUNDLES = 16_000
@@ -91,12 +91,12 @@ def summary(rows: Sequence[BenchRow]) -> BenchSummary:
     """Means, worst rows and bars, of each chip and group and of everything."""
     groups: dict[tuple[str, str, str], list[BenchRow]] = {}
     for row in rows:
-        groups.setdefault((row.chip, row.suite, row.group), []).append(row)
-    ratios = {f"{row.chip} {row.case}": row.ratio for row in rows if row.ratio is not None}
+        groups.setdefault((row.case.chip, row.case.suite, row.case.group), []).append(row)
+    ratios = {f"{row.case.chip} {row.case.name}": row.ratio for row in rows if row.ratio is not None}
     worst = min(ratios, key=ratios.__getitem__, default="")
     experts: dict[str, list[BenchRow]] = {}
-    for row in (row for row in rows if row.suite == "moe"):
-        experts.setdefault(row.chip, []).append(row)
+    for row in (row for row in rows if row.case.suite == "moe"):
+        experts.setdefault(row.case.chip, []).append(row)
     bars = [bar for members in groups.values() for bar in _bars(members)]
     bars += [bar for members in experts.values() for bar in _moe_suite_bars(members)]
     return BenchSummary(
@@ -118,9 +118,9 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
     compared = [row for row in rows if row.ratio is not None]
     worst = min(compared, key=lambda row: row.ratio or 0, default=None)
     return Standing(
-        chip=rows[0].chip,
-        suite=rows[0].suite,
-        group=rows[0].group,
+        chip=rows[0].case.chip,
+        suite=rows[0].case.suite,
+        group=rows[0].case.group,
         rows=len(rows),
         timed=sum(row.ours_us is not None for row in rows),
         compared=len(compared),
@@ -130,7 +130,7 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
             [row.ratio_with_prefetch for row in compared if row.ratio_with_prefetch is not None]
         ),
         worst=worst.ratio if worst else None,
-        worst_case=worst.case if worst else "",
+        worst_case=worst.case.name if worst else "",
         share_of_model=_mean([row.share_of_model for row in rows if row.share_of_model is not None]),
         geometric_mean_peer=_mean([row.ratio_best_peer for row in rows if row.ratio_best_peer is not None]),
     )
@@ -138,17 +138,18 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
 
 def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """The bars of a group. bfloat16 has them all; other dtypes the mean, and what is asked of any kernel."""
-    group, chip = rows[0].group, rows[0].chip
-    bfloat16 = [row for row in rows if row.dtype == "bfloat16"]
+    group, chip = rows[0].case.group, rows[0].case.chip
+    bfloat16 = [row for row in rows if row.case.dtype == "bfloat16"]
 
     def ratio(row: BenchRow) -> float | None:
         return row.ratio
 
     if group == "square":
         yield from _mean_bar(rows, 1.00)
-        yield from _worst_bar([row for row in bfloat16 if (row.m or 0) >= 2048], "× XLA from 2048³", ratio, least=0.95)
-        yield from _worst_bar([row for row in bfloat16 if (row.m or 0) < 2048], "× XLA below 2048³", ratio, least=0.80)
-        large = [row for row in bfloat16 if (row.m or 0) >= 4096]
+        from_2048, below = _split(bfloat16, 2048)
+        yield from _worst_bar(from_2048, "× XLA from 2048³", ratio, least=0.95)
+        yield from _worst_bar(below, "× XLA below 2048³", ratio, least=0.80)
+        large, _ = _split(bfloat16, 4096)
         if (known := known_chip(chip)) is not None:  # saved rows may be of a chip that is not known here
             share = known.bars.least_share_of_limit
             yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)
@@ -156,16 +157,16 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _mean_bar(rows, 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
     elif group == "decode":
-        yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
+        yield from _mean_bar([row for row in rows if row.case.dtype != "bfloat16"], 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.98)
-        by_hbm = [row for row in bfloat16 if (row.model_hbm_us or 0) >= (row.model_mxu_us or 0)]
+        by_hbm = [row for row in bfloat16 if (row.limits.model_hbm_us or 0) >= (row.limits.model_mxu_us or 0)]
         yield from _worst_bar(by_hbm, "of the model's HBM limit", lambda row: row.share_of_model, least=_DECODE_SHARE)
-    elif rows[0].suite == "quantized":
+    elif rows[0].case.suite == "quantized":
         yield from _quantized_bars(rows)
-    elif rows[0].suite == "sparse" and group in _SPARSE_SHARES:
+    elif rows[0].case.suite == "sparse" and group in _SPARSE_SHARES:
         least = _SPARSE_SHARE_OF.get((group, chip), _SPARSE_SHARES[group])
         what = "of the time for the blocks' own products"
-        yield from _worst_bar(rows, what, lambda row: _part(row.mxu_us, row.ours_us), least=least)
+        yield from _worst_bar(rows, what, lambda row: over(row.limits.mxu_us, row.ours_us), least=least)
         yield from _worst_bar(rows, "× the docs' kernel", _docs_ratio, least=_SPARSE_RATIO)
     elif group == "fused":
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
@@ -173,20 +174,25 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     elif group in ("few tokens", "many tokens", "gated") and bfloat16:
         if (known := known_chip(chip)) is not None and (least := known.bars.least_layers_ratio.get(group)):
             yield from _mean_bar(rows, least)
-    elif rows[0].suite == "moe" and bfloat16:
+    elif rows[0].case.suite == "moe" and bfloat16:
         yield from _moe_bars(rows)
     elif group == "edges":
-        yield from _mean_bar([row for row in rows if row.dtype != "bfloat16"], 1.00)
+        yield from _mean_bar([row for row in rows if row.case.dtype != "bfloat16"], 1.00)
         yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
         yield from _worst_bar(rows, "of the time outside the kernel", _other_share, most=_OTHER_OPS_SHARE)
-    one_kernel = [row for row in rows if row.op != "layers"]
-    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.bundles, most=_MOST_BUNDLES)
-    yield from _worst_bar(one_kernel, "s to compile", lambda row: row.compile_s, most=_LONGEST_COMPILE_S)
+    one_kernel = [row for row in rows if row.case.op != "layers"]
+    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.ours.bundles, most=_MOST_BUNDLES)
+    yield from _worst_bar(one_kernel, "s to compile", lambda row: row.ours.compile_s, most=_LONGEST_COMPILE_S)
+
+
+def _split(rows: Sequence[BenchRow], m: int) -> tuple[list[BenchRow], list[BenchRow]]:
+    """Return products of m rows and more, and those of fewer."""
+    return [row for row in rows if (row.case.m or 0) >= m], [row for row in rows if (row.case.m or 0) < m]
 
 
 def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    group = rows[0].group
-    if (known := known_chip(rows[0].chip)) is None:
+    group = rows[0].case.group
+    if (known := known_chip(rows[0].case.chip)) is None:
         return
     row_format, share = _QUANTIZED_SHARES.get(group, ("", 0.0))
     if row_format in known.peak_ops_per_s_per_chip:
@@ -200,8 +206,8 @@ def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Means of one kind of product in layers of experts; of a few rows of the suite these say little."""
-    group = rows[0].group
-    if (known := known_chip(rows[0].chip)) is None:
+    group = rows[0].case.group
+    if (known := known_chip(rows[0].case.chip)) is None:
         return
     for what, least, values in (
         ("of the model's limit", known.bars.least_moe_share, [row.share_of_model for row in rows]),
@@ -213,22 +219,18 @@ def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Every kind together against XLA."""
-    known = known_chip(rows[0].chip)
+    known = known_chip(rows[0].case.chip)
     if known is not None and (least := known.bars.least_moe_xla_ratio) is not None:
-        every = [replace(row, group="moe") for row in rows if row.dtype == "bfloat16"]
+        every = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
         yield from _mean_bar(every, least)
 
 
-def _part(time_us: float | None, of_us: float | None) -> float | None:
-    return time_us / of_us if time_us is not None and of_us else None
-
-
 def _docs_ratio(row: BenchRow) -> float | None:
-    return next((_part(one.time_us, row.ours_us) for one in row.peers if one.name == "jax docs"), None)
+    return next((over(peer.time_us, row.ours_us) for peer in row.peers if peer.name == "jax docs"), None)
 
 
 def _other_share(row: BenchRow) -> float | None:
-    return row.other_ops_us / row.ours_us if row.other_ops_us is not None and row.ours_us else None
+    return over(row.ours.other_ops_us, row.ours_us)
 
 
 def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
@@ -251,7 +253,7 @@ def _worst_bar(
     most: float | None = None,
 ) -> Iterator[Cleared]:
     """The worst row against the least value that is good enough, or against the most."""
-    known = {row.case: found for row in rows if (found := value(row)) is not None}
+    known = {row.case.name: found for row in rows if (found := value(row)) is not None}
     if not known:
         return
     if least is not None:
@@ -268,9 +270,9 @@ def _cleared(
     rows: Sequence[BenchRow], bar: str, limit: float, value: float, case: str, count: int, missed: int
 ) -> Cleared:
     return Cleared(
-        chip=rows[0].chip,
-        suite=rows[0].suite,
-        group=rows[0].group,
+        chip=rows[0].case.chip,
+        suite=rows[0].case.suite,
+        group=rows[0].case.group,
         bar=bar,
         limit=limit,
         value=value,

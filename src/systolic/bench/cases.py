@@ -1,4 +1,4 @@
-"""What is raced: specs with their names, and those of products as networks have them."""
+"""Cases of a race: specs with their names, and those of products as networks have them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from systolic.bench.contest import OF_OP, Contest
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, PrecisionName, Prologue, accumulator_dtype
 
 LhsFn = Literal["", "cast", "mask", "norm"]
@@ -14,13 +15,14 @@ RhsFn = Literal["", "dequantize"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """The spec of any op, and its names."""
+    """A spec, its names, and how it is raced."""
 
     suite: str
     group: str
     name: str
     spec: Any
     series: str = ""  # of cases that differ in their rows alone, or in density
+    contest: Contest = OF_OP
     even: Any = None  # the spec at the next larger sizes that tiles divide, to be compared with
 
 

@@ -19,7 +19,7 @@ from systolic.chips import Chip
 from systolic.ops.gated import gated_matmul
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.matmul import matmul
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import RacedPrograms
 
 
 def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:

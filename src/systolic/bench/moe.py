@@ -1,4 +1,4 @@
-"""Products of layers of experts, with sizes of groups that are fixed, as no router draws them twice."""
+"""Products of layers of experts, with fixed sizes of groups."""
 
 from __future__ import annotations
 

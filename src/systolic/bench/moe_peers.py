@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from jax import Array
@@ -14,6 +13,7 @@ from jax.experimental.pallas.ops.tpu.megablox import ops as megablox
 
 from systolic.bench.moe import MoeSpec
 from systolic.bench.moe_programs import product_of
+from systolic.ops.op_programs import Peer
 from systolic.support.bugs import runs_user_code
 
 # Of megablox, whose caller chooses: those of MaxText's configs/base.yml for its layers of experts, and whole rows, as
@@ -22,32 +22,16 @@ _TILES = (512, 1024, 1024)
 _WHOLE_ROWS = ((512, 1024), (128, 1536))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """A kernel to race against.
-
-    Attributes:
-      config: how it is called, where that is a choice.
-      program: of `arguments`, or of those that XLA's program has; None: there is none, and `reason` says why.
-    """
-
-    name: str
-    config: str = ""
-    program: Callable[..., Any] | None
-    arguments: tuple[Any, ...] | None = None
-    reason: str = ""
-
-
 def peers(spec: MoeSpec) -> Iterator[Peer]:
     """Kernels that multiply rows in groups, and their derivatives."""
     for name, tiles in (("megablox", _fitting(_TILES, spec)), ("megablox, whole k", _whole_rows(spec))):
         program = functools.partial(product_of, spec, functools.partial(_megablox, tiles))
         yield Peer(name=name, config=f"tiles {'/'.join(map(str, tiles))}", program=program)
-    is_there = importlib.util.find_spec("tokamax") is not None
+    is_installed = importlib.util.find_spec("tokamax") is not None
     yield Peer(
         name="tokamax v2",
-        program=functools.partial(_by_tokamax, spec) if is_there else None,
-        reason="" if is_there else "tokamax is not installed",
+        program=functools.partial(_by_tokamax, spec) if is_installed else None,
+        reason="" if is_installed else "tokamax is not installed",
     )
 
 

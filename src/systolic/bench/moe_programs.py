@@ -14,7 +14,7 @@ from jax import Array, lax
 from systolic.bench.moe import MoeSpec
 from systolic.chips import Chip
 from systolic.ops.grouped import grouped_matmul
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import RacedPrograms
 from systolic.support.bugs import runs_user_code
 
 # Rows [m, k], matrices [groups, k, n] and sizes of groups, to [m, n].

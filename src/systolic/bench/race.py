@@ -1,34 +1,30 @@
-"""Races what ops give to users against XLA: both programs of every case compiled by the same compiler and simulated."""
+"""Races of what ops give to users against XLA: both programs of a case compiled by the same compiler and simulated."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.bench import layer_programs, moe_programs, quantized_peers, sharded_programs, sparse_programs
 from systolic.bench.cases import Case
-from systolic.bench.layers import LayersSpec
-from systolic.bench.moe import MoeSpec
-from systolic.bench.moe_peers import Peer, peers
-from systolic.bench.rows import BenchRow, PeerTime
-from systolic.bench.sharded import ShardedSpec
-from systolic.bench.sparse import PatternSpec
+from systolic.bench.rows import BenchRow, Limits, OurTime, PeerTime, PlannedKernel, RacedCase, XlaTime
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.chips.time_error import TimeError
-from systolic.compiler import row_major
 from systolic.cost import dtype_on, machine_roofline, roofline
-from systolic.ops.op import RacedPrograms, op_of
+from systolic.ops.op import op_of
+from systolic.ops.op_programs import Peer, RacedPrograms
 from systolic.ops.planner import plan
-from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 from systolic.timing.experiment import Experiment
+from systolic.timing.on_mesh import on_mesh
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Stopped
 
 Who = str  # "ours", "xla", "flagged xla", "xla: " and one of its forms, or the name of a public kernel
+Key = tuple[str, Who, Any]  # the chip's name, whose program, and the spec
 Against = Literal["all", "xla", "nothing"]
 
 _NOT_RUN = Outcome(label="")
@@ -36,7 +32,7 @@ _UNPLANNED = (UnsupportedDtypeError, SpecError, TilesError)
 
 
 def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, against: Against = "all") -> list[BenchRow]:
-    """A row for every chip and case, in that order. What cannot be done is a row with its reason.
+    """Return a row for every chip and case, in that order. A case that cannot be run is a row with its reason.
 
     Args:
       cases: what to compute.
@@ -48,102 +44,198 @@ def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, agains
     Raises:
       Stopped: by Ctrl-C, with the rows of which every program had ended.
     """
-    wanted: dict[tuple[str, Who, Any], Experiment] = {}
-    for chip in chips:
-        for case in cases:
-            asked: list[tuple[Who, Any]] = [("ours", case.spec)]
-            if against != "nothing":
-                asked.append(("xla", case.spec))
-                asked.append(("flagged xla", case.spec))
-                asked += [(_form(name), case.spec) for name in _forms(case.spec, chip)]
-            if against == "all":
-                asked += [(peer.name, case.spec) for peer in _peers(case.spec, chip)]
-            if case.even is not None:
-                asked.append(("ours", case.even))
-            for who, spec in asked:
-                key = chip.name, who, spec
-                if key not in wanted and (experiment := _experiment(case.name, chip, who, spec)) is not None:
-                    wanted[key] = experiment
+    fields = [_Field.of(case, chip, against) for chip in chips for case in cases]
+    experiments: dict[Key, Experiment] = {}
+    for field in fields:
+        for who, spec, experiment in field.experiments():
+            experiments.setdefault((field.chip.name, who, spec), experiment)
     try:
-        found: Sequence[Outcome | None] = runner.run(wanted.values())
+        ended: Sequence[Outcome | None] = runner.run(experiments.values())
     except Stopped as stop:
-        found = stop.finished
-    outcomes = {key: outcome for key, outcome in zip(wanted, found, strict=True) if outcome is not None}
-    unfinished = {key for key in wanted if key not in outcomes}
+        ended = stop.finished
+    outcomes = {key: outcome for key, outcome in zip(experiments, ended, strict=True) if outcome is not None}
+    unfinished = experiments.keys() - outcomes.keys()
 
-    def raced(chip: Chip, case: Case) -> BenchRow:
-        row = _with_better_xla(
-            _row(
-                case,
-                chip,
-                mine=outcomes.get((chip.name, "ours", case.spec), _NOT_RUN),
-                others=_certain(outcomes.get((chip.name, "xla", case.spec), _NOT_RUN)),
-                even=outcomes.get((chip.name, "ours", case.even), _NOT_RUN),
-                peers=tuple(
-                    _peer_time(peer, outcomes.get((chip.name, peer.name, case.spec), _NOT_RUN))
-                    for peer in (_peers(case.spec, chip) if against == "all" else ())
-                ),
-            ),
-            _certain(outcomes.get((chip.name, "flagged xla", case.spec), _NOT_RUN)),
-            flags=COMMON_FLAGS,
-        )
-        for name in _forms(case.spec, chip) if against != "nothing" else ():
-            outcome = _certain(outcomes.get((chip.name, _form(name), case.spec), _NOT_RUN))
-            row = _with_better_xla(row, outcome, form=name)
-        return row
+    def is_finished(field: _Field) -> bool:
+        specs = (field.case.spec, field.case.even)
+        return not any(chip == field.chip.name and spec in specs for chip, _, spec in unfinished)
 
-    def is_finished(chip: Chip, case: Case) -> bool:
-        return not any(key[0] == chip.name and key[2] in (case.spec, case.even) for key in unfinished)
-
-    rows = [raced(chip, case) for chip in chips for case in cases if is_finished(chip, case)]
+    rows = [field.row(outcomes) for field in fields if is_finished(field)]
     if unfinished:
         raise Stopped(rows) if rows else KeyboardInterrupt
     return rows
 
 
-def _experiment(name: str, chip: Chip, who: Who, spec: Spec) -> Experiment | None:
-    """None: there is no program, and the plan in the case's row says why; or no flags that XLA is commonly given."""
-    compiled_for = with_common_flags(chip) if who == "flagged xla" else chip
-    if compiled_for is None or dtype_on(spec, chip) not in chip.dtypes:
-        return None
-    try:
-        raced = _raced(spec, chip)
-    except _UNPLANNED:
-        return None
-    args = raced.arguments if who == "ours" or raced.xla_arguments is None else raced.xla_arguments
-    forms = {_form(name): fn for name, fn in raced.xla_forms.items()}
-    programs = {"ours": raced.ours, "xla": raced.xla, "flagged xla": raced.xla, **forms}
-    if who in programs:
-        fn = programs[who]
-    else:
-        peer = next(one for one in _peers(spec, chip) if one.name == who)
-        fn, args = peer.program, peer.arguments or args
-    if fn is None:
-        return None
-    if isinstance(spec, MoeSpec):
-        fn = row_major(fn)
-    topology = spec.topology if isinstance(spec, ShardedSpec) else None
-    return Experiment(fn=fn, args=args, chip=compiled_for, topology=topology, label=f"{chip.name} {name} {who}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Field:
+    """The programs of one case on one chip.
+
+    Attributes:
+      programs: None: there are none, and `error` says why.
+      peers: public kernels.
+    """
+
+    case: Case
+    chip: Chip
+    against: Against
+    programs: RacedPrograms | None
+    error: Exception | None
+    peers: Sequence[Peer]
+
+    @classmethod
+    def of(cls, case: Case, chip: Chip, against: Against) -> _Field:
+        programs, error = None, None
+        try:
+            programs = case.contest.raced(case.spec, chip)
+        except _UNPLANNED as reason:
+            error = reason
+        peers = tuple(case.contest.peers(case.spec, chip)) if against == "all" else ()
+        return cls(case=case, chip=chip, against=against, programs=programs, error=error, peers=peers)
+
+    @property
+    def forms(self) -> Sequence[str]:
+        """Other ways to write the product in plain JAX."""
+        return () if self.programs is None or self.against == "nothing" else tuple(self.programs.xla_forms)
+
+    def experiments(self) -> Iterator[tuple[Who, Any, Experiment]]:
+        """Yield whose program it is, of which spec, and the program."""
+        spec = self.case.spec
+        if self.programs is not None and dtype_on(spec, self.chip) in self.chip.dtypes:
+            yield "ours", spec, self._experiment("ours", self.programs, self.programs.ours)
+            if self.against != "nothing":
+                yield from ((who, spec, experiment) for who, experiment in self._opponents(self.programs))
+        if (even := self.case.even) is not None:
+            try:
+                programs = self.case.contest.raced(even, self.chip)
+            except _UNPLANNED:
+                return
+            if dtype_on(even, self.chip) in self.chip.dtypes:
+                yield "ours", even, self._experiment("ours", programs, programs.ours)
+
+    def _opponents(self, programs: RacedPrograms) -> Iterator[tuple[Who, Experiment]]:
+        yield "xla", self._experiment("xla", programs, programs.xla)
+        if (flagged := with_common_flags(self.chip)) is not None:
+            experiment = self._experiment("flagged xla", programs, programs.xla)
+            yield "flagged xla", dataclasses.replace(experiment, chip=flagged)
+        for name, fn in programs.xla_forms.items():
+            yield _form(name), self._experiment(_form(name), programs, fn)
+        for peer in self.peers:
+            if peer.program is not None:
+                experiment = self._experiment(peer.name, programs, peer.program)
+                yield peer.name, dataclasses.replace(experiment, args=peer.arguments or experiment.args)
+
+    def _experiment(self, who: Who, programs: RacedPrograms, fn: Any) -> Experiment:
+        label = f"{self.chip.name} {self.case.name} {who}"
+        experiment = Experiment(fn=fn, args=programs.arguments, chip=self.chip, label=label)
+        mesh = self.case.contest.mesh(self.case.spec)
+        return on_mesh(experiment, mesh, programs.shardings, explicit=who == "ours")
+
+    def row(self, outcomes: Mapping[Key, Outcome]) -> BenchRow:
+        """Return what came of it."""
+
+        def outcome(who: Who, spec: Any) -> Outcome:
+            return outcomes.get((self.chip.name, who, spec), _NOT_RUN)
+
+        spec = self.case.spec
+        ours, error = outcome("ours", spec), self.error
+        limits, kernel = Limits(), PlannedKernel()
+        try:
+            if self.programs is not None:
+                limits = _limits(self.programs.spec, self.chip)
+                kernel = _kernel(self.case.contest.planned(self.programs.spec), self.chip)
+        except _UNPLANNED as reason:
+            error, limits = reason, Limits()
+        ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
+        xla = _xla_time(_certain(outcome("xla", spec)))
+        others = {"flagged xla": {"flags": COMMON_FLAGS}, **{_form(name): {"form": name} for name in self.forms}}
+        for who, how in others.items():
+            xla = _faster(xla, _xla_time(_certain(outcome(who, spec)), **how), limits)
+        return BenchRow(
+            case=self._raced_case(),
+            limits=limits,
+            plan=kernel,
+            ours=_our_time(ours, ended, outcome("ours", self.case.even)),
+            xla=xla,
+            peers=tuple(_peer_time(peer, outcome(peer.name, spec)) for peer in self.peers),
+        )
+
+    def _raced_case(self) -> RacedCase:
+        case, spec, contest = self.case, self.case.spec, self.case.contest
+        planned, mesh = contest.planned(spec), contest.mesh(spec)
+        return RacedCase(
+            suite=case.suite,
+            group=case.group,
+            name=case.name,
+            chip=self.chip.name,
+            dtype=spec.dtype_multiplied,
+            op="layers" if planned is None else op_of(planned).name,
+            **{name: getattr(spec, name, None) for name in ("m", "k", "n", "groups", "density", "precision")},
+            series=case.series,
+            flags=self.chip.given_flags,
+            topology="" if mesh is None else mesh.topology,
+            mesh="" if mesh is None else str(mesh),
+        )
 
 
 def _form(name: str) -> Who:
     return f"xla: {name}"
 
 
-def _forms(spec: Any, chip: Chip) -> Sequence[str]:
-    """Other ways to write the product in plain JAX."""
-    try:
-        return tuple(_raced(spec, chip).xla_forms)
-    except _UNPLANNED:
-        return ()
+def _limits(spec: Spec, chip: Chip) -> Limits:
+    published, of_model = roofline(spec, chip), machine_roofline(spec, chip)
+    return Limits(
+        mxu_us=published.mxu_us,
+        hbm_us=published.hbm_us,
+        model_mxu_us=of_model.mxu_us,
+        model_hbm_us=of_model.hbm_us,
+        least_hbm_bytes=spec.least_hbm_bytes,
+    )
 
 
-def _peers(spec: Any, chip: Chip) -> Sequence[Peer]:
-    if isinstance(spec, QuantizedSpec):
-        return tuple(quantized_peers.peers(spec, chip))
-    if isinstance(spec, PatternSpec):
-        return tuple(sparse_programs.peers(spec))
-    return tuple(peers(spec)) if isinstance(spec, MoeSpec) else ()
+def _kernel(planned: Spec | None, chip: Chip) -> PlannedKernel:
+    if planned is None:
+        return PlannedKernel()
+    made = plan(planned, chip)
+    return PlannedKernel(kernel=made.config.kernel, config=str(made.config), modelled_us=made.time_us)
+
+
+def _our_time(ours: Outcome, ended: Outcome, even: Outcome) -> OurTime:
+    run = ours.run
+    operations = [operation.cycles for operation in run.later_core.ops] if run is not None else []
+    return OurTime(
+        status=ended.status,
+        reason=ended.reason,
+        time_us=ours.time_us,
+        error=_error(ours),
+        even_us=even.time_us,
+        even_reason=_why(even),
+        bundles=run.bundles if run is not None else None,
+        compile_s=ours.compile_s,
+        hbm_bytes=ours.hbm_bytes,
+        other_ops_us=(sum(operations) - max(operations, default=0)) / run.clock_hz * 1e6 if run is not None else None,
+        stall_share=run.stall_share if run is not None else None,
+        exposed_us=_exposed_us(ours),
+    )
+
+
+def _xla_time(outcome: Outcome, *, flags: Mapping[str, str] | None = None, form: str = "") -> XlaTime:
+    return XlaTime(
+        time_us=outcome.time_us,
+        prefetch_us=outcome.run.prefetch_us if outcome.run is not None else None,
+        reason=_why(outcome),
+        error=_error(outcome),
+        flags=flags or {},
+        form=form,
+        exposed_us=_exposed_us(outcome),
+    )
+
+
+def _faster(best: XlaTime, other: XlaTime, limits: Limits) -> XlaTime:
+    """Return the one that is faster in repeated calls."""
+    before, after = best.repeated_us(limits), other.repeated_us(limits)
+    if after is None or (before is not None and after >= before):
+        return best
+    return dataclasses.replace(other, without_flags_us=before) if other.flags else other
 
 
 def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
@@ -158,101 +250,6 @@ def _peer_time(peer: Peer, outcome: Outcome) -> PeerTime:
     )
 
 
-def _raced(spec: Any, chip: Chip) -> RacedPrograms:
-    if isinstance(spec, LayersSpec):
-        return layer_programs.raced(spec, chip)
-    if isinstance(spec, PatternSpec):
-        return sparse_programs.raced(spec, chip)
-    if isinstance(spec, ShardedSpec):
-        return sharded_programs.raced(spec, chip)
-    return moe_programs.raced(spec, chip) if isinstance(spec, MoeSpec) else op_of(spec).raced(spec, chip)
-
-
-def _planned(spec: Any) -> Any:
-    """What the planner chooses tiles for, which knows less."""
-    if isinstance(spec, ShardedSpec):
-        return spec.part
-    return spec.planned if isinstance(spec, (MoeSpec, PatternSpec)) else spec
-
-
-def _op_name(spec: Any) -> str:
-    planned = _planned(spec)
-    return "layers" if isinstance(planned, LayersSpec) else op_of(planned).name
-
-
-def _row(
-    case: Case, chip: Chip, *, mine: Outcome, others: Outcome, even: Outcome, peers: tuple[PeerTime, ...]
-) -> BenchRow:
-    ended, expected = mine, {}
-    try:
-        expected = _expected(_raced(case.spec, chip).spec, chip)
-    except _UNPLANNED as error:
-        ended = Outcome.failed(case.name, error) if mine is _NOT_RUN else mine
-    run = mine.run
-    operations = [operation.cycles for operation in run.later_core.ops] if run is not None else []
-    return BenchRow(
-        suite=case.suite,
-        group=case.group,
-        case=case.name,
-        chip=chip.name,
-        flags=chip.given_flags,
-        op=_op_name(case.spec),
-        **{name: getattr(case.spec, name, None) for name in ("m", "k", "n", "groups", "density", "precision")},
-        series=case.series,
-        dtype=case.spec.dtype_multiplied,
-        status=ended.status,
-        reason=ended.reason,
-        ours_us=mine.time_us,
-        bundles=run.bundles if run is not None else None,
-        compile_s=mine.compile_s,
-        hbm_bytes=mine.hbm_bytes,
-        other_ops_us=(sum(operations) - max(operations, default=0)) / run.clock_hz * 1e6 if run is not None else None,
-        stall_share=run.stall_share if run is not None else None,
-        xla_us=others.time_us,
-        xla_prefetch_us=others.run.prefetch_us if others.run is not None else None,
-        xla_reason=_why(others),
-        ours_error=_error(mine),
-        xla_error=_error(others),
-        **_on_slice(case.spec, mine, others),
-        even_us=even.time_us,
-        even_reason=_why(even),
-        peers=peers,
-        **expected,
-    )
-
-
-def _with_better_xla(
-    row: BenchRow, another: Outcome, *, flags: Mapping[str, str] | None = None, form: str = ""
-) -> BenchRow:
-    """The row with XLA's time under common flags, or written in another form, where that is the better one."""
-    if another.time_us is None or another.run is None:
-        return row
-    other = dataclasses.replace(
-        row,
-        xla_us=another.time_us,
-        xla_prefetch_us=another.run.prefetch_us,
-        xla_reason="",
-        xla_error=_error(another),
-        xla_exposed_us=_exposed_us(another),
-        xla_flags=flags or {},
-        xla_without_flags_us=row.xla_repeated_us if flags else None,
-        xla_form=form,
-    )
-    before, after = row.xla_repeated_us, other.xla_repeated_us
-    return other if after is not None and (before is None or after < before) else row
-
-
-def _on_slice(spec: Any, mine: Outcome, others: Outcome) -> dict[str, Any]:
-    if not isinstance(spec, ShardedSpec):
-        return {}
-    return {
-        "topology": spec.topology,
-        "mesh": ",".join(f"{name}={size}" for name, size in spec.mesh),
-        "ours_exposed_us": _exposed_us(mine),
-        "xla_exposed_us": _exposed_us(others),
-    }
-
-
 def _exposed_us(outcome: Outcome) -> float | None:
     return outcome.slice_run.exposed_us if outcome.slice_run is not None else None
 
@@ -263,7 +260,7 @@ def _error(outcome: Outcome) -> TimeError | None:
 
 
 def _certain(outcome: Outcome) -> Outcome:
-    """XLA's outcome, without a time that depends on values that the simulator had to assume."""
+    """Return XLA's outcome, without a time that depends on values that the simulator had to assume."""
     if outcome.run is None or not outcome.run.assumptions:
         return outcome
     reason = f"its time depends on values that were assumed: {outcome.run.assumptions[0]}"
@@ -272,29 +269,3 @@ def _certain(outcome: Outcome) -> Outcome:
 
 def _why(outcome: Outcome) -> str:
     return f"{outcome.status}: {outcome.reason}" if outcome.reason else ""
-
-
-def _expected(spec: Spec, chip: Chip) -> dict[str, Any]:
-    """What is known without compiling.
-
-    Raises:
-      UnsupportedDtypeError, SpecError, TilesError: there is no plan for it.
-    """
-    published, of_model = roofline(spec, chip), machine_roofline(spec, chip)
-    limits = {
-        "mxu_us": published.mxu_us,
-        "hbm_us": published.hbm_us,
-        "model_mxu_us": of_model.mxu_us,
-        "model_hbm_us": of_model.hbm_us,
-        "least_hbm_bytes": spec.least_hbm_bytes,
-    }
-    planned = _planned(spec)
-    if isinstance(planned, LayersSpec):
-        return limits  # many kernels, each with a plan of its own
-    made = plan(planned, chip)
-    return {
-        **limits,
-        "kernel": made.config.kernel,
-        "config": str(made.config),
-        "modelled_us": made.time_us,
-    }

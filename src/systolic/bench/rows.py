@@ -1,26 +1,151 @@
-"""What came of a race: a row for each case on each chip."""
+"""Results of a race: a row for each case on each chip."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from systolic.chips.time_error import TimeError
 from systolic.cost import repeated_us
 from systolic.support.ranges import Amount, Count, Time
 from systolic.support.status import Status
-from systolic.support.untrusted import UntrustedError, structured
+from systolic.support.untrusted import UntrustedError, shown, structured
 
-# Properties of a row that stand in a result beside its fields.
+# Properties of a row that a saved result has in addition to its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
 _DERIVED += ("share_of_model", "best_peer", "best_peer_us", "ratio_best_peer")
+_SAVED_NAME = "saved name"  # of a field, where a flat row names it otherwise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RacedCase:
+    """A case, and the chip that its programs are compiled for.
+
+    Attributes:
+      m, k, n, groups, density: where the spec has such a size.
+      series: of rows that differ in m alone, or in density.
+      precision: of float32, where the spec has it.
+      flags: of both programs.
+      topology: of the slice that m, k and n are cut over; all else is of the slowest device.
+    """
+
+    suite: str
+    group: str
+    name: str = field(metadata={_SAVED_NAME: "case"})
+    chip: str
+    dtype: str
+    op: str = "matmul"
+    m: Count | None = None
+    k: Count | None = None
+    n: Count | None = None
+    groups: Count | None = None
+    density: Amount | None = None
+    series: str = ""
+    precision: str | None = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    topology: str = ""
+    mesh: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Times of the matrix units alone and of the least HBM traffic alone.
+
+    Attributes:
+      mxu_us, hbm_us: at the published peak and bandwidth.
+      model_mxu_us, model_hbm_us: at the clock and bandwidth that the simulator's model of the chip has.
+    """
+
+    mxu_us: Amount | None = None
+    hbm_us: Amount | None = None
+    model_mxu_us: Amount | None = None
+    model_hbm_us: Amount | None = None
+    least_hbm_bytes: Count | None = None
+
+    @property
+    def published_us(self) -> float | None:
+        """The larger of the published limits."""
+        return None if self.mxu_us is None or self.hbm_us is None else max(self.mxu_us, self.hbm_us)
+
+    @property
+    def model_us(self) -> float | None:
+        """The larger of the model's limits."""
+        return max(self.model_mxu_us or 0, self.model_hbm_us or 0) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedKernel:
+    """The kernel and configuration that the planner chose, and its time by arithmetic."""
+
+    kernel: str = ""
+    config: str = ""
+    modelled_us: Amount | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurTime:
+    """The end of our program: its time, or the reason why there is none.
+
+    Attributes:
+      error: how far the time may be off.
+      even_us: our time at the next larger sizes that tiles divide.
+      hbm_bytes: simulated, read and written.
+      other_ops_us: outside the longest operation: a copy to pad or to transpose.
+      exposed_us: of the time, communication that nothing hides.
+    """
+
+    status: Status
+    reason: str = ""
+    time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "ours_us"})
+    error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "ours_error"})
+    even_us: Time | None = None
+    even_reason: str = ""
+    bundles: Count | None = None
+    compile_s: Amount | None = None
+    hbm_bytes: Count | None = None
+    other_ops_us: Amount | None = None
+    stall_share: Amount | None = None
+    exposed_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "ours_exposed_us"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaTime:
+    """The end of XLA's fastest program.
+
+    Attributes:
+      prefetch_us: of the copy that XLA starts ahead of the call.
+      reason: why there is no time.
+      flags: in addition to those of both programs, where it is faster with them.
+      without_flags_us: XLA's time in repeated calls without them.
+      form: how the program is written, where that is not the usual way.
+    """
+
+    time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "xla_us"})
+    prefetch_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "xla_prefetch_us"})
+    reason: str = field(default="", metadata={_SAVED_NAME: "xla_reason"})
+    error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "xla_error"})
+    flags: Mapping[str, str] = field(default_factory=dict, metadata={_SAVED_NAME: "xla_flags"})
+    without_flags_us: Time | None = field(default=None, metadata={_SAVED_NAME: "xla_without_flags_us"})
+    form: str = field(default="", metadata={_SAVED_NAME: "xla_form"})
+    exposed_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "xla_exposed_us"})
+
+    @property
+    def with_prefetch_us(self) -> float | None:
+        """The time with the copy of an operand into VMEM that XLA starts ahead of the call."""
+        return None if self.time_us is None else self.time_us + (self.prefetch_us or 0.0)
+
+    def repeated_us(self, limits: Limits) -> float | None:
+        """Return the time in repeated calls, where the copy runs during the call before."""
+        if self.time_us is None:
+            return None
+        return repeated_us(self.time_us, self.prefetch_us or 0.0, limits.model_hbm_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTime:
-    """What came of a public kernel."""
+    """The end of a public kernel's program."""
 
     name: str
     config: str  # how it is called, where that is a choice
@@ -32,139 +157,104 @@ class PeerTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
-    """One case on one chip. Times are simulated unless their name says otherwise; None is not known.
+    """One case on one chip. Times are simulated unless their name says otherwise; None is not known."""
 
-    Limits are those of the matrix units and of the least HBM traffic, once at the published peak and bandwidth, once at
-    the clock and bandwidth that the simulator's model of the chip has.
-    """
-
-    suite: str
-    group: str
-    case: str
-    chip: str
-    dtype: str
-    status: Status  # of our program
-    op: str = "matmul"
-    m: Count | None = None  # where the spec has such a size
-    k: Count | None = None
-    n: Count | None = None
-    groups: Count | None = None
-    density: Amount | None = None
-    series: str = ""  # of rows that differ in m alone, or in density
-    precision: str | None = None  # of float32, where the spec says it
-    reason: str = ""
-    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of both programs
-    provenance: Literal["simulated"] = "simulated"
-    ours_us: Time | None = None
-    xla_us: Time | None = None
-    xla_prefetch_us: Amount | None = None  # of the copy that XLA starts ahead of the call
-    xla_reason: str = ""  # why XLA has no time
-    ours_error: TimeError | None = None  # how far the time may be off
-    xla_error: TimeError | None = None
-    xla_flags: Mapping[str, str] = dataclasses.field(default_factory=dict)  # beside `flags`, where it is faster so
-    xla_form: str = ""  # how XLA's program is written, where that is not the usual way
-    xla_without_flags_us: Time | None = None  # XLA's time in repeated calls without them
+    case: RacedCase
+    limits: Limits
+    plan: PlannedKernel
+    ours: OurTime
+    xla: XlaTime
     peers: tuple[PeerTime, ...] = ()
-    even_us: Time | None = None  # our time at the next larger sizes that tiles divide
-    even_reason: str = ""
-    mxu_us: Amount | None = None  # published
-    hbm_us: Amount | None = None
-    model_mxu_us: Amount | None = None  # the simulator's
-    model_hbm_us: Amount | None = None
-    kernel: str = ""
-    config: str = ""
-    modelled_us: Amount | None = None  # by the planner's arithmetic
-    bundles: Count | None = None
-    compile_s: Amount | None = None
-    hbm_bytes: Count | None = None  # simulated, read and written
-    least_hbm_bytes: Count | None = None
-    other_ops_us: Amount | None = None  # of our program, outside its longest operation: a copy to pad or to transpose
-    stall_share: Amount | None = None
-    topology: str = ""  # of the slice that m, k and n are cut over; all else is of the slowest device
-    mesh: str = ""
-    ours_exposed_us: Amount | None = None  # of our time, communication that nothing hides
-    xla_exposed_us: Amount | None = None
+    provenance: Literal["simulated"] = "simulated"
 
     @property
-    def xla_with_prefetch_us(self) -> float | None:
-        """XLA's time with the copy of an operand into VMEM that it starts ahead of the call."""
-        return None if self.xla_us is None else self.xla_us + (self.xla_prefetch_us or 0.0)
+    def ours_us(self) -> float | None:
+        """Our time."""
+        return self.ours.time_us
 
     @property
     def xla_repeated_us(self) -> float | None:
-        """XLA's time in repeated calls, where the copy runs during the call before."""
-        if self.xla_us is None:
-            return None
-        return repeated_us(self.xla_us, self.xla_prefetch_us or 0.0, self.model_hbm_us or 0.0)
+        """XLA's time in repeated calls."""
+        return self.xla.repeated_us(self.limits)
 
     @property
     def ratio(self) -> float | None:
         """XLA's time in repeated calls over ours."""
-        return _over(self.xla_repeated_us, self.ours_us)
+        return over(self.xla_repeated_us, self.ours_us)
 
     @property
     def ratio_alone(self) -> float | None:
         """XLA's time without its copy over ours."""
-        return _over(self.xla_us, self.ours_us)
+        return over(self.xla.time_us, self.ours_us)
 
     @property
     def ratio_with_prefetch(self) -> float | None:
         """XLA's time with its copy over ours."""
-        return _over(self.xla_with_prefetch_us, self.ours_us)
+        return over(self.xla.with_prefetch_us, self.ours_us)
 
     @property
-    def best_peer(self) -> str:
+    def fastest_peer(self) -> PeerTime | None:
         """The fastest of the public kernels."""
-        return self._best_peer.name if self._best_peer is not None else ""
-
-    @property
-    def best_peer_us(self) -> float | None:
-        """Its time."""
-        return self._best_peer.time_us if self._best_peer is not None else None
-
-    @property
-    def best_peer_is_assumed(self) -> bool:
-        """Whether its time depends on values that the simulator had to assume."""
-        return self._best_peer is not None and bool(self._best_peer.assumption)
-
-    @property
-    def _best_peer(self) -> PeerTime | None:
         timed = [peer for peer in self.peers if peer.time_us is not None]
         return min(timed, key=lambda peer: peer.time_us or 0.0, default=None)
 
     @property
+    def best_peer(self) -> str:
+        """The name of the fastest public kernel."""
+        return self.fastest_peer.name if self.fastest_peer is not None else ""
+
+    @property
+    def best_peer_us(self) -> float | None:
+        """The time of the fastest public kernel."""
+        return self.fastest_peer.time_us if self.fastest_peer is not None else None
+
+    @property
     def ratio_best_peer(self) -> float | None:
-        """Its time over ours."""
-        return _over(self.best_peer_us, self.ours_us)
+        """The fastest public kernel's time over ours."""
+        return over(self.best_peer_us, self.ours_us)
 
     @property
     def over_even(self) -> float | None:
         """Our time over that at the next larger sizes that tiles divide."""
-        return _over(self.ours_us, self.even_us)
+        return over(self.ours_us, self.ours.even_us)
 
     @property
     def over_least_hbm(self) -> float | None:
         """Our HBM traffic over the least."""
-        return self.hbm_bytes / self.least_hbm_bytes if self.hbm_bytes and self.least_hbm_bytes else None
+        bytes_moved, least = self.ours.hbm_bytes, self.limits.least_hbm_bytes
+        return bytes_moved / least if bytes_moved and least else None
 
     @property
     def limit_us(self) -> float | None:
         """The larger of the published limits."""
-        return None if self.mxu_us is None or self.hbm_us is None else max(self.mxu_us, self.hbm_us)
+        return self.limits.published_us
 
     @property
     def share(self) -> float | None:
-        """What share of our time the published limit is."""
-        return _over(self.limit_us, self.ours_us)
+        """The published limit as a share of our time."""
+        return over(self.limit_us, self.ours_us)
 
     @property
     def share_of_model(self) -> float | None:
-        """What share of our time the limit of the simulator's model is."""
-        return _over(max(self.model_mxu_us or 0, self.model_hbm_us or 0) or None, self.ours_us)
+        """The limit of the simulator's model as a share of our time."""
+        return over(self.limits.model_us, self.ours_us)
 
     def record(self) -> dict[str, Any]:
-        """Fields and what follows from them, as a result holds them."""
-        return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
+        """Return a flat row of a saved result: fields, and what follows from them."""
+        nested = dataclasses.asdict(self)
+        flat = {saved: nested[part][name] for part, name, saved in _saved_fields()}
+        rest = {"peers": nested["peers"], "provenance": self.provenance}
+        return {**flat, **rest, **{name: getattr(self, name) for name in _DERIVED}}
+
+
+_PARTS: dict[str, Any] = {"case": RacedCase, "limits": Limits, "plan": PlannedKernel, "ours": OurTime, "xla": XlaTime}
+
+
+def _saved_fields() -> Iterator[tuple[str, str, str]]:
+    """Yield each part of a row, the name of a field there, and its name in a saved row."""
+    for part, kind in _PARTS.items():
+        for entry in dataclasses.fields(kind):
+            yield part, entry.name, entry.metadata.get(_SAVED_NAME, entry.name)
 
 
 def read_rows(rows: Any) -> tuple[BenchRow, ...]:
@@ -179,9 +269,22 @@ def read_rows(rows: Any) -> tuple[BenchRow, ...]:
     documents = structured(rows, tuple[dict[str, Any], ...])
     if not documents:
         raise UntrustedError("it has no rows")
-    plain = [{name: value for name, value in row.items() if name not in _DERIVED} for row in documents]
-    return structured(plain, tuple[BenchRow, ...])
+    return structured([_nested(row) for row in documents], tuple[BenchRow, ...])
 
 
-def _over(time_us: float | None, other_us: float | None) -> float | None:
-    return None if time_us is None or other_us is None else time_us / other_us
+def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {part: {} for part in _PARTS}
+    nested |= {name: row[name] for name in ("peers", "provenance") if name in row}
+    known = {*_DERIVED, "peers", "provenance"}
+    for part, name, saved in _saved_fields():
+        known.add(saved)
+        if saved in row:
+            nested[part][name] = row[saved]
+    if unknown := sorted(row.keys() - known):
+        raise UntrustedError(f"{shown(unknown[0])} is not known")
+    return nested
+
+
+def over(time_us: float | None, other_us: float | None) -> float | None:
+    """Return a ratio of times; None where one is not known or the second is none."""
+    return None if time_us is None or not other_us else time_us / other_us

@@ -67,7 +67,7 @@ class ShardedSpec(OneDtype):
 
     @property
     def arguments(self) -> tuple[tuple[tuple[int, int], Cuts], ...]:
-        """Shape of each argument and how it is cut: x, the weights, and for gradients the result's cotangent."""
+        """The shape of each argument and its cuts: x, the weights, and for gradients the result's cotangent."""
         x = (self.m, self.k), self._cut(DATA, MODEL if self.kind == "rows" else None)
         if self.kind != "mlp":
             rows = {"columns": None, "rows": MODEL, "gathered": DATA}[self.kind]
@@ -77,16 +77,16 @@ class ShardedSpec(OneDtype):
 
     @property
     def result(self) -> Cuts:
-        """How the result is cut; gradients are cut as what they are gradients of."""
+        """The cuts of the result; gradients are cut as what they are gradients of."""
         return self._cut(DATA, None if self.kind in ("mlp", "rows") else MODEL)
 
     def _cut(self, *axes: str | None) -> Cuts:
-        there = dict(self.mesh)
-        return tuple(axis if axis in there else None for axis in axes)
+        sizes = dict(self.mesh)
+        return tuple(axis if axis in sizes else None for axis in axes)
 
     @property
     def part(self) -> LayersSpec | MatmulSpec:
-        """What one device multiplies of it."""
+        """The product of one device."""
         m, cut = self.m // self.along(DATA), self.along(MODEL)
         if self.kind == "mlp":
             return LayersSpec(m=m, k=self.k, n=self.n // cut, dtype=self.dtype, layers=_LAYERS, backward=self.backward)
@@ -114,19 +114,20 @@ def sharded(dtype: str) -> Iterator[Case]:
         name = f"{model} {_LAYERS} MLPs {m}{' and gradients' if backward else ''}"
         spec = replace(whole, m=m, backward=backward)
         yield Case(suite=SUITE, group="gradients" if backward else "MLPs", name=name, spec=spec)
-    for kind, m in itertools.product([one for one in get_args(Kind) if one != "mlp"], _TOKENS):
+    for kind, m in itertools.product([kind for kind in get_args(Kind) if kind != "mlp"], _TOKENS):
         sizes = {"k": n, "n": k} if kind == "rows" else {}
         name = f"{model} {'down' if kind == 'rows' else 'gate'} by {kind} {m}"
-        yield Case(suite=SUITE, group=kind, name=name, spec=replace(whole, kind=kind, m=m, **sizes))
+        spec = replace(whole, kind=kind, m=m, **sizes)
+        yield Case(suite=SUITE, group=kind, name=name, spec=spec)
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
-    """Cases of the suite on a slice.
+    """Return cases of the suite on a slice.
 
     Raises:
       SliceError: a case is not of the suite, or is not cut evenly.
     """
-    if other := [case for case in cases if not isinstance(case.spec, ShardedSpec)]:
+    if other := [case for case in cases if case.suite != SUITE]:
         raise SliceError(
             f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"
         )

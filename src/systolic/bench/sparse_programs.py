@@ -11,10 +11,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.bench.docs_kernel import one_block_a_step
-from systolic.bench.moe_peers import Peer
 from systolic.bench.sparse import PatternSpec
 from systolic.chips import Chip
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import Peer, RacedPrograms
 from systolic.ops.sparse import BlockSparse, sparse_matmul
 from systolic.ops.sparse.programs import arguments_of, called, dense_by_xla
 from systolic.ops.sparse.spec import SparseSpec

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
+from systolic.bench.contest import OF_OP, Contest
+from systolic.bench.contests import LayersContest, MoeContest, PatternContest, ShardedContest
 from systolic.bench.layers import LayersSpec
 from systolic.bench.moe import moe
 from systolic.bench.sharded import SUITE as SHARDED
@@ -104,7 +107,7 @@ class UnknownSuiteError(ValueError):
 
 
 def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "default") -> tuple[Case, ...]:
-    """All cases of a suite.
+    """Return all cases of a suite.
 
     Args:
       name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
@@ -116,7 +119,8 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
     """
     if name not in SUITES:
         raise UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")
-    return tuple(SUITES[name](dtype, precision))
+    contest = _CONTESTS.get(name, OF_OP)
+    return tuple(replace(case, contest=contest) for case in SUITES[name](dtype, precision))
 
 
 def _square(dtype: str, precision: PrecisionName) -> Iterator[Case]:
@@ -255,4 +259,10 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "quantized": _quantized,
     "sparse": lambda dtype, _precision: sparse(dtype),
     SHARDED: lambda dtype, _precision: sharded(dtype),
+}
+_CONTESTS: dict[str, Contest] = {
+    "layers": LayersContest(),
+    "moe": MoeContest(),
+    "sparse": PatternContest(),
+    SHARDED: ShardedContest(),
 }

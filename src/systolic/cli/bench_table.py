@@ -1,4 +1,4 @@
-"""What `systolic bench` prints: a verdict, a table for each chip, the bars that were missed, and what has no time."""
+"""The output of `systolic bench`: a verdict, a table for each chip, missed bars, and cases without a time."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from systolic.bench.rows import BenchRow
 
 _COLUMNS: tuple[Column[BenchRow], ...] = (
-    textual("case", lambda row: row.case),
-    numeric("ours µs", lambda row: row.status if row.ours_us is None else row.ours_us, us),
-    error_column(lambda row: row.ours_error),
+    textual("case", lambda row: row.case.name),
+    numeric("ours µs", lambda row: row.ours.status if row.ours_us is None else row.ours_us, us),
+    error_column(lambda row: row.ours.error),
     numeric("XLA µs", lambda row: row.xla_repeated_us, us),
-    error_column(lambda row: row.xla_error, "± XLA", droppable=True),
-    textual("with", lambda row: "more VMEM" if row.xla_flags else row.xla_form, optional=True),
+    error_column(lambda row: row.xla.error, "± XLA", droppable=True),
+    textual("with", lambda row: "more VMEM" if row.xla.flags else row.xla.form, optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
     numeric("+ copy", lambda row: row.ratio_with_prefetch, ".2f", droppable=True),
-    numeric("exposed µs", lambda row: row.ours_exposed_us, us, optional=True),
-    numeric("XLA's exposed µs", lambda row: row.xla_exposed_us, us, optional=True),
+    numeric("exposed µs", lambda row: row.ours.exposed_us, us, optional=True),
+    numeric("XLA's exposed µs", lambda row: row.xla.exposed_us, us, optional=True),
     numeric("peer µs", lambda row: row.best_peer_us, us, optional=True),
-    textual("best peer", lambda row: row.best_peer + " (assumed)" * row.best_peer_is_assumed, optional=True),
+    textual("best peer", lambda row: _best_peer(row), optional=True),
     numeric("× peer", lambda row: row.ratio_best_peer, ".2f", optional=True),
-    numeric("MXU µs", lambda row: row.mxu_us, us, droppable=True),
-    numeric("HBM µs", lambda row: row.hbm_us, us, droppable=True),
+    numeric("MXU µs", lambda row: row.limits.mxu_us, us, droppable=True),
+    numeric("HBM µs", lambda row: row.limits.hbm_us, us, droppable=True),
     numeric("share", lambda row: row.share, ".1%"),
     numeric("of model", lambda row: row.share_of_model, ".1%", droppable=True),
-    numeric("bundles", lambda row: row.bundles, ",", droppable=True),
-    numeric("compile s", lambda row: row.compile_s, ".1f", droppable=True),
+    numeric("bundles", lambda row: row.ours.bundles, ",", droppable=True),
+    numeric("compile s", lambda row: row.ours.compile_s, ".1f", droppable=True),
     numeric("× least HBM", lambda row: row.over_least_hbm, ".2f", droppable=True),
-    numeric("other ops µs", lambda row: row.other_ops_us, us, droppable=True),
-    numeric("modelled µs", lambda row: row.modelled_us, us, droppable=True),
+    numeric("other ops µs", lambda row: row.ours.other_ops_us, us, droppable=True),
+    numeric("modelled µs", lambda row: row.plan.modelled_us, us, droppable=True),
     numeric("× even", lambda row: row.over_even, ".2f", optional=True),
-    textual("config", lambda row: row.config, droppable=True),
+    textual("config", lambda row: row.plan.config, droppable=True),
 )
 _LEGEND = (
     "XLA: in repeated calls, where the copy of an operand that it starts ahead of a call hides behind the call before, "
@@ -57,33 +57,39 @@ _LEGEND = (
 def show(
     rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None], *, bars: bool = False
 ) -> None:
-    """Prints a run; `bars` are those that the project sets itself, and say nothing to its users."""
+    """Print a run; `bars` are those that the project sets itself, and say nothing to its users."""
     out = console()
-    chips = list(dict.fromkeys(row.chip for row in rows))
+    chips = list(dict.fromkeys(row.case.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))
-    heading(out, chips, what, SIMULATED, made_with=versions, flags=rows[0].flags if rows else None)
+    heading(out, chips, what, SIMULATED, made_with=versions, flags=rows[0].case.flags if rows else None)
     missed = f", {len(summary.missed)} of {len(summary.bars)} bars missed" if bars else ""
     out.print(_verdict(summary) + missed, markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
-    if any(row.xla_flags for row in rows):
+    if any(row.xla.flags for row in rows):
         out.print(f"more VMEM: XLA is raced with {flags_text(COMMON_FLAGS)} too, and is faster so", soft_wrap=True)
     for chip in chips:
-        of_chip = [row for row in rows if row.chip == chip]
-        for standing in (each for each in summary.standings if each.chip == chip):
-            shown = [row for row in of_chip if (row.suite, row.group) == (standing.suite, standing.group)]
+        of_chip = [row for row in rows if row.case.chip == chip]
+        for standing in (standing for standing in summary.standings if standing.chip == chip):
+            shown = [row for row in of_chip if (row.case.suite, row.case.group) == (standing.suite, standing.group)]
             out.print(f"\n[bold]{escape(_standing(standing))}[/]", soft_wrap=True)
             show_table(out, _COLUMNS, shown)
     if bars and summary.missed:
         out.print("\nbars missed:")
     for bar in summary.missed if bars else ():
         out.print(f"  {missed_line(bar)}", markup=False, soft_wrap=True)
-    errors = (error for row in rows for error in (row.ours_error, row.xla_error))
+    errors = (error for row in rows for error in (row.ours.error, row.xla.error))
     for line in (*error_lines(errors), *by_reason(_reasons(rows))):
         out.print(line, markup=False, soft_wrap=True)
 
 
+def _best_peer(row: BenchRow) -> str:
+    peer = row.fastest_peer
+    return "" if peer is None else peer.name + " (assumed)" * bool(peer.assumption)
+
+
 def _dtype(row: BenchRow) -> str:
-    return f"{row.dtype} at {row.precision}" if row.dtype == "float32" and row.precision else row.dtype
+    dtype, precision = row.case.dtype, row.case.precision
+    return f"{dtype} at {precision}" if dtype == "float32" and precision else dtype
 
 
 def _verdict(summary: BenchSummary) -> str:
@@ -115,7 +121,7 @@ def _standing(standing: Standing) -> str:
 
 
 def missed_line(bar: Cleared) -> str:
-    """A bar that does not hold, in one line."""
+    """Return a bar that does not hold, in one line."""
     where = f" at {bar.case}" if bar.case else ""
     name = bar.group if bar.group == bar.suite else f"{bar.suite} {bar.group}"
     rows = f" ({bar.missed} of {bar.rows} rows)" if bar.case else ""
@@ -127,11 +133,11 @@ def _short(value: float) -> str:
 
 
 def _reasons(rows: Sequence[BenchRow]) -> Iterator[tuple[str, str, str]]:
-    """Why times are missing, and what those of others rest on."""
+    """Yield why times are missing, and the assumptions of others."""
     for row in rows:
-        yield f"{row.chip} ours is {row.status}", row.reason, row.case
-        yield f"{row.chip} XLA is", row.xla_reason, row.case
-        yield f"{row.chip} the even size is", row.even_reason, row.case
+        yield f"{row.case.chip} ours is {row.ours.status}", row.ours.reason, row.case.name
+        yield f"{row.case.chip} XLA is", row.xla.reason, row.case.name
+        yield f"{row.case.chip} the even size is", row.ours.even_reason, row.case.name
         for peer in row.peers:
-            yield f"{row.chip} {peer.name} is", peer.reason, row.case
-            yield f"{row.chip} {peer.name} is timed with an assumption", peer.assumption, row.case
+            yield f"{row.case.chip} {peer.name} is", peer.reason, row.case.name
+            yield f"{row.case.chip} {peer.name} is timed with an assumption", peer.assumption, row.case.name

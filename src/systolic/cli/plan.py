@@ -59,7 +59,7 @@ def plan(
         raise click.UsageError("give either M,K,N, such as 8192,4096,14336, or --spec")
     if spec is None:
         assert product is not None
-        spec = spec_of(described(product, dtype, precision, stack), batch)
+        spec = spec_of(described(product, dtype, precision, stack, batch))
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
     provenance = ", ".join(sorted({each.provenance for each in plans}))
     give(json_file, "plan", map(_record, plans), {"provenance": provenance}, lambda: _show(plans))

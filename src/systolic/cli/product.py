@@ -12,13 +12,10 @@ from typing import Any, get_args
 import click
 
 from systolic.bench.cases import Case, fused_spec, sizes
-from systolic.bench.layers import LayersSpec
-from systolic.bench.moe import MoeSpec
-from systolic.bench.sharded import ShardedSpec
-from systolic.bench.sparse import PatternSpec
+from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.suites import SUITES, UnknownSuiteError, suite
 from systolic.cli.options import whole_number
-from systolic.ops.op import read_spec
+from systolic.ops.op import op_of, read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
 from systolic.support.regular_file import read_regular
 from systolic.support.untrusted import UntrustedError, mapping, read_json
@@ -32,7 +29,7 @@ class ProductSizes(click.ParamType):
     name = "M,K,N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
-        """Text to sizes."""
+        """Read sizes."""
         if not isinstance(value, str):
             return value
         parts = [size for part in value.split(",") if (size := whole_number(part))]
@@ -52,7 +49,7 @@ class ProductOrFunction(ProductSizes):
     name = "M,K,N|FILE.py:FUNCTION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Text to sizes; what names a function stays text."""
+        """Read sizes; the name of a function stays text."""
         return value if isinstance(value, str) and ":" in value else super().convert(value, param, ctx)
 
 
@@ -62,7 +59,7 @@ class SpecFile(click.ParamType):
     name = "FILE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A file to its spec."""
+        """Read the spec of a file."""
         try:
             record = mapping(read_json(read_regular(Path(value))), "it")
             return read_spec(record.get("op"), record.get("spec"))
@@ -85,7 +82,7 @@ class SuiteNames(click.ParamType):
     name = "suites"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Text to names, in their order, each once."""
+        """Read names, in their order, each once."""
         if not isinstance(value, str):
             return value
         names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
@@ -101,7 +98,7 @@ class Rows(click.ParamType):
     name = "M,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Text to numbers."""
+        """Read numbers."""
         if not isinstance(value, str):
             return value
         found = [whole_number(part) for part in value.split(",")]
@@ -172,16 +169,17 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def described(
-    product: tuple[int, int, int], dtype: str, precision: PrecisionName, stack: Callable[..., MatmulSpec]
+    product: tuple[int, int, int], dtype: str, precision: PrecisionName, stack: Callable[..., MatmulSpec], batch: int
 ) -> Case:
-    """The product as a case of no suite."""
-    return Case(suite="", group="", name=sizes(*product), spec=stack(*product, dtype, precision))
+    """Return the product as a case of no suite."""
+    spec = dataclasses.replace(stack(*product, dtype, precision), batch=batch, batch_lhs=batch, batch_rhs=batch)
+    return Case(suite="", group="", name=sizes(*product), spec=spec)
 
 
 def cases_of(
     suites: Sequence[str], dtype: str, precision: PrecisionName, only: str, rows: Sequence[int] | None = None
 ) -> list[Case]:
-    """Cases of suites whose name or group contains one of some texts, with commas, and of these numbers of rows.
+    """Return cases of suites whose name or group contains one of some texts, with commas, and of these numbers of rows.
 
     Raises:
       click.UsageError: none does.
@@ -200,20 +198,17 @@ def cases_of(
     return chosen
 
 
-def spec_of(case: Case, batch: int = 1) -> Spec:
-    """What the planner takes for a case.
+def spec_of(case: Case) -> Spec:
+    """Return what the planner takes for a case.
 
     Raises:
       SpecError: no such activation.
       click.UsageError: the case is many products.
     """
-    if isinstance(case.spec, (MoeSpec, PatternSpec)):
-        return case.spec.planned
-    if isinstance(case.spec, LayersSpec):
-        raise click.UsageError(f"{case.name} is many products, each with tiles of its own: give one of them")
-    if isinstance(case.spec, ShardedSpec):
+    if case.suite == SHARDED:
         raise click.UsageError(f"{case.name} is cut over a slice: give the product of one device, as M,K,N")
+    spec = case.contest.planned(case.spec)
+    if spec is None:
+        raise click.UsageError(f"{case.name} is many products, each with tiles of its own: give one of them")
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # counts an activation's operations by tracing it
-    from systolic.ops.matmul.named import counted
-
-    return counted(dataclasses.replace(case.spec, batch=batch, batch_lhs=batch, batch_rhs=batch))
+    return op_of(spec).counted(spec)

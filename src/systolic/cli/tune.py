@@ -165,7 +165,7 @@ def tune(
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
     asked: list[tuple[str, Any]] = [("", spec)] if spec is not None else []
-    asked += [(case.name, spec_of(case, batch)) for case in cases]
+    asked += [(case.name, spec_of(case)) for case in cases]
     check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
@@ -240,7 +240,7 @@ def _cases(
     batch: int,
 ) -> list[Case]:
     if isinstance(product, tuple):
-        return [described(product, dtype, precision, stack)]
+        return [described(product, dtype, precision, stack, batch)]
     if any(stack.keywords.values()) or batch > 1:
         raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
     assert suites is not None

@@ -1,13 +1,14 @@
-"""What each op tells of itself, so that planner, store, tuner, bench and command line work on any of them.
+"""The `Op` protocol, by which planner, store, tuner, bench and command line know an op, and the registry of ops.
 
-A kind of spec and what is known of it are one record here. `registry.py` has the table of this package's ops.
+`registry.py` has the table of this package's ops.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -15,8 +16,9 @@ import numpy as np
 
 from systolic.chips import Chip
 from systolic.cost import MadeWith, TimedConfig
+from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.schedule import KernelConfig, Tiles
-from systolic.spec import LARGEST_SIZE, Spec, SpecError
+from systolic.spec import LARGEST_SIZE, SliceMesh, Spec, SpecError
 from systolic.support.untrusted import UntrustedError, shown, structured
 
 _NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
@@ -33,15 +35,16 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a configuration comes to on a chip.
+    """The grid, the traffic and the memory of a configuration on one device.
 
     Attributes:
-      axes: names of those of the grid, the outermost first; one "batch" of 1 is not shown.
-      grid: steps along each of them.
-      hbm_bytes: that the kernel moves.
+      axes: names of the grid's axes, the outermost first; a "batch" of 1 is not shown.
+      grid: steps along each axis.
+      hbm_bytes: read and written by the kernel.
       vmem_bytes: of its buffers.
-      vmem_limit_bytes: to ask the compiler for.
+      vmem_limit_bytes: the limit to ask the compiler for.
       profiles: what made the profiles for products of this kind; None: there are none.
+      link_bytes: sent over links to other devices of the slice.
     """
 
     axes: tuple[str, ...]
@@ -50,131 +53,117 @@ class Layout:
     vmem_bytes: int
     vmem_limit_bytes: int
     profiles: MadeWith | None = None
-
-
-class Programs(Protocol):
-    """The programs that compute a spec, and their arguments' shapes and dtypes."""
-
-    @property
-    def computed(self) -> Any:
-        """As `Op.computed`, with what is counted of the programs."""
-        ...
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """A `jax.ShapeDtypeStruct` for each operand; an array where values decide, such as sizes of groups."""
-        ...
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel; it can be pickled, for a worker compiles it."""
-        ...
-
-    def xla(self) -> Callable[..., Any]:
-        """The same by XLA."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RacedPrograms:
-    """What `bench` compares. Programs can be pickled, for workers compile them.
-
-    Attributes:
-      spec: with what is counted of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array where values decide.
-      ours: what a user calls, with the planner's configuration.
-      xla: what somebody would write in plain JAX who does not know it.
-      xla_forms: other ways to write it, by their names. The fastest of all counts.
-      xla_arguments: the same arguments as XLA's programs take them, where a mesh is left to XLA; None: `arguments`.
-    """
-
-    spec: Any
-    arguments: tuple[Any, ...]
-    ours: Callable[..., Any]
-    xla: Callable[..., Any]
-    xla_forms: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    xla_arguments: tuple[Any, ...] | None = None
+    link_bytes: int = 0
 
 
 class Kept(Protocol):
-    """One kind of thing that a store has trials of: a product, or a function of somebody's."""
+    """One kind of thing that a store has trials of: a product, or a function of somebody's.
 
-    @property
-    def name(self) -> str:
-        """Under which specs of this kind are stored."""
-        ...
+    Attributes:
+      name: under which specs of this kind are stored.
+      spec_type: the class of its specs.
+    """
 
-    @property
-    def spec_type(self) -> type[Any]:
-        """The class of its specs."""
-        ...
+    name: str
+    spec_type: type[Any]
 
+    @abstractmethod
     def words(self, spec: Any) -> tuple[str, str, str]:
-        """Sizes, dtypes and what is fused, for people."""
+        """Return sizes, dtypes and what is fused, for people."""
         ...
 
     def described(self, spec: Any) -> Any:
-        """The spec without what is counted of a program: trials are kept under this."""
-        ...
+        """Return the spec without what is counted of a program: trials are kept under this."""
+        return spec
+
+    def mesh(self, spec: Any) -> SliceMesh | None:
+        """Return the slice that it is cut over, and the mesh; None: it runs on one device.
+
+        It follows from the spec, so that trials of a slice are not those of another. On a slice `flops` and
+        `least_hbm_bytes` of the spec, and all that an op says of it, are those of one device.
+        """
+        return None
 
 
 class Op(Kept, Protocol):
-    """One kind of product.
+    """One kind of product, as planner, store, tuner, bench and command line know it.
 
     `spec` in what follows is what a user asks for, and `computed` what the kernel computes for it: perhaps turned, so
     that operands are read as they are stored. Configurations and trials are of the latter.
+
+    Methods with a body are right for an op on one chip whose specs describe all of it.
     """
 
     def computed(self, spec: Any) -> Any:
-        """What the kernel computes."""
-        ...
+        """Return what the kernel computes."""
+        return spec
 
+    def counted(self, spec: Any) -> Any:
+        """Return the spec with what is counted of its programs, such as the operations of an activation. Needs JAX.
+
+        Raises:
+          SpecError: no program is known for it.
+        """
+        return spec
+
+    @abstractmethod
     def plan(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """The fastest configurations by arithmetic; of these tiles, or this configuration, only.
+        """Return the fastest configurations by arithmetic; only those with these tiles, or only this configuration.
 
         Raises:
           IllegalTilesError: the tiles break rules, or nothing is legal.
         """
         ...
 
+    @abstractmethod
     def search(self, computed: Any, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
-        """What `tune` tries: the most promising, and every legal configuration, with times of one model."""
+        """Return what `tune` tries: the most promising, and every legal configuration, with times of one model."""
         ...
 
+    @abstractmethod
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """A configuration from elsewhere, with the time of the model of `search`.
+        """Return a configuration from elsewhere, with the time of the model of `search`.
 
         Raises:
           IllegalTilesError: it breaks rules; the message has each of them.
         """
         ...
 
+    @abstractmethod
     def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
-        """A time below which no kernel with this configuration can be."""
+        """Return a time below which no kernel with this configuration can be."""
         ...
 
+    @abstractmethod
     def layout(self, computed: Any, config: KernelConfig, chip: Chip) -> Layout:
-        """What a legal configuration comes to."""
+        """Return the grid, the traffic and the memory of a legal configuration."""
         ...
 
     def remarks(self, spec: Any, chip: Chip) -> list[str]:
-        """What else decides the time of a spec on a chip, in words."""
-        ...
+        """Return what else decides the time of a spec on a chip, in words."""
+        return []
 
+    @abstractmethod
     def programs(self, spec: Any, chip: Chip) -> Programs:
-        """What to compile.
+        """Return what `tune` compiles.
 
         Raises:
           SpecError: the description does not hold all of the program, such as a function that systolic has no name for.
         """
         ...
 
+    @abstractmethod
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
-        """What to compare.
+        """Return what `bench` compares.
 
         Raises:
           SpecError: as `programs`.
         """
         ...
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        """Yield public kernels to race against, with a reason for those that cannot be."""
+        return ()
 
 
 _OPS: dict[type[Any], Op] = {}
@@ -182,18 +171,18 @@ _KEPT: dict[type[Any], Kept] = {}  # the ops, and what else a store has trials o
 
 
 def register(op: Op) -> None:
-    """Makes an op known; one of the same kind of spec is replaced."""
+    """Make an op known; one of the same kind of spec is replaced."""
     _OPS[op.spec_type] = op
     register_kept(op)
 
 
 def register_kept(kept: Kept) -> None:
-    """Makes a kind of thing known to stores; one of the same kind of spec is replaced."""
+    """Make a kind of thing known to stores; one of the same kind of spec is replaced."""
     _KEPT[kept.spec_type] = kept
 
 
 def op_of(spec: Spec) -> Op:
-    """The op of a spec.
+    """Return the op of a spec.
 
     Raises:
       SpecError: none is registered for it.
@@ -201,12 +190,12 @@ def op_of(spec: Spec) -> Op:
     try:
         return _OPS[type(spec)]
     except KeyError:
-        known = ", ".join(one.__name__ for one in _OPS)
+        known = ", ".join(spec_type.__name__ for spec_type in _OPS)
         raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
 
 
 def kept_as(spec: Any) -> Kept:
-    """How a store names a spec.
+    """Return how a store names a spec.
 
     Raises:
       SpecError: nothing is registered for it.
@@ -215,12 +204,12 @@ def kept_as(spec: Any) -> Kept:
 
 
 def record_of(spec: Spec) -> dict[str, Any]:
-    """A spec to be written as JSON, with the name of its op."""
+    """Return a spec to be written as JSON, with the name of its op."""
     return {"op": op_of(spec).name, "spec": dataclasses.asdict(cast(Any, spec))}
 
 
 def read_spec(op_name: Any, record: Any) -> Any:
-    """A spec out of what `untrusted.read_json` has read of it: its numbers count something, its texts are names.
+    """Return a spec out of what `untrusted.read_json` has read of it: numbers are counts, texts are names.
 
     Raises:
       UntrustedError: it is none; or there is no such op, or no such dtype.
@@ -243,7 +232,7 @@ def read_spec(op_name: Any, record: Any) -> Any:
 
 
 def _is_dtype(name: str) -> bool:
-    """Whether it is the full name of a dtype of numbers: NumPy also takes "f4", "O" and records."""
+    """True for the full name of a dtype of numbers: NumPy also takes "f4", "O" and records."""
     try:
         dtype = np.dtype(name)
     except (TypeError, ValueError):
@@ -252,11 +241,11 @@ def _is_dtype(name: str) -> bool:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Leaves of nested records by their path."""
+    """Return the leaves of nested records by their path."""
     if isinstance(value, dict):
-        parts = [leaves(one, f"{name}.{key}".strip(".")) for key, one in value.items()]
+        parts = [leaves(entry, f"{name}.{key}".strip(".")) for key, entry in value.items()]
     elif isinstance(value, (list, tuple)):
-        parts = [leaves(one, f"{name}[{at}]") for at, one in enumerate(value)]
+        parts = [leaves(entry, f"{name}[{at}]") for at, entry in enumerate(value)]
     else:
         return {name: value}
     return {path: leaf for part in parts for path, leaf in part.items()}

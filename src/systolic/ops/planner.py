@@ -1,25 +1,26 @@
-"""Which kernel with which configuration computes a spec on a chip, why, and how long it takes.
+"""Plans: the configuration of the kernel that computes a spec on a chip, why, and how long it takes.
 
-A `Planner` asks its store for what `systolic tune` has found, and the op's arithmetic where nothing was. The user's own
-planner, of the store that `$SYSTOLIC_STORE` names, is in use unless another one is: see `use`.
+A `Planner` asks its store for what `systolic tune` has found, and where it has nothing the op's arithmetic. The user's
+own planner, of the store that `$SYSTOLIC_STORE` names, is in use unless another one is: see `use`.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol, overload
 
-from systolic.chips import Chip, UnsupportedDtypeError, known_chip
+from systolic.chips import Chip, SliceError, SliceShape, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
 from systolic.chips.time_error import TimeError
 from systolic.cost import MadeWith, ModelledTime, dtype_on, roofline
 from systolic.ops.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.spec import MatmulSpec, Spec
+from systolic.spec import MatmulSpec, SliceMesh, Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
 from systolic.support.bugs import reports_bugs, warn_user
 from systolic.support.summary import Summarised, Summary
@@ -37,7 +38,7 @@ _FOUND: dict[Provenance, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Summarised):
-    """How a spec is computed on one device of a chip."""
+    """How a spec is computed on one device of a chip, or on each device of a slice."""
 
     spec: Any
     computed: Any  # what the kernel computes: the spec, perhaps turned
@@ -57,18 +58,23 @@ class Plan(Summarised):
     reason: str
     time_error: TimeError | None = None  # of a simulated time
     profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
+    mesh: SliceMesh | None = None  # the slice that it is cut over; None: it runs on one device
+    link_bytes: int = 0  # that each device sends to others
 
     def summary(self) -> Summary:
         """Says which kernel computes it, why, and how long it takes."""
         sizes, dtypes, _ = op_of(self.spec).words(self.spec)
         error = f" {self.time_error.words}" if self.time_error is not None else ""
+        over = f" {self.mesh.topology} over {self.mesh}" if self.mesh is not None else ""
+        sent = f"{self.link_bytes / 1e6:,.1f} MB from each device" if self.mesh is not None else ""
         return Summary(
-            heading=f"{sizes}, {dtypes} on {self.chip}",
+            heading=f"{sizes}, {dtypes} on {self.chip}{over}",
             facts={
                 "kernel": str(self.config),
                 "why": self.reason,
                 "time": f"{self.time_us:,.1f} µs {self.provenance}{error}; at peak {self.mxu_us:,.1f}, "
                 f"least HBM traffic {self.hbm_us:,.1f}",
+                "over links": sent,
             },
         )
 
@@ -103,12 +109,12 @@ class Planner:
 
     @reports_bugs
     def plan(self, spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
-        """As `systolic.plan`, with the winners of this planner's store."""
+        """Does what `systolic.plan` does, with the winners of this planner's store."""
         return self.plans(spec, chip_named(chip) if isinstance(chip, str) else chip, tiles)
 
     @reports_bugs  # also where `matmul` asks
     def _planned(self, spec: Spec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:
-        check_dtype(spec, chip)
+        check_spec(spec, chip)
         op = op_of(spec)
         computed = op.computed(spec)
         trial = self._winner(computed, chip) if tiles is None else None
@@ -148,6 +154,8 @@ class Planner:
             considered=considered,
             reason="; ".join([f"{how}, limited by {best.modelled.limit}", *remarks]),
             profiles=layout.profiles if provenance == "profiled" else None,
+            mesh=op.mesh(spec),
+            link_bytes=layout.link_bytes,
         )
 
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:
@@ -167,15 +175,24 @@ class Planner:
         return trial
 
 
-def check_dtype(spec: Spec, chip: Chip) -> None:
-    """Raises unless the chip multiplies what a spec is of.
+def check_spec(spec: Spec, chip: Chip) -> None:
+    """Check that the chip multiplies these dtypes, and that its slice has the devices of the mesh.
 
     Raises:
       UnsupportedDtypeError: the message names what it takes.
+      SliceError: it has no such slice, or the mesh has not as many devices.
     """
     if dtype_on(spec, chip) not in chip.dtypes:
         raise UnsupportedDtypeError(
             f"{chip.name} has no matrix multiplication of {spec.dtype_multiplied}; it takes {', '.join(chip.dtypes)}"
+        )
+    mesh = op_of(spec).mesh(spec)
+    if mesh is None:
+        return
+    devices, cut = len(SliceShape.parse(chip, mesh.topology).devices), math.prod(mesh.sizes.values())
+    if devices != cut:
+        raise SliceError(
+            f"a mesh with {mesh} has {cut} devices, and a slice {mesh.topology} of {chip.name} has {devices}"
         )
 
 

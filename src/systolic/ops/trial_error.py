@@ -5,12 +5,13 @@ from __future__ import annotations
 from systolic.chips import Chip
 from systolic.chips.time_error import ProgramTraits, TimeError, time_error
 from systolic.cost import machine_roofline
+from systolic.ops.op import op_of
 from systolic.spec import Spec
 from systolic.store import Trial
 
 
 def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
-    """Finds the error of a trial's simulated time; None where it is measured, or there is none.
+    """Find the error of a trial's simulated time; None where it is measured, or there is none.
 
     A store does not keep how long the matrix units were busy: here they are so long as the products take at least, at
     the simulator's clock. How many copies there were is not known either.
@@ -25,6 +26,7 @@ def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
     return time_error(
         chip,
         ProgramTraits(
+            unlike="" if op_of(computed).mesh(computed) is None else "communication between chips",
             pallas_share=0.0 if trial.config is None else 1.0,
             matrix_share=least.mxu_us / trial.simulated_us,
             hbm_share=hbm_us / trial.simulated_us,

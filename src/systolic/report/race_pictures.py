@@ -23,7 +23,7 @@ def picture(rows: Iterable[BenchRow]) -> Picture | None:
     """Makes the picture of the first suite that has one and rows with times; None: no suite has."""
     timed = [row for row in rows if row.ours_us is not None]
     for suite, draw in PICTURES.items():
-        shown = [row for row in timed if row.suite == suite]
+        shown = [row for row in timed if row.case.suite == suite]
         if shown and (found := draw(shown)).points:
             return found
     return None
@@ -31,28 +31,29 @@ def picture(rows: Iterable[BenchRow]) -> Picture | None:
 
 def _grouped(rows: Sequence[BenchRow]) -> Picture:
     """The product that has most rows, on one chip: everybody's times over the rows of a group."""
-    chip, series = _most(rows, lambda row: (row.chip, row.series))
-    shown = [row for row in rows if (row.chip, row.series) == (chip, series)]
+    chip, series = _most(rows, lambda row: (row.case.chip, row.case.series))
+    shown = [row for row in rows if (row.case.chip, row.case.series) == (chip, series)]
     one = shown[0]
     points: list[TimePoint] = []
     for row in shown:
-        size = (row.m or 0) / (row.groups or 1)
-        limit_us = max(row.model_mxu_us or 0.0, row.model_hbm_us or 0.0)
-        points.append(TimePoint(x=size, time_us=limit_us, series="limit", dashed=True))
+        size = (row.case.m or 0) / (row.case.groups or 1)
+        points.append(TimePoint(x=size, time_us=row.limits.model_us or 0.0, series="limit", dashed=True))
         points += _times(size, {"systolic": row.ours_us, "XLA": row.xla_repeated_us})
         points += _times(size, {peer.name: peer.time_us for peer in row.peers})
-    title = f"{series} on {chip}, {one.groups} groups, {one.k} × {one.n}"
+    title = f"{series} on {chip}, {one.case.groups} groups, {one.case.k} × {one.case.n}"
     return Picture(title=title, x_title="rows of a group, on average", points=tuple(points))
 
 
 def _quantized(rows: Sequence[BenchRow]) -> Picture:
     """The weight that has most rows: our times over the rows of activations, a line for each format."""
-    size = _most(rows, lambda row: (row.k, row.n))
-    shown = [row for row in rows if (row.k, row.n) == size]
+    size = _most(rows, lambda row: (row.case.k, row.case.n))
+    shown = [row for row in rows if (row.case.k, row.case.n) == size]
     points = [
         point
         for row in shown
-        for point in _times(row.m or 0, {row.group.split()[0]: row.ours_us}, panel=row.chip)  # int4/128 decode
+        for point in _times(
+            row.case.m or 0, {row.case.group.split()[0]: row.ours_us}, panel=row.case.chip
+        )  # int4/128 decode
     ]
     title = f"rows × a weight of {size[0]} × {size[1]}, by format"
     return Picture(title=title, x_title="rows", points=tuple(points))
@@ -60,16 +61,16 @@ def _quantized(rows: Sequence[BenchRow]) -> Picture:
 
 def _sparse(rows: Sequence[BenchRow]) -> Picture:
     """The product that has most densities: a line for each size of blocks, beside that of a dense matrix by XLA."""
-    forward = [row for row in rows if row.series]
+    forward = [row for row in rows if row.case.series]
     if not forward:
         return Picture(title="", x_title="", points=())
-    size = _most(forward, lambda row: (row.m, row.k, row.n))
-    shown = [row for row in forward if (row.m, row.k, row.n) == size]
+    size = _most(forward, lambda row: (row.case.m, row.case.k, row.case.n))
+    shown = [row for row in forward if (row.case.m, row.case.k, row.case.n) == size]
     points: list[TimePoint] = []
     for row in shown:
-        points += _times(row.density or 0.0, {row.series: row.ours_us}, panel=row.chip)
+        points += _times(row.case.density or 0.0, {row.case.series: row.ours_us}, panel=row.case.chip)
     for row in shown:
-        points += _times(row.density or 0.0, {"XLA, dense": row.xla_repeated_us}, panel=row.chip, dashed=True)
+        points += _times(row.case.density or 0.0, {"XLA, dense": row.xla_repeated_us}, panel=row.case.chip, dashed=True)
     m, k, n = size
     title = f"blocks in random places of a matrix of {m} × {k}, times {k} × {n}"
     return Picture(title=title, x_title="density", points=tuple(points))

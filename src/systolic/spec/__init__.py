@@ -8,6 +8,7 @@ from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dt
 from systolic.spec.formats import LARGEST, QuantizationError, format_bytes, format_named
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, MatmulSpec, NoKernelWarning, Pairing, PrecisionName
+from systolic.spec.mesh import MeshAxis, SliceMesh
 from systolic.spec.one_dtype import OneDtype
 from systolic.spec.protocol import Spec
 
@@ -20,6 +21,7 @@ __all__ = [
     "Epilogue",
     "FusedOperand",
     "MatmulSpec",
+    "MeshAxis",
     "NoKernelWarning",
     "OneDtype",
     "Operands",
@@ -28,6 +30,7 @@ __all__ = [
     "Prologue",
     "QuantizationError",
     "Side",
+    "SliceMesh",
     "Spec",
     "SpecError",
     "accumulator_dtype",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.ops.op import register_kept
+from systolic.ops.op import Kept, register_kept
 from systolic.support.call_errors import WrongCallError
 
 _DIGEST = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -93,20 +93,16 @@ class FunctionConfig:
         return ", ".join(map(str, self.keywords)) or "as it is"
 
 
-@dataclass(frozen=True, slots=True)
-class Functions:
-    """How a store names functions."""
+class Functions(Kept):
+    """The kind of trials that are of functions."""
 
-    name: str = "function"
-    spec_type: type[FunctionSpec] = FunctionSpec
+    name = "function"
+    spec_type = FunctionSpec
 
     def words(self, spec: FunctionSpec) -> tuple[str, str, str]:
-        """The function, and its arguments."""
+        """Return the function and its arguments."""
         return spec.name, "; ".join(spec.arguments), ""
 
-    def described(self, spec: FunctionSpec) -> FunctionSpec:
-        """The spec as it is."""
-        return spec
 
-
-register_kept(Functions())
+FUNCTIONS = Functions()
+register_kept(FUNCTIONS)

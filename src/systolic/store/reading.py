@@ -7,10 +7,10 @@ import math
 import re
 from typing import Any
 
-from systolic.chips import CHIPS, UnsupportedDtypeError, chip, known_chip
-from systolic.ops.op import op_of, read_spec
+from systolic.chips import CHIPS, SliceError, SliceShape, UnsupportedDtypeError, chip, known_chip
+from systolic.ops.op import kept_as, op_of, read_spec
 from systolic.schedule import IllegalTilesError
-from systolic.store.function import FunctionSpec
+from systolic.store.function import FUNCTIONS
 from systolic.store.trial import Subject, Trial
 from systolic.support.untrusted import UntrustedError, shown, structured
 
@@ -21,16 +21,21 @@ _LONGEST_US = 1e12  # eleven days: no kernel of a size that a TPU counts takes a
 
 
 def read_subject(record: Any) -> Subject:
-    """A subject out of what `read_json` has read.
+    """Return a subject out of what `read_json` has read.
 
     Raises:
-      UntrustedError: it is none; or its op, its chip or a dtype is not known, a number is no count, a text is not of
-        its form.
+      UntrustedError: it is none; or its op, its chip, its slice or a dtype is not known, a number is no count, a text
+        is not of its form.
     """
     subject = structured(record, Subject)
     subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))
     if known_chip(subject.chip) is None:
         raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
+    if (mesh := kept_as(subject.spec).mesh(subject.spec)) is not None:
+        try:
+            SliceShape.parse(chip(subject.chip), mesh.topology)
+        except SliceError as error:
+            raise UntrustedError(str(error)) from error
     if subject.kernel_version < 0:
         raise UntrustedError(f"kernel_version={subject.kernel_version} is below 0")
     for name in ("jax", "libtpu", "constants"):
@@ -40,7 +45,7 @@ def read_subject(record: Any) -> Subject:
 
 
 def read_trial(record: Any, subject: Subject) -> Trial:
-    """A trial of a subject out of what `read_json` has read.
+    """Return a trial of a subject out of what `read_json` has read.
 
     Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, count for nothing
     here, and obey rules that are not known here: of these, tiles and least times are not judged.
@@ -50,7 +55,7 @@ def read_trial(record: Any, subject: Subject) -> Trial:
         time though it failed, or tiles that break rules.
     """
     trial = structured(record, Trial)
-    if (trial.function is not None) != isinstance(subject.spec, FunctionSpec) or None not in (
+    if (trial.function is not None) != (subject.op == FUNCTIONS.name) or None not in (
         trial.function,
         trial.config,
     ):

@@ -6,15 +6,17 @@ import dataclasses
 import time
 from dataclasses import dataclass
 
-from systolic.chips import Chip, FlagError, flags_text
+from systolic.chips import Chip, FlagError, SliceError, flags_text
 from systolic.chips import chip as chip_named
-from systolic.ops.op import Programs, op_of
-from systolic.ops.planner import check_dtype, planner_in_use
+from systolic.ops.op import op_of
+from systolic.ops.op_programs import Programs
+from systolic.ops.planner import check_spec, planner_in_use
 from systolic.schedule import KernelConfig
-from systolic.spec import Spec
+from systolic.spec import SliceMesh, Spec
 from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.timing.experiment import Experiment
+from systolic.timing.on_mesh import on_mesh
 from systolic.timing.runner import Stopped
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import TuningResult
@@ -46,23 +48,25 @@ def tune_product(
     measured: int = 0,
     watcher: Watcher | None = None,
 ) -> TuningResult:
-    """Finds the fastest configuration of a product; see `tune`."""
     begun = time.monotonic()
     known = known_chip(chip)
-    check_dtype(spec, known)
+    check_spec(spec, known)
+    op = op_of(spec)
+    mesh = op.mesh(spec)
     # Before the work, not after it.
     planner = planner_in_use()
     store = store or planner.store or TrialStore.at()
     store.check_writable()
     if measured:
+        if mesh is not None:
+            raise SliceError("trials on a slice are simulated: leave `measured` out")
         device_of(known)
-    op = op_of(spec)
     programs = op.programs(spec, known)
     first, choices = op.search(programs.computed, known)
     subject = Subject.here(programs.computed, known.name)
     search = Search[KernelConfig](
         subject=subject,
-        experiment=_Experiments(programs=programs, chip=known),
+        experiment=_Experiments(programs=programs, chip=known, mesh=mesh),
         least_time_us=lambda config: op.least_time_us(programs.computed, config, known),
         first=list(first),
         ranking=Ranking(choices),
@@ -95,26 +99,29 @@ def tune_product(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Experiments:
-    """What to compile for a configuration; XLA's program for None."""
+    """The program of a configuration; XLA's for None."""
 
     programs: Programs
     chip: Chip
+    mesh: SliceMesh | None
 
     def __call__(self, config: KernelConfig | None) -> Experiment:
-        fn = self.programs.xla() if config is None else self.programs.kernel(config)
+        fn = self.programs.xla if config is None else self.programs.kernel(config)
         label = "XLA" if config is None else f"{config} for {self.chip.name}"
-        return Experiment(fn=fn, args=self.programs.arguments, chip=self.chip, label=label)
+        experiment = Experiment(fn=fn, args=self.programs.arguments, chip=self.chip, label=label)
+        return on_mesh(experiment, self.mesh, self.programs.shardings, explicit=config is not None)
 
 
 def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count: int) -> None:
-    """The best few by simulated time, and XLA's program, on the device; what was measured before is not again."""
-    timed = [one for one in search.found.values() if one.simulated_us is not None]
-    kernels = sorted((one for one in timed if one.config is not None), key=lambda one: one.simulated_us or 0.0)
-    xla = [one for one in timed if one.config is None]
+    """Run the best few by simulated time, and XLA's program, on the device, but for those measured before."""
+    timed = [trial for trial in search.found.values() if trial.simulated_us is not None]
+    kernels = [trial for trial in timed if trial.config is not None]
+    kernels.sort(key=lambda trial: trial.simulated_us or 0.0)
+    xla = [trial for trial in timed if trial.config is None]
     for trial in [*kernels[:count], *(xla if count else [])]:
         if trial.measured_us is not None:
             continue
-        fn = programs.xla() if trial.config is None else programs.kernel(trial.config)
+        fn = programs.xla if trial.config is None else programs.kernel(trial.config)
         try:
             time_us = measure(fn, programs.arguments, chip).time_us
         except NoDeviceError:

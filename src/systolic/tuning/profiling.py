@@ -172,7 +172,7 @@ def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment
     Raises:
       IllegalTilesError: the tile breaks rules.
     """
-    from systolic.ops.matmul.programs import MatmulPrograms  # needs JAX, which `import systolic` does not import
+    from systolic.ops.matmul.programs import programs_of  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device
     # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
@@ -181,7 +181,7 @@ def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment
     rows = 1 if tiles.tile_m <= SKINNY_ROWS else _BLOCKS * cores
     columns = blocks * cores // rows
     spec = MatmulSpec.of(tiles.tile_m * rows, tiles.tile_k * steps_k, tiles.tile_n * columns, dtype)
-    programs = MatmulPrograms.of(spec, chip)
+    programs = programs_of(spec, chip)
     config = KernelConfig(
         tiles=tiles,
         subtile_m=tile.subtile_m,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from systolic.bench.bars import summary
-from systolic.bench.rows import BenchRow, PeerTime
+from systolic.bench.rows import BenchRow, PeerTime, read_rows
 
 
 def row(case: str, **changes: Any) -> BenchRow:
     values = {"suite": "square", "group": "square", "chip": "v6e", "m": 4096, "k": 4096, "n": 4096}
     values |= {"dtype": "bfloat16", "precision": "default", "status": "ok", "ours_us": 1.0, "xla_us": 1.0}
-    return BenchRow(case=case, **{**values, **changes})
+    peers = [dataclasses.asdict(peer) for peer in changes.pop("peers", ())]
+    (made,) = read_rows([{"case": case, "peers": peers, **values, **changes}])
+    return made
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import pytest
 
-from systolic.bench import sharded_programs
+from systolic.bench.contests import ShardedContest
 from systolic.bench.sharded import ShardedSpec, on_slice
 from systolic.bench.suites import suite
 from systolic.chips import SliceError, chip
 from systolic.cli import main
+from systolic.timing.experiment import Experiment
+from systolic.timing.on_mesh import on_mesh
 
 MESH = {"data": 2, "model": 4}
 
@@ -22,18 +24,31 @@ def spec(**changes: Any) -> ShardedSpec:
     return ShardedSpec(**{**values, "topology": "2x4", "mesh": tuple(MESH.items()), **changes})
 
 
+def experiments(its: ShardedSpec) -> tuple[Experiment, Experiment]:
+    """Both programs, ours first."""
+    contest, v6e = ShardedContest(), chip("v6e")
+    raced, mesh = contest.raced(its, v6e), contest.mesh(its)
+
+    def sliced(fn: Any, *, explicit: bool) -> Experiment:
+        whole = Experiment(fn=fn, args=raced.arguments, chip=v6e, label="x")
+        return on_mesh(whole, mesh, raced.shardings, explicit=explicit)
+
+    return sliced(raced.ours, explicit=True), sliced(raced.xla, explicit=False)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "columns", "rows", "gathered"])
 @pytest.mark.parametrize("mesh", [MESH, {"model": 8}, {"data": 8}, {"model": 2, "data": 4}])
 def test_both_programs_take_the_same_parts_and_make_the_same(kind: str, mesh: dict[str, int]) -> None:
     its = spec(kind=kind, mesh=tuple(mesh.items()))
-    raced = sharded_programs.raced(its, chip("v6e"))
-    assert raced.xla_arguments is not None
-    for ours, xla in zip(raced.arguments, raced.xla_arguments, strict=True):
+    mine, other = experiments(its)
+    assert (mine.topology, other.topology) == ("2x4", "2x4")
+    for ours, xla in zip(mine.args, other.args, strict=True):
         assert ours.shape == xla.shape
         assert ours.sharding.spec == xla.sharding.spec
         assert math.prod(ours.sharding.shard_shape(ours.shape)) * 8 >= math.prod(ours.shape)
-    out = jax.eval_shape(raced.ours, *raced.arguments)
-    assert out.shape == jax.eval_shape(raced.xla, *raced.xla_arguments).shape
+    fns: list[Any] = [mine.fn, other.fn]
+    out, wanted_out = (jax.eval_shape(fn, *one.args) for fn, one in zip(fns, (mine, other), strict=True))
+    assert out.shape == wanted_out.shape
     wanted = out.sharding.spec
     assert tuple(wanted) == its.result
 
@@ -47,10 +62,11 @@ def test_the_devices_share_the_arithmetic() -> None:
 
 def test_gradients_are_cut_as_what_they_are_gradients_of() -> None:
     its = spec(backward=True)
-    raced = sharded_programs.raced(its, chip("v6e"))
-    out, gradients = jax.eval_shape(raced.ours, *raced.arguments)
+    mine, _ = experiments(its)
+    fn: Any = mine.fn
+    out, gradients = jax.eval_shape(fn, *mine.args)
     assert tuple(out.sharding.spec) == its.result
-    for gradient, argument in zip(gradients, raced.arguments[:-1], strict=True):
+    for gradient, argument in zip(gradients, mine.args[:-1], strict=True):
         assert (gradient.shape, gradient.sharding.spec) == (argument.shape, argument.sharding.spec)
 
 

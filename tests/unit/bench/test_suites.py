@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from systolic.bench import layer_programs, quantized_peers
+from systolic.bench import layer_programs
 from systolic.bench.suites import (
     DECODE,
     FUSED_SIZES,
@@ -25,6 +25,7 @@ from systolic.bench.suites import (
 from systolic.chips import chip
 from systolic.ops.op import op_of
 from systolic.ops.planner import Planner, use
+from systolic.ops.quantized.peers import peers as quantized_peers
 from systolic.spec import MatmulSpec
 
 
@@ -124,9 +125,9 @@ def test_quantized_has_gated_products_beside_plain_ones() -> None:
 
 def test_tpu_inference_races_what_its_kernel_takes_or_says_why_not() -> None:
     by_name = {case.name: case.spec for case in suite("quantized")}
-    assert not list(quantized_peers.peers(by_name["int4/128 llama3-8b gate 16"], chip("v6e")))
-    assert not list(quantized_peers.peers(by_name["gated-w8a8 llama3-8b mlp 16"], chip("v6e")))
-    (peer,) = quantized_peers.peers(by_name["w8a8 llama3-8b gate 16"], chip("v6e"))
+    assert not list(quantized_peers(by_name["int4/128 llama3-8b gate 16"], chip("v6e")))
+    assert not list(quantized_peers(by_name["gated-w8a8 llama3-8b mlp 16"], chip("v6e")))
+    (peer,) = quantized_peers(by_name["w8a8 llama3-8b gate 16"], chip("v6e"))
     assert (peer.program is None) == bool(peer.reason)
     if importlib.util.find_spec("tpu_inference") is None:
         assert "not installed" in peer.reason

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from systolic.bench.rows import BenchRow
+from systolic.bench.rows import BenchRow, read_rows
 from systolic.report import save_png, times_plot
 from systolic.report.race_pictures import picture
 
 
 def row(suite: str, group: str, chip: str, m: int, ours_us: float | None, **more) -> BenchRow:
     sizes = {"k": 4096, "n": 14336, **more}
-    return BenchRow(
-        suite=suite, group=group, case=f"{group} {m}", chip=chip, dtype="bfloat16", status="ok", m=m, ours_us=ours_us,
-        **sizes,
-    )  # fmt: skip
+    values = {"suite": suite, "group": group, "chip": chip, "dtype": "bfloat16", "status": "ok", "ours_us": ours_us}
+    (made,) = read_rows([{"case": f"{group} {m}", "m": m, **values, **sizes}])
+    return made
 
 
 def test_a_line_for_each_format_and_a_panel_for_each_chip(tmp_path: Path) -> None:

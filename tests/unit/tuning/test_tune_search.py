@@ -21,7 +21,7 @@ from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.chips.time_error import TimeError
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
-from systolic.ops.matmul.programs import MatmulPrograms
+from systolic.ops.matmul.programs import programs_of
 from systolic.ops.matmul.xla import by_xla
 from systolic.schedule import KernelConfig, Tiles
 from systolic.simulator import SimulatedRun
@@ -185,17 +185,17 @@ def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
         tune(MatmulSpec.of(512, 512, 512, "int8"), "v4", submit=Machine())
     made = replace(PROBLEM, lhs_prologue=Prologue(dtype="bfloat16"))
     with pytest.raises(SpecError, match="operand's function"):
-        MatmulPrograms.of(made, V6E)
+        programs_of(made, V6E)
     unknown = replace(PROBLEM, epilogue=Epilogue(activation="my_activation", op_count=3))
     with pytest.raises(SpecError, match="relu"):
-        MatmulPrograms.of(unknown, V6E)
+        programs_of(unknown, V6E)
     matrix, column = (FusedOperand(rows=True, columns=columns, dtype="float32") for columns in (True, False))
     for of_a_gradient in (Epilogue(primal=matrix), Epilogue(activation="relu", kept_sum="float32")):
         with pytest.raises(SpecError, match="gradient"):
-            MatmulPrograms.of(replace(PROBLEM, epilogue=of_a_gradient), V6E)
+            programs_of(replace(PROBLEM, epilogue=of_a_gradient), V6E)
     with pytest.raises(SpecError, match="cannot be built from its spec: batch_lhs would be 1 and not 2"):
-        MatmulPrograms.of(replace(PROBLEM, batch_lhs=2), V6E)
-    (operands,) = MatmulPrograms.of(replace(PROBLEM, epilogue=Epilogue(bias=column)), V6E).arguments
+        programs_of(replace(PROBLEM, batch_lhs=2), V6E)
+    (operands,) = programs_of(replace(PROBLEM, epilogue=Epilogue(bias=column)), V6E).arguments
     assert operands.bias.shape == (1024, 1)
 
 
@@ -210,7 +210,7 @@ def test_a_product_with_everything_around_it_is_built() -> None:
         transpose_rhs=True,
         epilogue=Epilogue(bias=row, activation="gelu", residual=matrix),
     )
-    programs = MatmulPrograms.of(spec, V6E)
+    programs = programs_of(spec, V6E)
     (operands,) = programs.arguments
     assert [one.shape for one in operands.present()] == [(256, 128), (384, 128), (1, 384), (256, 384)]
     assert programs.computed.epilogue.op_count > 10
@@ -218,9 +218,9 @@ def test_a_product_with_everything_around_it_is_built() -> None:
 
 @pytest.mark.parametrize("name", dict(OPERAND_STACKS))
 def test_a_product_whose_functions_have_names_is_built(name: str) -> None:
-    programs = MatmulPrograms.of(dict(OPERAND_STACKS)[name](16, 256, 512, "bfloat16", "default"), V6E)
+    programs = programs_of(dict(OPERAND_STACKS)[name](16, 256, 512, "bfloat16", "default"), V6E)
     best, *_ = ranked_configs(programs.computed, V6E, count=1)[0]
-    for program in (programs.kernel(best.config), programs.xla()):
+    for program in (programs.kernel(best.config), programs.xla):
         assert jax.eval_shape(program, *programs.arguments).shape == (16, 512)
     assert max(one.op_count for one in (programs.computed.lhs_prologue, programs.computed.rhs_prologue) if one) > 0
 
@@ -228,10 +228,10 @@ def test_a_product_whose_functions_have_names_is_built(name: str) -> None:
 def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
     plain = as_arguments(MatmulSpec.of(64, 128, 256, "bfloat16"))
     shared = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 1})
-    computed = MatmulPrograms.of(shared, V6E).computed
+    computed = programs_of(shared, V6E).computed
     assert (computed.batch, computed.m, computed.k, computed.n) == (1, 256, 128, 256)
     each = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 4})
-    assert MatmulPrograms.of(each, V6E).computed.batch == 4
+    assert programs_of(each, V6E).computed.batch == 4
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,11 +1,11 @@
-"""What planner, store and tuner know of a gated product, and of those of its gradient; none of it needs JAX."""
+"""The op of gated products, and of the products of their gradients."""
 
 from __future__ import annotations
 
 from systolic.chips import Chip
 from systolic.ops.gated.spec import GatedSpec
 from systolic.ops.matmul.op import MatmulOp
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import RacedPrograms
 from systolic.spec import MatmulSpec, Pairing
 
 _PAIRINGS: dict[Pairing | None, str] = {
@@ -22,13 +22,12 @@ class GatedOp(MatmulOp):
     spec_type = GatedSpec
 
     def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
-        """Sizes, dtypes, and what becomes of both products."""
+        """Return sizes, dtypes, and what becomes of both products."""
         sizes, dtypes, fused = super().words(spec)
         joined = "side by side" if spec.side_by_side else ""
         return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], joined)))
 
     def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-        """`systolic.gated_matmul` itself, beside plain JAX; of the gradient's products the kernel."""
         from systolic.ops.gated.programs import raced  # needs JAX, which `import systolic` does not import
 
         return raced(spec, chip)

@@ -9,26 +9,23 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
+from systolic.ops.engine.programs import raced_kernel
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.named import counted, functions_of, matrices
-from systolic.ops.matmul.programs import MatmulPrograms
-from systolic.ops.op import RacedPrograms
-from systolic.ops.planner import plan
+from systolic.ops.matmul.programs import programs_of
+from systolic.ops.op_programs import RacedPrograms
 from systolic.spec import MatmulSpec
 
 
 def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-    """The call and plain JAX. A product of a gradient is no call of its own: its kernel, and the same by XLA.
+    """Return the call and plain JAX. A product of a gradient is no call: its kernel is raced against XLA.
 
     Raises:
       SpecError: an activation without a name of systolic's.
     """
     known = counted(spec)
     if spec.pairing != "gated":
-        programs = MatmulPrograms.of(known, chip)
-        return RacedPrograms(
-            spec=known, arguments=programs.arguments, ours=programs.kernel(plan(known, chip).config), xla=programs.xla()
-        )
+        return raced_kernel(programs_of(known, chip), known, chip)
     operands = matrices(known)
     weights = (operands.rhs,) if spec.side_by_side else (operands.rhs, operands.up)
     return RacedPrograms(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,96 +14,67 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
+from systolic.ops.engine.programs import raced_call, raced_kernel
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.ops.grouped.xla import ROWS_SUMMED
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.schedule import KernelConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedPrograms:
-    """What to compile for a product on a chip."""
-
-    computed: GroupedSpec
-    chip: Chip
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Rows, matrices, what is fused, and the sizes of groups, whose values a simulation has to know."""
-        spec, dtype = self.computed, jnp.dtype(self.computed.dtype)
-        n = 2 * spec.n if spec.side_by_side else spec.n
-        matrices = jax.ShapeDtypeStruct((spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n))), dtype)
-        found: list[Any] = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
-        if spec.gated and not spec.side_by_side:
-            found.append(matrices)
-        if spec.bias:
-            found.append(jax.ShapeDtypeStruct((spec.groups, spec.n), jnp.float32))
-        if spec.row_scale:
-            found.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
-        if spec.residual:
-            found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.residual)))
-        if spec.existing_out:
-            found.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
-        return *found, _sizes(spec)
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this configuration."""
-        return functools.partial(_product, self.computed, self.chip, config)
-
-    def xla(self) -> Callable[..., Any]:
-        """The same in plain JAX."""
-        return functools.partial(_plain, self.computed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GradientPrograms:
-    """What to compile for a gradient on a chip."""
-
-    computed: GroupedGradientSpec
-    chip: Chip
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Rows of both operands, and the sizes of groups."""
-        spec, dtype = self.computed, jnp.dtype(self.computed.dtype)
-        return *(jax.ShapeDtypeStruct((spec.m, size), dtype) for size in (spec.k, spec.n)), _sizes(spec)
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this configuration."""
-        return functools.partial(_gradient, self.computed, self.chip, config)
-
-    def xla(self) -> Callable[..., Any]:
-        """The same in plain JAX."""
-        return functools.partial(_plain_gradient, self.computed)
-
-
-def raced(spec: GroupedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """What `bench` compares."""
-    programs = GroupedPrograms(computed=spec, chip=chip)
-    return RacedPrograms(
-        spec=spec,
-        arguments=programs.arguments,
-        ours=functools.partial(_called, spec, chip, implementation),
-        xla=programs.xla(),
+def programs_of(spec: GroupedSpec, chip: Chip) -> Programs:
+    """Return the programs of a product. The last argument is the group sizes, which a simulation has to know."""
+    dtype = jnp.dtype(spec.dtype)
+    n = 2 * spec.n if spec.side_by_side else spec.n
+    matrices = jax.ShapeDtypeStruct((spec.groups, *((n, spec.k) if spec.transpose_rhs else (spec.k, n))), dtype)
+    arguments: list[Any] = [jax.ShapeDtypeStruct((spec.m, spec.k), dtype), matrices]
+    if spec.gated and not spec.side_by_side:
+        arguments.append(matrices)
+    if spec.bias:
+        arguments.append(jax.ShapeDtypeStruct((spec.groups, spec.n), jnp.float32))
+    if spec.row_scale:
+        arguments.append(jax.ShapeDtypeStruct((spec.m,), jnp.float32))
+    if spec.residual:
+        arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.residual)))
+    if spec.existing_out:
+        arguments.append(jax.ShapeDtypeStruct((spec.m, spec.n), jnp.dtype(spec.dtype_out)))
+    return Programs(
+        computed=spec,
+        arguments=(*arguments, _sizes(spec)),
+        pallas=functools.partial(_product, spec, chip),
+        xla=functools.partial(_plain, spec),
     )
 
 
+def gradient_programs_of(spec: GroupedGradientSpec, chip: Chip) -> Programs:
+    """Return the programs of a gradient: of the rows of both operands, and the group sizes."""
+    rows = (jax.ShapeDtypeStruct((spec.m, size), jnp.dtype(spec.dtype)) for size in (spec.k, spec.n))
+    return Programs(
+        computed=spec,
+        arguments=(*rows, _sizes(spec)),
+        pallas=functools.partial(_gradient, spec, chip),
+        xla=functools.partial(_plain_gradient, spec),
+    )
+
+
+def raced(spec: GroupedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
+    """Return `systolic.grouped_matmul` and plain JAX."""
+    return raced_call(programs_of(spec, chip), functools.partial(_called, spec, chip, implementation))
+
+
 def gradient_raced(spec: GroupedGradientSpec, chip: Chip) -> RacedPrograms:
-    """The same of a gradient."""
-    programs = GradientPrograms(computed=spec, chip=chip)
-    ours = functools.partial(_gradient, spec, chip, None)
-    return RacedPrograms(spec=spec, arguments=programs.arguments, ours=ours, xla=programs.xla())
+    """Return the kernel that the backward pass calls, and XLA's."""
+    return raced_kernel(gradient_programs_of(spec, chip), spec, chip)
 
 
 def _sizes(spec: GroupedSpec | GroupedGradientSpec) -> np.ndarray:
     return np.array(typical_sizes(spec.groups, spec.m, spec.rows_per_group), np.int32)
 
 
-def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelConfig | None) -> GroupedProduct:
+def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelConfig) -> GroupedProduct:
     return GroupedProduct(
         backend=Backend(implementation="pallas", chip=chip, tiles=config),
         precision=spec.precision,
@@ -113,7 +83,7 @@ def _static(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, config: KernelC
     )
 
 
-def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig | None, *arrays: Array) -> Array:
+def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
     name, function = activation_of(spec.activation or None)
     product = replace(
         _static(spec, chip, config),
@@ -158,7 +128,7 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
 
 
 def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
-    """What somebody would write who does not know systolic; all rows belong to some group."""
+    """Plain JAX; all rows belong to some group."""
     lhs, rhs, *beside, sizes = arrays
     fused = _fused(spec, beside)
     _, function = activation_of(spec.activation or None)
@@ -190,7 +160,7 @@ def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
 
 
 def _gradient(
-    spec: GroupedGradientSpec, chip: Chip, config: KernelConfig | None, lhs: Array, cotangent: Array, sizes: Array
+    spec: GroupedGradientSpec, chip: Chip, config: KernelConfig, lhs: Array, cotangent: Array, sizes: Array
 ) -> Array:
     return gradient_by_pallas(_static(spec, chip, config), spec.groups, lhs, cotangent, Grouping(sizes))
 

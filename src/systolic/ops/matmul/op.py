@@ -1,9 +1,8 @@
-"""What planner, store and tuner know of a matrix product; none of it needs JAX."""
+"""The op of dense products."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
 from systolic.cost import (
@@ -17,7 +16,8 @@ from systolic.cost import (
     timed_config,
 )
 from systolic.ops.matmul.orientation import Orientation
-from systolic.ops.op import Candidates, Layout, RacedPrograms
+from systolic.ops.op import Candidates, Layout, Op
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.schedule import (
     IllegalTilesError,
     KernelConfig,
@@ -28,9 +28,6 @@ from systolic.schedule import (
     vmem_limit,
 )
 from systolic.spec import MatmulSpec
-
-if TYPE_CHECKING:
-    from systolic.ops.matmul.programs import MatmulPrograms
 
 # So near to the least time that there is, the best profiled tile is taken without asking the model: that takes a
 # second. The first blocks and the last store take some microseconds of any tile, of a small product less.
@@ -43,14 +40,13 @@ _PROFILED_FIRST = 2  # tiles that a search tries ahead of all others
 _PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
 
 
-class MatmulOp:
+class MatmulOp(Op):
     """`systolic.matmul`; see `systolic.ops.op.Op`."""
 
     name = "matmul"
     spec_type = MatmulSpec
 
     def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
-        """Sizes, dtypes and what is fused."""
         batch = f"{spec.batch} × " if spec.batch > 1 else ""
         turned = " ".join(name for name in ("transpose_lhs", "transpose_rhs") if getattr(spec, name))
         return (
@@ -60,15 +56,20 @@ class MatmulOp:
         )
 
     def described(self, spec: MatmulSpec) -> MatmulSpec:
-        """Without how many operations the epilogue takes."""
+        """Return the spec without the operations of its epilogue."""
         return replace(spec, epilogue=replace(spec.epilogue, op_count=0, transcendentals=0))
 
     def computed(self, spec: MatmulSpec) -> MatmulSpec:
-        """The product turned as its matrices are stored."""
+        """Return the product turned as its matrices are stored."""
         return Orientation.of(spec).spec(spec)
 
+    def counted(self, spec: MatmulSpec) -> MatmulSpec:
+        from systolic.ops.matmul.named import counted  # needs JAX, which `import systolic` does not import
+
+        return counted(spec)
+
     def plan(self, spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """By profiles of tiles, else by the model."""
+        """Return the best by profiles of tiles, else by the model."""
         orientation = Orientation.of(spec)
         computed = orientation.spec(spec)
         if tiles is None:
@@ -82,25 +83,22 @@ class MatmulOp:
             raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
 
     def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
-        """The best profiled tiles first, with the model's time like all others.
+        """Return the best profiled tiles first, with the model's time like all others.
 
         The profile's own time would teach nothing of where the model is wrong.
         """
-        every = {one.config: one for one in ranked_configs(computed, chip)[0]}
-        found = [one.config for one in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
-        first = [every.get(config) or estimated_config(computed, config, chip) for config in found]
-        return first, [*every.values(), *(one for one in first if one.config not in every)]
+        ranked = {timed.config: timed for timed in ranked_configs(computed, chip)[0]}
+        profiled = [timed.config for timed in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
+        first = [ranked.get(config) or estimated_config(computed, config, chip) for config in profiled]
+        return first, [*ranked.values(), *(timed for timed in first if timed.config not in ranked)]
 
     def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """A configuration from elsewhere, with the model's time."""
         return estimated_config(computed, config, chip)
 
     def least_time_us(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-        """Products or copies alone."""
         return least_time_us(computed, config, chip)
 
     def layout(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> Layout:
-        """What a configuration comes to."""
         kind = Kind.of(computed, chip)
         profiles = shipped_profiles(kind) if kind is not None else None
         return Layout(
@@ -113,7 +111,7 @@ class MatmulOp:
         )
 
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
-        """How the product is turned, and how float32 is multiplied."""
+        """Say how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
         found = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":
@@ -122,15 +120,13 @@ class MatmulOp:
             found.append("both cores share the blocks of the output")
         return found
 
-    def programs(self, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:
-        """Built from the description."""
-        from systolic.ops.matmul.programs import MatmulPrograms  # needs JAX, which `import systolic` does not import
+    def programs(self, spec: MatmulSpec, chip: Chip) -> Programs:
+        from systolic.ops.matmul.programs import programs_of  # needs JAX
 
-        return MatmulPrograms.of(spec, chip)
+        return programs_of(spec, chip)
 
     def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-        """`systolic.matmul` itself, beside plain JAX."""
-        from systolic.ops.matmul.programs import raced  # likewise
+        from systolic.ops.matmul.programs import raced  # needs JAX
 
         return raced(spec, chip)
 

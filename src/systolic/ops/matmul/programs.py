@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,51 +24,34 @@ from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.pallas import by_pallas
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.ops.matmul.xla import by_xla
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.schedule import KernelConfig
 from systolic.spec import MatmulSpec, Operands
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatmulPrograms:
-    """What to compile for a product on a chip.
+def programs_of(spec: MatmulSpec, chip: Chip) -> Programs:
+    """Return the programs of a product, whose functions are those that the spec names.
 
-    Attributes:
-      computed: what the kernel computes, whose configurations are searched: with a batch folded into the rows, and
-        operands turned, as `systolic.matmul` does it.
-      operands: their shapes and dtypes.
+    What the kernel computes has the batch folded into the rows, and operands turned, as `systolic.matmul` does it.
+
+    Raises:
+      SpecError: a function without a name of systolic's, or a product of a gradient.
     """
+    product = product_of(spec, Backend(implementation="pallas", chip=chip, tiles=None))
+    operands = matrices(counted(spec, product))
+    folded, _ = jax.eval_shape(lambda operands: fold(product.transpose_lhs, operands), operands)
+    planned = spec_of(product, folded)
+    return Programs(
+        computed=Orientation.of(planned).spec(planned),
+        arguments=(operands,),
+        pallas=functools.partial(_product, product),
+        xla=functools.partial(_result, by_xla, product),
+    )
 
-    computed: MatmulSpec
-    operands: Operands
-    product: Product
 
-    @classmethod
-    def of(cls, spec: MatmulSpec, chip: Chip) -> MatmulPrograms:
-        """Built from the names in the spec.
-
-        Raises:
-          SpecError: a function without a name of systolic's, or a product of a gradient.
-        """
-        product = product_of(spec, Backend(implementation="pallas", chip=chip, tiles=None))
-        operands = matrices(counted(spec, product))
-        folded, _ = jax.eval_shape(lambda operands: fold(product.transpose_lhs, operands), operands)
-        planned = spec_of(product, folded)
-        return cls(computed=Orientation.of(planned).spec(planned), operands=operands, product=product)
-
-    @property
-    def arguments(self) -> tuple[Operands]:
-        """Shapes and dtypes of what the programs take."""
-        return (self.operands,)
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this configuration."""
-        backend = dataclasses.replace(self.product.backend, tiles=config)
-        return functools.partial(_result, by_pallas, dataclasses.replace(self.product, backend=backend))
-
-    def xla(self) -> Callable[..., Any]:
-        """The same by XLA."""
-        return functools.partial(_result, by_xla, self.product)
+def _product(product: Product, config: KernelConfig, operands: Operands) -> Any:
+    backend = dataclasses.replace(product.backend, tiles=config)
+    return _result(by_pallas, dataclasses.replace(product, backend=backend), operands)
 
 
 def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Operands) -> Any:
@@ -78,7 +60,7 @@ def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Ope
 
 
 def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """What `bench` compares; ours takes the tiles of the planner that is in use where it is traced.
+    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use where it is traced.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.

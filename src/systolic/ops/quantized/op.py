@@ -1,22 +1,20 @@
-"""What planner, store and tuner know of products with quantized weights; none of it needs JAX."""
+"""The op of products with quantized weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, dtype_on, machine_roofline
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.engine.listed import ListedOp
-from systolic.ops.op import Layout, RacedPrograms
+from systolic.ops.op import Layout
+from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.ops.quantized.cost import product_configs, timed
 from systolic.ops.quantized.route import route_of, rows_per_cycle
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import KernelConfig, total_bytes
-
-if TYPE_CHECKING:
-    from systolic.ops.quantized.programs import QuantizedPrograms
 
 
 class QuantizedOp(ListedOp):
@@ -26,7 +24,6 @@ class QuantizedOp(ListedOp):
     spec_type = QuantizedSpec
 
     def words(self, spec: QuantizedSpec) -> tuple[str, str, str]:
-        """Sizes, dtypes and what is fused."""
         block = "a scale a column" if spec.blocks == 1 else f"a scale for {spec.block} of k"
         rows = spec.dtype_lhs
         if spec.quantize_lhs:
@@ -42,11 +39,9 @@ class QuantizedOp(ListedOp):
         )
 
     def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
-        """All that are legal."""
         return product_configs(spec, chip)
 
     def judge(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """A configuration with the model's time."""
         return timed(computed, config, chip)
 
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
@@ -56,7 +51,6 @@ class QuantizedOp(ListedOp):
         return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
 
     def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
-        """Blocks of rows, and tiles of the weight."""
         schedule = QuantizedSchedule.of(computed, config, chip)
         again = (schedule.grid_m - 1) * computed.rhs_bytes
         return Layout(
@@ -68,7 +62,7 @@ class QuantizedOp(ListedOp):
         )
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
-        """How weights get into the matrix units."""
+        """Say how weights get into the matrix units."""
         found = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
         if chip.cores_per_device > 1:
             found.append("one of the device's cores works")
@@ -76,14 +70,18 @@ class QuantizedOp(ListedOp):
             found.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
         return found
 
-    def programs(self, spec: QuantizedSpec, chip: Chip) -> QuantizedPrograms:
-        """Built from the description."""
-        from systolic.ops.quantized.programs import QuantizedPrograms  # needs JAX
+    def programs(self, spec: QuantizedSpec, chip: Chip) -> Programs:
+        from systolic.ops.quantized.programs import programs_of  # needs JAX
 
-        return QuantizedPrograms(computed=spec, chip=chip)
+        return programs_of(spec, chip)
 
     def raced(self, spec: QuantizedSpec, chip: Chip) -> RacedPrograms:
-        """`systolic.matmul` itself, beside plain JAX."""
-        from systolic.ops.quantized.programs import raced  # likewise
+        from systolic.ops.quantized.programs import raced  # needs JAX
 
         return raced(spec, chip)
+
+    def peers(self, spec: QuantizedSpec, chip: Chip) -> Iterable[Peer]:
+        """Yield the kernel of tpu-inference."""
+        from systolic.ops.quantized.peers import peers  # needs JAX
+
+        return peers(spec, chip)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +11,10 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
+from systolic.ops.engine.programs import raced_call
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.api import matmul
-from systolic.ops.op import RacedPrograms
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.quantized.array import Quantized
 from systolic.ops.quantized.pallas import by_pallas
 from systolic.ops.quantized.product import Operands, QuantizedProduct, each_weight
@@ -28,48 +26,30 @@ from systolic.spec import LARGEST
 _MANY_ROWS = 512  # whose products take longer than it takes to write the weight once more
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedPrograms:
-    """What to compile for a product on a chip."""
-
-    computed: QuantizedSpec
-    chip: Chip
-
-    @property
-    def arguments(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Rows, values, scales, and what is fused."""
-        spec = self.computed
-        shapes = [
-            ((spec.m, spec.k), spec.dtype_lhs),
-            ((spec.k, spec.n), spec.dtype_rhs),
-            ((spec.blocks, spec.n), spec.dtype_scale),
-            *([((spec.n,), "float32")] if spec.bias else []),
-            *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
-            *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
-            *([((spec.n,), "float32")] if spec.out_scale else []),
-            *([((spec.k, spec.n), spec.dtype_rhs), ((spec.blocks, spec.n), spec.dtype_scale)] if spec.gated else []),
-        ]
-        return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this configuration."""
-        return functools.partial(_product, self.computed, self.chip, config)
-
-    def xla(self) -> Callable[..., Any]:
-        """The same by XLA, in the form that is its fastest on TPUs."""
-        return functools.partial(by_xla_in_form, _forms(self.computed)[0], self.computed)
+def programs_of(spec: QuantizedSpec, chip: Chip) -> Programs:
+    """Return the programs of rows, values, scales, and what is fused."""
+    shapes = [
+        ((spec.m, spec.k), spec.dtype_lhs),
+        ((spec.k, spec.n), spec.dtype_rhs),
+        ((spec.blocks, spec.n), spec.dtype_scale),
+        *([((spec.n,), "float32")] if spec.bias else []),
+        *([((spec.m, spec.n), spec.dtype_out)] if spec.residual else []),
+        *([((spec.m, spec.lhs_blocks), "float32")] if spec.lhs_blocks else []),
+        *([((spec.n,), "float32")] if spec.out_scale else []),
+        *([((spec.k, spec.n), spec.dtype_rhs), ((spec.blocks, spec.n), spec.dtype_scale)] if spec.gated else []),
+    ]
+    return Programs(
+        computed=spec,
+        arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes),
+        pallas=functools.partial(_product, spec, chip),
+        xla=functools.partial(by_xla_in_form, _forms(spec)[0], spec),
+    )
 
 
 def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """What `bench` compares."""
-    programs = QuantizedPrograms(computed=spec, chip=chip)
-    return RacedPrograms(
-        spec=spec,
-        arguments=programs.arguments,
-        ours=functools.partial(_called, spec, chip, implementation),
-        xla=programs.xla(),
-        xla_forms={name: functools.partial(by_xla_in_form, name, spec) for name in _forms(spec)[1:]},
-    )
+    """Return `systolic.matmul` or `gated_matmul`, and plain JAX in each form."""
+    forms = {name: functools.partial(by_xla_in_form, name, spec) for name in _forms(spec)[1:]}
+    return raced_call(programs_of(spec, chip), functools.partial(_called, spec, chip, implementation), forms)
 
 
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:

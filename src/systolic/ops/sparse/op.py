@@ -1,13 +1,12 @@
-"""What planner, store and tuner know of block-sparse products; none of it needs JAX."""
+"""The op of block-sparse products."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.ops.engine.listed import ListedOp
-from systolic.ops.op import Layout, RacedPrograms
+from systolic.ops.op import Layout
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.cost import bytes_between, chunks_of, configs, timed
 from systolic.ops.sparse.schedule import ProductSchedule, SampledSchedule, schedule_of
@@ -15,9 +14,6 @@ from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.vmem import vmem_limit
 from systolic.spec import dtype_bytes
-
-if TYPE_CHECKING:
-    from systolic.ops.sparse.programs import SparsePrograms
 
 
 class SparseOp(ListedOp):
@@ -27,7 +23,6 @@ class SparseOp(ListedOp):
     spec_type = SparseSpec
 
     def words(self, spec: SparseSpec) -> tuple[str, str, str]:
-        """Sizes, dtypes and what is fused."""
         which = {"dsd": "lhs", "dds": "rhs", "sdd": "result"}[spec.kind]
         blocks = f"{spec.blocks} blocks of {spec.block_rows} × {spec.block_columns} ({spec.density:.0%}) of {which}"
         fused = (
@@ -44,19 +39,15 @@ class SparseOp(ListedOp):
         )
 
     def configs(self, spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
-        """All that are legal."""
         return configs(spec, chip)
 
     def judge(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """A configuration with the model's time."""
         return timed(computed, config, chip)
 
     def least_time_us(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> float:
-        """Products or copies alone, at the clock and bandwidth of the chip's model."""
         return machine_roofline(computed, chip).least_us
 
     def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
-        """Chunks of blocks, and panels of the dense operand."""
         call = one_call(computed, chip)
         its = schedule_of(call, config, chip)
         at_once = its.slots if isinstance(its, SampledSchedule) else its.capacity
@@ -73,20 +64,18 @@ class SparseOp(ListedOp):
         )
 
     def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
-        """For which blocks the tiles are, and how often the kernel is called."""
+        """Say for which blocks the tiles are, and how often the kernel is called."""
         calls = calls_of(spec, one_call(spec, chip))
         cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
         shared = ["both cores share the blocks of the output"] if chip.cores_per_device > 1 else []
         return [f"for {spec.blocks} blocks, about as many in every line", *cut, *shared]
 
-    def programs(self, spec: SparseSpec, chip: Chip) -> SparsePrograms:
-        """Built from the description."""
-        from systolic.ops.sparse.programs import SparsePrograms  # needs JAX
+    def programs(self, spec: SparseSpec, chip: Chip) -> Programs:
+        from systolic.ops.sparse.programs import programs_of  # needs JAX
 
-        return SparsePrograms(computed=spec, chip=chip)
+        return programs_of(spec, chip)
 
     def raced(self, spec: SparseSpec, chip: Chip) -> RacedPrograms:
-        """`systolic.sparse_matmul` itself, beside XLA's product of the whole matrix."""
-        from systolic.ops.sparse.programs import raced  # likewise
+        from systolic.ops.sparse.programs import raced  # needs JAX
 
         return raced(spec, chip)

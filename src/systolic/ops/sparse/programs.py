@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +13,8 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
-from systolic.ops.op import RacedPrograms
+from systolic.ops.engine.programs import raced_call
+from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.mask import BlockMask
@@ -27,36 +26,19 @@ from systolic.schedule import KernelConfig
 from systolic.spec import accumulator_dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparsePrograms:
-    """What to compile for a product on a chip."""
-
-    computed: SparseSpec
-    chip: Chip
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """As `arguments_of`, with blocks at random places."""
-        return arguments_of(self.computed, *random_places(self.computed))
-
-    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """The Pallas kernel with this configuration."""
-        return functools.partial(_product, self.computed, self.chip, config)
-
-    def xla(self) -> Callable[..., Any]:
-        """XLA's product of the whole matrix, which is there already."""
-        return functools.partial(dense_by_xla, self.computed)
+def programs_of(spec: SparseSpec, chip: Chip) -> Programs:
+    """Return the programs of blocks at random places; XLA's multiplies the whole matrix, which is an argument."""
+    return Programs(
+        computed=spec,
+        arguments=arguments_of(spec, *random_places(spec)),
+        pallas=functools.partial(_product, spec, chip),
+        xla=functools.partial(dense_by_xla, spec),
+    )
 
 
 def raced(spec: SparseSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """What `bench` compares."""
-    programs = SparsePrograms(computed=spec, chip=chip)
-    return RacedPrograms(
-        spec=spec,
-        arguments=programs.arguments,
-        ours=functools.partial(called, spec, chip, implementation),
-        xla=programs.xla(),
-    )
+    """Return `systolic.sparse_matmul` and XLA's product of the whole matrix."""
+    return raced_call(programs_of(spec, chip), functools.partial(called, spec, chip, implementation))
 
 
 def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:

@@ -125,7 +125,7 @@ def test_programs() -> None:
     for name, spec in products(256, 512, 1024, side_by_side=True).items():
         programs = op_of(spec).programs(spec, chip("v6e"))
         config = systolic.plan(programs.computed, "v6e").config
-        shapes = [jax.eval_shape(fn, *programs.arguments) for fn in (programs.kernel(config), programs.xla())]
+        shapes = [jax.eval_shape(fn, *programs.arguments) for fn in (programs.kernel(config), programs.xla)]
         wanted = {"gated": (256, 1024), "added": (256, 512), "apart": (512, 2048)}[name]
         assert [one.shape for one in shapes] == [wanted, wanted]
         raced = op_of(spec).raced(spec, chip("v6e"))

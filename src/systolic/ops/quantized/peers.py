@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.bench.moe_peers import Peer
 from systolic.chips import Chip
+from systolic.ops.op_programs import Peer
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.support.bugs import runs_user_code
 

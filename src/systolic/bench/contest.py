@@ -1,0 +1,38 @@
+"""The programs that a case races: those of its op, unless its suite knows more of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from systolic.chips import Chip
+from systolic.ops.op import op_of
+from systolic.ops.op_programs import Peer, RacedPrograms
+from systolic.spec import SliceMesh
+
+
+class Contest:
+    """How specs of one kind are raced; this one does what the op of a spec says."""
+
+    def planned(self, spec: Any) -> Any:
+        """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""
+        return spec
+
+    def mesh(self, spec: Any) -> SliceMesh | None:
+        """Return the slice that it runs on, and the mesh; None: one device."""
+        return op_of(spec).mesh(spec)
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        """Return our program and XLA's.
+
+        Raises:
+          SpecError: the description does not hold all of the program.
+        """
+        return op_of(spec).raced(spec, chip)
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        """Yield public kernels to race against."""
+        return op_of(spec).peers(spec, chip)
+
+
+OF_OP = Contest()

@@ -1,0 +1,86 @@
+"""The programs that cases race whose specs are no op's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from systolic.bench.contest import Contest
+from systolic.chips import Chip
+from systolic.compiler import row_major
+from systolic.ops.op_programs import Peer, RacedPrograms
+from systolic.spec import SliceMesh
+
+
+class NetworkContest(Contest):
+    """Races parts of networks: by default many products on one device, without a public kernel."""
+
+    def planned(self, spec: Any) -> Any:
+        return None
+
+    def mesh(self, spec: Any) -> SliceMesh | None:
+        return None
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        return ()
+
+
+class LayersContest(NetworkContest):
+    """Races MLPs in a row."""
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.layer_programs import raced  # needs JAX
+
+        return raced(spec, chip)
+
+
+class MoeContest(NetworkContest):
+    """Races products of experts with all arrays in the order of their dimensions, as layers of a network have them."""
+
+    def planned(self, spec: Any) -> Any:
+        return spec.planned
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.moe_programs import raced  # needs JAX
+
+        programs = raced(spec, chip)
+        return replace(programs, ours=row_major(programs.ours), xla=row_major(programs.xla))
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.moe_peers import peers  # needs JAX
+
+        for peer in peers(spec):
+            yield replace(peer, program=peer.program and row_major(peer.program))
+
+
+class PatternContest(NetworkContest):
+    """Races block-sparse products with blocks where a pattern has them."""
+
+    def planned(self, spec: Any) -> Any:
+        return spec.planned
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.sparse_programs import raced  # needs JAX
+
+        return raced(spec, chip)
+
+    def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
+        from systolic.bench.sparse_programs import peers  # needs JAX
+
+        return peers(spec)
+
+
+class ShardedContest(NetworkContest):
+    """Races products on a slice: ours on a mesh with explicit axes, XLA's on one whose axes are left to it."""
+
+    def planned(self, spec: Any) -> Any:
+        return None if spec.kind == "mlp" else spec.part
+
+    def mesh(self, spec: Any) -> SliceMesh:
+        return SliceMesh.of(spec.topology, **dict(spec.mesh))
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.sharded_programs import raced  # needs JAX
+
+        return raced(spec, chip)

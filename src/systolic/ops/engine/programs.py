@@ -1,0 +1,40 @@
+"""The programs that `bench` compares, as every op makes them of those that `tune` compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from systolic.chips import Chip
+from systolic.ops.op_programs import Programs, RacedPrograms
+from systolic.ops.planner import plan
+from systolic.spec import Spec
+
+
+def raced_call(
+    programs: Programs, call: Callable[..., Any], forms: Mapping[str, Callable[..., Any]] | None = None
+) -> RacedPrograms:
+    """Return a race of what users call against XLA's program, of the same arguments.
+
+    Args:
+      forms: other ways to write XLA's program, by name.
+    """
+    return RacedPrograms(
+        spec=programs.computed,
+        arguments=programs.arguments,
+        ours=call,
+        xla=programs.xla,
+        xla_forms=forms or {},
+        shardings=programs.shardings,
+    )
+
+
+def raced_kernel(programs: Programs, spec: Spec, chip: Chip) -> RacedPrograms:
+    """Return a race of the kernel itself, with the planner's configuration: for products that are no call."""
+    return RacedPrograms(
+        spec=spec,
+        arguments=programs.arguments,
+        ours=programs.kernel(plan(spec, chip).config),
+        xla=programs.xla,
+        shardings=programs.shardings,
+    )

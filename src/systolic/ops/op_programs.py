@@ -1,0 +1,85 @@
+"""The programs of an op that `tune` and `bench` compile, as an `Op` hands them over."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from systolic.schedule import KernelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shardings:
+    """How arguments and results are cut over the mesh of `Op.mesh`.
+
+    Attributes:
+      arguments: a `PartitionSpec` for each argument.
+      result: a `PartitionSpec`; for several results a tree of them.
+    """
+
+    arguments: tuple[Any, ...]
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """The programs that compute a spec. They can be pickled, because workers compile them.
+
+    Attributes:
+      computed: `Op.computed` of the spec, with what is counted of the programs.
+      arguments: a `jax.ShapeDtypeStruct` for each operand, whole; an array where values decide, such as group sizes.
+      pallas: the Pallas kernel, called with a configuration and the operands.
+      xla: the same by XLA.
+      shardings: over the mesh, whose axes are explicit for the kernel and left to XLA for its program; None: there is
+        none, it runs on one device.
+    """
+
+    computed: Any
+    arguments: tuple[Any, ...]
+    pallas: Callable[..., Any]
+    xla: Callable[..., Any]
+    shardings: Shardings | None = None
+
+    def kernel(self, config: KernelConfig) -> Callable[..., Any]:
+        """Return the Pallas kernel with this configuration."""
+        return functools.partial(self.pallas, config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RacedPrograms:
+    """The programs that `bench` compares. They can be pickled, because workers compile them.
+
+    Attributes:
+      spec: with what is counted of the programs.
+      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array where values decide.
+      ours: what a user calls, with the planner's configuration.
+      xla: plain JAX, as somebody would write it who does not know ours.
+      xla_forms: other ways to write it, by their names. The fastest of all counts.
+      shardings: as in `Programs`.
+    """
+
+    spec: Any
+    arguments: tuple[Any, ...]
+    ours: Callable[..., Any]
+    xla: Callable[..., Any]
+    xla_forms: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    shardings: Shardings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A public kernel to race against.
+
+    Attributes:
+      config: how it is called, where that is a choice.
+      program: of `arguments`, or of those that XLA's program has; None: there is none, and `reason` says why.
+    """
+
+    name: str
+    config: str = ""
+    program: Callable[..., Any] | None
+    arguments: tuple[Any, ...] | None = None
+    reason: str = ""
