@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from systolic.accuracy.time_error import TimeError
 from systolic.bench import layer_programs, moe_programs, quantized_peers, sharded_programs, sparse_programs
 from systolic.bench.cases import Case
 from systolic.bench.layers import LayersSpec
@@ -16,7 +17,6 @@ from systolic.bench.sharded import ShardedSpec
 from systolic.bench.sparse import PatternSpec
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
-from systolic.chips.time_error import TimeError
 from systolic.compiler import row_major
 from systolic.cost import dtype_on, machine_roofline, roofline
 from systolic.ops.op import RacedPrograms, op_of
