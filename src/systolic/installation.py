@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from systolic.chips import chip
+from systolic.chips import DEFAULT_CHIP, chip
 from systolic.compiler import CompilerMissing, ProgramCache, WorkerPool, check_available
 from systolic.store import TrialStore
 from systolic.support.extras import install_command, missing
@@ -24,7 +24,6 @@ from systolic.timing.runner import Runner
 
 State = Literal["works", "absent", "broken", "not tried"]
 
-_CHIP = "v5e"
 _SIDE = 256  # of the product that is compiled and run
 _TIME_LIMIT_S = 240.0
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox")
@@ -114,11 +113,11 @@ def _simulated(pool: WorkerPool) -> str:
 
     from systolic.ops.matmul import matmul
 
-    fn = functools.partial(matmul, implementation="pallas", chip=_CHIP)
+    fn = functools.partial(matmul, implementation="pallas", chip=DEFAULT_CHIP)
     x = jax.ShapeDtypeStruct((_SIDE, _SIDE), jnp.bfloat16)
-    experiment = Experiment(fn=fn, args=[x, x], chip=chip(_CHIP), label="a small product", cached=False)
+    experiment = Experiment(fn=fn, args=[x, x], chip=chip(DEFAULT_CHIP), label="a small product", cached=False)
     time_us = Runner(pool).start(experiment).outcome().required().time_us
-    return f"a product of {_SIDE}³ compiled for {_CHIP} and simulated: {time_us:.1f} µs"
+    return f"a product of {_SIDE}³ compiled for {DEFAULT_CHIP} and simulated: {time_us:.1f} µs"
 
 
 def interpreted_product() -> str:
@@ -134,7 +133,7 @@ def interpreted_product() -> str:
     random = np.random.default_rng(0)
     # Integers, whose sums are exact in float32.
     lhs, rhs = (random.integers(-7, 8, (_SIDE, _SIDE)).astype(np.float32) for _ in range(2))
-    found: Any = matmul(lhs, rhs, implementation="interpret", chip=_CHIP)
+    found: Any = matmul(lhs, rhs, implementation="interpret", chip=DEFAULT_CHIP)
     if not np.array_equal(np.asarray(found), lhs @ rhs):
         raise ArithmeticError(f"the kernel's product of {_SIDE}³ differs from NumPy's")
     return f"the kernel of a product of {_SIDE}³ ran on the CPU, and is right"

@@ -25,6 +25,7 @@ ROOMS = [
     "compat",
     "spec",
     "chips",
+    "accuracy",
     "schedule",
     "cost",
     "kernels",

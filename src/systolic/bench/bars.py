@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
+from systolic.bench.chip_bars import chip_bars
 from systolic.bench.rows import BenchRow, over
 from systolic.chips import known_chip
 
@@ -28,7 +29,6 @@ _QUANTIZED_SHARES = {
 # Of block-sparse products, by group: which share of our time the blocks' own products have to be at the published peak,
 # and what the docs' kernel has to take of it.
 _SPARSE_SHARES = {"512²": 0.85, "256²": 0.75, "128²": 0.5}
-_SPARSE_SHARE_OF = {("128²", "v5e"): 0.65}
 _SPARSE_RATIO = 1.5
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
@@ -150,8 +150,7 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(from_2048, "× XLA from 2048³", ratio, least=0.95)
         yield from _worst_bar(below, "× XLA below 2048³", ratio, least=0.80)
         large, _ = _split(bfloat16, 4096)
-        if (known := known_chip(chip)) is not None:  # saved rows may be of a chip that is not known here
-            share = known.bars.least_share_of_limit
+        if (share := chip_bars(chip).least_share_of_limit) is not None:
             yield from _worst_bar(large, "of the model's limit from 4096³", lambda row: row.share_of_model, least=share)
     elif group == "prefill":
         yield from _mean_bar(rows, 1.00)
@@ -164,7 +163,7 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     elif rows[0].case.suite == "quantized":
         yield from _quantized_bars(rows)
     elif rows[0].case.suite == "sparse" and group in _SPARSE_SHARES:
-        least = _SPARSE_SHARE_OF.get((group, chip), _SPARSE_SHARES[group])
+        least = chip_bars(chip).least_sparse_share.get(group, _SPARSE_SHARES[group])
         what = "of the time for the blocks' own products"
         yield from _worst_bar(rows, what, lambda row: over(row.limits.mxu_us, row.ours_us), least=least)
         yield from _worst_bar(rows, "× the docs' kernel", _docs_ratio, least=_SPARSE_RATIO)
@@ -172,7 +171,7 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _mean_bar(rows, 1.03 if bfloat16 else 1.00)
         yield from _worst_bar(bfloat16, "× XLA", ratio, least=0.96)
     elif group in ("few tokens", "many tokens", "gated") and bfloat16:
-        if (known := known_chip(chip)) is not None and (least := known.bars.least_layers_ratio.get(group)):
+        if least := chip_bars(chip).least_layers_ratio.get(group):
             yield from _mean_bar(rows, least)
     elif rows[0].case.suite == "moe" and bfloat16:
         yield from _moe_bars(rows)
@@ -191,27 +190,25 @@ def _split(rows: Sequence[BenchRow], m: int) -> tuple[list[BenchRow], list[Bench
 
 
 def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    group = rows[0].case.group
-    if (known := known_chip(rows[0].case.chip)) is None:
+    group, bars = rows[0].case.group, chip_bars(rows[0].case.chip)
+    if (chip := known_chip(rows[0].case.chip)) is None:
         return
     row_format, share = _QUANTIZED_SHARES.get(group, ("", 0.0))
-    if row_format in known.peak_ops_per_s_per_chip:
+    if row_format in chip.peak_ops_per_s_per_chip:
         yield from _mean_of(rows, "of the model's limit", share, [row.share_of_model for row in rows])
-    if group in known.bars.least_quantized_ratio:
-        yield from _mean_bar(rows, known.bars.least_quantized_ratio[group])
-    if group in known.bars.least_quantized_peer_ratio:
-        least, ratios = known.bars.least_quantized_peer_ratio[group], [row.ratio_best_peer for row in rows]
+    if group in bars.least_quantized_ratio:
+        yield from _mean_bar(rows, bars.least_quantized_ratio[group])
+    if group in bars.least_quantized_peer_ratio:
+        least, ratios = bars.least_quantized_peer_ratio[group], [row.ratio_best_peer for row in rows]
         yield from _mean_of(rows, "× the best public kernel", least, ratios)
 
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Means of one kind of product in layers of experts; of a few rows of the suite these say little."""
-    group = rows[0].case.group
-    if (known := known_chip(rows[0].case.chip)) is None:
-        return
+    group, bars = rows[0].case.group, chip_bars(rows[0].case.chip)
     for what, least, values in (
-        ("of the model's limit", known.bars.least_moe_share, [row.share_of_model for row in rows]),
-        ("× the best public kernel", known.bars.least_moe_ratio, [row.ratio_best_peer for row in rows]),
+        ("of the model's limit", bars.least_moe_share, [row.share_of_model for row in rows]),
+        ("× the best public kernel", bars.least_moe_ratio, [row.ratio_best_peer for row in rows]),
     ):
         if group in least:
             yield from _mean_of(rows, what, least[group], values)
@@ -219,8 +216,7 @@ def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Every kind together against XLA."""
-    known = known_chip(rows[0].case.chip)
-    if known is not None and (least := known.bars.least_moe_xla_ratio) is not None:
+    if (least := chip_bars(rows[0].case.chip).least_moe_xla_ratio) is not None:
         every = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
         yield from _mean_bar(every, least)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from systolic.accuracy.time_error import TimeError
 from systolic.bench.cases import Case
 from systolic.bench.rows import BenchRow, Limits, OurTime, PeerTime, PlannedKernel, RacedCase, XlaTime
 from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
-from systolic.chips.time_error import TimeError
 from systolic.cost import dtype_on, machine_roofline, roofline
 from systolic.ops.op import op_of
 from systolic.ops.op_programs import Peer, RacedPrograms

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from systolic.chips.time_error import TimeError
+from systolic.accuracy.time_error import TimeError
 from systolic.cost import repeated_us
 from systolic.support.ranges import Amount, Count, Time
 from systolic.support.status import Status

@@ -4,13 +4,12 @@ Whatever is true of one generation alone is in its file here, and in no other fi
 """
 
 from systolic.chips.chip import (
-    BenchBars,
     Chip,
     ClockState,
     CloudOffer,
+    CodeCosts,
     MachineModel,
     NotOffered,
-    SeenRows,
     SparseCoreModel,
     StepEstimate,
     UnknownChipError,
@@ -25,6 +24,7 @@ from systolic.chips.v5p import V5P
 from systolic.chips.v6e import V6E
 from systolic.chips.v7x import V7X
 
+DEFAULT_CHIP = "v5e"  # of commands and functions that are told none
 CHIPS = {chip.name: chip for chip in (V4, V5E, V5P, V6E, V7X)}
 
 
@@ -93,17 +93,17 @@ def register(chip: Chip) -> Chip:
 
 __all__ = [
     "CHIPS",
-    "BenchBars",
+    "DEFAULT_CHIP",
     "Chip",
     "ChipNameError",
     "ClockState",
     "CloudOffer",
+    "CodeCosts",
     "FlagError",
     "FlagValue",
     "Links",
     "MachineModel",
     "NotOffered",
-    "SeenRows",
     "SliceDevice",
     "SliceError",
     "SliceShape",

@@ -85,6 +85,26 @@ class StepEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeCosts:
+    """Costs of pieces of code that `StepEstimate` does not cover. Each field has its source in `Chip.sources`.
+
+    Cycles are cycles of one core, a register is a vector register of 1024 words of 32 bits.
+    """
+
+    call_cycles: Mapping[str, float]  # of the program around the steps of a product, by its pipeline
+    grid_step_s: float  # of a step of a grid, in addition to its work
+    ring_step_cycles: float  # scalar code of a step of the grouped and quantized kernels
+    stretch_cycles: float  # scalar code around one stretch of straight code of the block-sparse kernels
+    sum_register_cycles: float  # to add a register of products to the sum in VMEM
+    chunk_register_cycles: float  # to add a register of a fill chunk's sum to that of the chunks before
+    quantized_register_cycles: float  # to quantize a float32 register of rows
+    bits_register_cycles: float  # to make 1024 weights of the bits of a float format
+    push_bundles: float  # between two registers of weights pushed into the same matrix unit
+    emulated_register_bundles: float  # to convert a register before the matrix units take it
+    epilogue_share: float  # of an epilogue, that products do not hide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloudOffer:
     """What to ask the Cloud TPU API for."""
 
@@ -98,34 +118,6 @@ class NotOffered:
 
     reason: str  # the main clause of a sentence that goes on with "that this command calls"
     instructions_url: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenRows:
-    """Published times that were looked at when constants of `machine` were chosen. None stands for any.
-
-    A prediction of such a row says less about the model than one of a row that nobody had looked at.
-    """
-
-    op: str | None = None  # as in a file of published times, such as "xla"
-    sizes: tuple[int, int, int] | None = None  # m, k, n
-    tiles: tuple[int, int, int] | None = None  # tile_m, tile_k, tile_n
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchBars:
-    """What `systolic bench` asks of this package's kernels where it depends on the chip."""
-
-    least_share_of_limit: float  # of the model's limit, that bfloat16 squares from 4096³ on have to reach
-    # XLA's time over ours, by the groups of the suite `layers`.
-    least_layers_ratio: Mapping[str, float] = field(default_factory=dict)
-    # By the groups of the suite `moe`: the share of the model's limit, and the best public kernel's time over ours.
-    least_moe_share: Mapping[str, float] = field(default_factory=dict)
-    least_moe_ratio: Mapping[str, float] = field(default_factory=dict)
-    least_moe_xla_ratio: float | None = None  # XLA's time over ours, of the whole suite
-    # By the groups of the suite `quantized`: XLA's time over ours, and the best public kernel's.
-    least_quantized_ratio: Mapping[str, float] = field(default_factory=dict)
-    least_quantized_peer_ratio: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +136,8 @@ class Chip:
 
     A generation with several clock states is one chip a state: `v7x` runs in the default state, `v7x@p7` in another.
 
-    `sources` names for each field, and for each field of `machine` as `machine.NAME`, of `sparse_core` as
-    `sparse_core.NAME` and of `links` as `links.NAME`, where the number is from; clock states name theirs, and compiler
-    flags are the user's.
+    `sources` names for each field where the number is from; for the fields of `machine`, `sparse_core`, `links` and
+    `code_costs` as `machine.NAME` and so on. Clock states name theirs, and compiler flags are the user's.
     """
 
     name: str  # in lower case; behind an @, the clock state where it is not the default one
@@ -177,10 +168,9 @@ class Chip:
     sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
     links: Links | None  # None: slices of it are not simulated
     step_estimate: StepEstimate
+    code_costs: CodeCosts
     cloud: CloudOffer | NotOffered
-    seen_rows: tuple[SeenRows, ...]  # besides those of a tuning cache, which were in view for every chip
-    bars: BenchBars
-    sources: Mapping[str, str]
+    sources: Mapping[str, str] = field(default_factory=dict)
     clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
     compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
     slice_flags: Mapping[str, str] = field(default_factory=dict)  # of programs for slices, unless a user sets them

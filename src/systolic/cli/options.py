@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from systolic.chips import Chip, FlagError, UnknownChipError, checked_flags, chip, chip_names, with_flags
+from systolic.chips import DEFAULT_CHIP, Chip, FlagError, UnknownChipError, checked_flags, chip, chip_names, with_flags
 from systolic.cli.tables import FORMATS, TableFormat, choose_format
 from systolic.schedule import Tiles, TilesError
 from systolic.spec import LARGEST_SIZE
@@ -203,7 +203,7 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
     return decorated
 
 
-def chip_option(default: str = "v5e") -> Callable[[_F], _F]:
+def chip_option(default: str = DEFAULT_CHIP) -> Callable[[_F], _F]:
     """`--chip`."""
     return click.option(
         "--chip",

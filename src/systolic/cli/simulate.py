@@ -12,9 +12,9 @@ from typing import Any
 import cattrs
 import click
 
+from systolic.accuracy.time_error import ratio_error_percent, ratio_verdict
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
-from systolic.chips.time_error import ratio_error_percent, ratio_verdict
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from systolic.chips import CHIPS
+from systolic.chips import CHIPS, DEFAULT_CHIP
 from systolic.cli.complaints import complain
 from systolic.cli.output import make_folder
 from systolic.cloud import gcloud, jobs
@@ -30,7 +30,9 @@ _PLACE_OPTIONS = (
     click.option("--dry-run", is_flag=True, help="Print the commands for a shell, and run nothing."),
 )
 _MACHINE_OPTIONS = (
-    click.option("--chip", "chip_name", default="", metavar="CHIP", help=f"One of {', '.join(CHIPS)}; else v5e."),
+    click.option(
+        "--chip", "chip_name", default="", metavar="CHIP", help=f"One of {', '.join(CHIPS)}; else {DEFAULT_CHIP}."
+    ),
     click.option("--accelerator-type", default="", metavar="TYPE", help="In place of the smallest with the chip."),
     click.option("--runtime-version", default="", metavar="VERSION", help="Software, in place of the chip's usual."),
     click.option("--spot", is_flag=True, help="Cheaper, and taken back whenever Google needs it."),

@@ -85,7 +85,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "intervals_file",
     type=_FILE,
     metavar="FILE.json",
-    help="Write how far times of each kind of program are off, as src/systolic/chips/time_errors.json holds it.",
+    help="Write how far times of each kind of program are off, as src/systolic/accuracy/time_errors.json holds it.",
 )
 @output_options
 def validate(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from systolic.chips import CloudOffer, UnknownChipError, chip
+from systolic.chips import DEFAULT_CHIP, CloudOffer, UnknownChipError, chip
 from systolic.cloud.errors import TpuCallError
 from systolic.cloud.gcloud import Address, Line, line
 
 
 def create_line(where: Address, *, chip_name: str, accelerator_type: str, runtime_version: str, spot: bool) -> Line:
-    """Return the command line that makes a machine; what is "" follows from the rest, else from v5e."""
+    """Return the command line that makes a machine; what is "" follows from the rest, else from the default chip."""
     requested, of_type = chip(chip_name).name if chip_name else "", _chip_of(accelerator_type)
     if requested and of_type and requested != of_type:
         raise TpuCallError(
             f"--chip {requested} and --accelerator-type {accelerator_type}, which has {of_type}, disagree: drop one"
         )
     if not (accelerator_type and runtime_version):
-        name = requested or of_type or ("" if accelerator_type else "v5e")
+        name = requested or of_type or ("" if accelerator_type else DEFAULT_CHIP)
         if not name:
             raise TpuCallError(f"--accelerator-type {accelerator_type} is not known: add --runtime-version")
         offer = chip(name).cloud

@@ -1,7 +1,7 @@
 """The time of a matmul by arithmetic: traffic, ramp, what a subtile costs besides its products, the last store.
 
 It ranks configurations, and it says which of these is the larger part. Its constants that depend on the chip are
-`Chip.step_estimate`. How far it is from simulated times, `benchmarks/step_estimate.py` prints.
+`Chip.step_estimate` and `Chip.code_costs`. How far it is from simulated times, `benchmarks/step_estimate.py` prints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule.blocks import FACTORS, block_shape
 from systolic.schedule.config import (
     KernelConfig,
-    Pipeline,
     has_last_step,
     is_made,
     is_split,
@@ -28,9 +27,6 @@ from systolic.spec import MatmulSpec
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
-_CHUNK_CYCLES = 0.7  # to add a register of a fill chunk's sum to that of the chunks before
-# The program around the steps, from simulated products of 100³ to 1024³: they are 0 to 400 cycles off, on all chips.
-_CALL_CYCLES: dict[Pipeline, float] = {"auto": 165.0, "emit": 400.0, "manual": 190.0}
 # What it takes to make an operand on the way, in operations a register besides its function. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
 # in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
@@ -42,11 +38,8 @@ _SLOPES_OPS = 1
 _COLUMN_OPS = 3  # for a column, which is broadcast
 _CAST_OPS = 2
 _SPLIT_OPS = 5
-_ADDING_CYCLES = 1.6  # a register of the sum, from v7x's 2048·512·32768 in steps of 256 along k
 _MADE_SHARE = 0.1  # of what is made on the way, that products do not hide
-_EPILOGUE_SHARE = 0.15  # of an epilogue: 0.04 on v5e, 0.16 on v6e, 0.21 on v7x, for gelu and 4096³
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
-_EMULATED_BUNDLES = 3  # a register that the compiler converts ahead of the matrix units: float8_e4m3fn on v6e
 _OTHER_BUNDLES = 500  # the pipeline around the slices
 
 
@@ -64,7 +57,7 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     straight += registers * cost.bundles_per_register
     if spec.dtype_multiplied in chip.emulated_dtypes:
         both = config.subtile_m + config.subtile_n
-        straight += _EMULATED_BUNDLES * both * config.tiles.tile_k / _VECTOR_ELEMENTS
+        straight += chip.code_costs.emulated_register_bundles * both * config.tiles.tile_k / _VECTOR_ELEMENTS
     # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
     epilogue = registers / spec.sums * spec.epilogue.op_count / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
@@ -76,17 +69,17 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
 
 def estimated_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
     """What the steps of a kernel cost that was never simulated."""
-    cost, tiles = chip.step_estimate, config.tiles
+    cost, code, tiles = chip.step_estimate, chip.code_costs, config.tiles
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * config.subtile_m
     made = _made(spec, config)[1]
     sums = spec.sums * (spec.k > tiles.tile_k) + 2 * spec.products * is_split(spec)
-    adding = sums * _ADDING_CYCLES * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
+    adding = sums * code.sum_register_cycles * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
     busy_cycles = max(_slice_cycles(spec, config, chip), made, adding)
     step = config.subtiles * (busy_cycles + _MADE_SHARE * made + fill_cycles) + cost.step_cycles
-    step += _vector_cycles(spec, tiles)
-    adding_chunks = spec.sums * _CHUNK_CYCLES * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
+    step += _vector_cycles(spec, tiles, code.epilogue_share)
+    adding_chunks = spec.sums * code.chunk_register_cycles * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
     more = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + adding_chunks)
-    return StepCost(call=_CALL_CYCLES[config.pipeline], first=step + more, step=step, end=step)
+    return StepCost(call=code.call_cycles[config.pipeline], first=step + more, step=step, end=step)
 
 
 def peak_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
@@ -130,7 +123,7 @@ def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
     return ops + (factors * _SPLIT_OPS if is_split(spec) else 0)
 
 
-def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
+def _vector_cycles(spec: MatmulSpec, tiles: Tiles, epilogue_share: float) -> float:
     """Cycles of a step in which the vector unit works while no product can run: staging operands, the epilogue."""
     cycles = 0.0
     for side in FACTORS:
@@ -141,4 +134,4 @@ def _vector_cycles(spec: MatmulSpec, tiles: Tiles) -> float:
     grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    return cycles + _EPILOGUE_SHARE * registers * spec.epilogue.op_count / _VECTOR_SLOTS / grid_k
+    return cycles + epilogue_share * registers * spec.epilogue.op_count / _VECTOR_SLOTS / grid_k

@@ -9,8 +9,8 @@ from typing import Literal
 
 import cattrs
 
+from systolic.accuracy.time_error import TimeError
 from systolic.analysis import LineOps
-from systolic.chips.time_error import TimeError
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.support.call_errors import WrongCallError
 from systolic.support.ranges import Amount, Change, Count, Rate, Time

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip
-from systolic.chips.time_error import TimeError
 from systolic.support.status import Status
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol, overload
 
+from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, SliceError, SliceShape, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
-from systolic.chips.time_error import TimeError
 from systolic.cost import MadeWith, ModelledTime, dtype_on, roofline
 from systolic.ops.op import op_of
 from systolic.ops.trial_error import trial_error

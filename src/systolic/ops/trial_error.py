@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from systolic.accuracy.time_error import ProgramTraits, TimeError, time_error
 from systolic.chips import Chip
-from systolic.chips.time_error import ProgramTraits, TimeError, time_error
 from systolic.cost import machine_roofline
 from systolic.ops.op import op_of
 from systolic.spec import Spec

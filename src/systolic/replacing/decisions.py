@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import jax
 
+from systolic.accuracy.time_error import RatioVerdict
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
-from systolic.chips.time_error import RatioVerdict
 from systolic.ops.engine.target import NO_CHIP
 from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
 from systolic.ops.op import op_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import cattrs
 
-from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
+from systolic.accuracy.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.report.time_errors import verdict_text
 from systolic.support.ranges import Amount
 from systolic.support.summary import Summarised, Summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from systolic.chips.time_error import RatioVerdict, TimeError, percent_text
+from systolic.accuracy.time_error import RatioVerdict, TimeError, percent_text
 from systolic.report.columns import Column, numeric
 
 _Row = TypeVar("_Row")

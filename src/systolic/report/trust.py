@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from systolic.accuracy.time_error import percent_text, shipped_time_errors
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
-from systolic.chips.time_error import percent_text, shipped_time_errors
 from systolic.support.extras import check_drawing
 from systolic.validation.errors import ChipStatistics, ComparedRow, ErrorStatistics, collective_statistics
 from systolic.validation.published import COLLECTIVE

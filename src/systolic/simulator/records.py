@@ -10,7 +10,7 @@ from typing import Literal
 
 import cattrs
 
-from systolic.chips.time_error import NOT_SAID, TimeError
+from systolic.accuracy.time_error import NOT_SAID, TimeError
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.support.ranges import Amount, Count, Hertz, PositiveCount
 from systolic.support.summary import Summarised, Summary

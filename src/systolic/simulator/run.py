@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from systolic.accuracy.time_error import time_error
 from systolic.chips import Chip, MachineModel, SliceError, SliceShape
 from systolic.chips.constants import check_constants
-from systolic.chips.time_error import time_error
 from systolic.simulator.assumptions import ZEROS, Attempt, DeviceRun, ProgramRun, Progression, check_time, never_ends
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel

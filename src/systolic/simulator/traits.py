@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from systolic.chips.time_error import ProgramTraits
+from systolic.accuracy.time_error import ProgramTraits
 from systolic.simulator.core_records import OpRun
 from systolic.simulator.records import SimulatedRun
 

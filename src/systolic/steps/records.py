@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import cattrs
 
-from systolic.chips.time_error import TimeError
+from systolic.accuracy.time_error import TimeError
 from systolic.simulator import CollectiveRun, SimulatedRun, SliceRun
 from systolic.steps.parts import Pass
 from systolic.support.ranges import Amount, Change, Count, PositiveCount, Rate

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from systolic.accuracy.time_error import ProgramTraits, machine_digest
 from systolic.chips import chip
-from systolic.chips.time_error import ProgramTraits, machine_digest
 from systolic.kernels import KERNEL_VERSION
 from systolic.ops.op import kept_as, leaves
 from systolic.schedule import KernelConfig

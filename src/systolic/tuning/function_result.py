@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from systolic.chips import known_chip
-from systolic.chips.time_error import (
+from systolic.accuracy.time_error import (
     RatioVerdict,
     TimeError,
     ratio_error_percent,
     ratio_verdict,
     shipped_time_errors,
 )
+from systolic.chips import known_chip
 from systolic.compiler import NamedFunction
 from systolic.explaining import records_with
 from systolic.store import FunctionConfig, FunctionSpec, Keyword, Subject, Trial

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from systolic.accuracy.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.chips import Chip, chip, known_chip
-from systolic.chips.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.cost import machine_roofline, repeated_us
 from systolic.ops.op import op_of, read_spec, record_of
 from systolic.ops.trial_error import trial_error

@@ -27,7 +27,6 @@ from systolic.validation.errors import OpError, Rebuilt, chip_of
 from systolic.validation.published import PublishedRow
 
 _EXTENTS = re.compile(r"(?:^|\s)(\d{1,3}(?:x\d{1,3})+)\b", re.ASCII)
-_SLICES = {("v5p", "v5p-8"): "2x2x1", ("v6e", "v6e-8"): "2x4"}  # names of accelerators, as their makers have them
 _SHAPE = re.compile(r"\b(f32|bf16)\[([\d,]{1,40})\]", re.ASCII)
 _DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 _LANES = 128
@@ -51,11 +50,14 @@ def collective_program(row: PublishedRow) -> Rebuilt:
 
 
 def _topology(row: PublishedRow) -> str:
-    named = next((shape for (of, name), shape in _SLICES.items() if of == row.chip and name in row.topology), None)
-    found = _EXTENTS.search(row.topology)
-    if named is None and found is None:
+    chip = chip_of(row)
+    # Makers of accelerators call a slice of eight cores v5p-8, v6e-8.
+    if f"{chip.generation}-{chip.ring_devices * chip.cores_per_device}" in row.topology:
+        return chip.ring_topology.rpartition(":")[2]
+    extents = _EXTENTS.search(row.topology)
+    if extents is None:
         raise OpError(f"topology {row.topology!r} names no slice, such as 2x4 or 2x2x1")
-    return named or (found[1] if found is not None else "")
+    return extents[1]
 
 
 def _permute(row: PublishedRow, topology: str) -> Rebuilt:

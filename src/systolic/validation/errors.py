@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from systolic.chips import Chip, UnknownChipError, chip, flags_text, known_chip, with_flags
-from systolic.chips.time_error import TimeError
+from systolic.accuracy.time_error import TimeError
+from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
 from systolic.timing import Measurement
 from systolic.validation.published import COLLECTIVE, PublishedRow
+from systolic.validation.seen_rows import in_view
 
 WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
@@ -203,24 +204,11 @@ def compared(
         error=None if time_us is None or left_us is None else time_us / left_us - 1,
         dispatch_us=dispatch_us if row.timing == WALL_CLOCK else 0.0,
         counted=not reason,
-        in_view=_in_view(row) or str(program) in fitted_on,
+        in_view=in_view(row) or str(program) in fitted_on,
         reason=reason,
         program=str(program) if isinstance(program, PublishedProgram) else "",
         left_open=left_open,
         time_error=run.error if run is not None else None,
-    )
-
-
-def _in_view(row: PublishedRow) -> bool:
-    """Whether the shipped constants were chosen with such rows in view.
-
-    All were fitted to a tuning cache, with rows of a dense product in it; `Chip.seen_rows` names the others.
-    """
-    known = known_chip(row.chip)
-    seen = known.seen_rows if known is not None else ()
-    sizes, tiles = (row.m, row.k, row.n), (row.tile_m, row.tile_k, row.tile_n)
-    return "tuning cache" in row.source or any(
-        each.op in (None, row.op) and each.sizes in (None, sizes) and each.tiles in (None, tiles) for each in seen
     )
 
 

@@ -23,8 +23,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from systolic.accuracy.time_error import CheckedKind, TimeErrors, machine_digest
 from systolic.chips import Chip, chip
-from systolic.chips.time_error import CheckedKind, TimeErrors, machine_digest
 from systolic.simulator import SimulatedRun, kernel_name, traits_of
 from systolic.validation.errors import WALL_CLOCK, ComparedRow
 

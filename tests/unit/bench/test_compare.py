@@ -15,7 +15,7 @@ import pytest
 from explanations import a_faster_one, a_run, an_explanation
 
 import systolic
-from systolic.chips.time_error import TimeError
+from systolic.accuracy.time_error import TimeError
 from systolic.cli.main import main
 from systolic.explaining.explanation import Explanation
 from systolic.report import compare_explanations, compare_runs

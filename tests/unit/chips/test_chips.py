@@ -7,6 +7,7 @@ import pytest
 from systolic.chips import (
     CHIPS,
     Chip,
+    CodeCosts,
     Links,
     MachineModel,
     SparseCoreModel,
@@ -21,9 +22,10 @@ LISTED = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "
 
 @pytest.mark.parametrize("known", CHIPS.values(), ids=CHIPS)
 def test_every_field_has_a_source(known: Chip) -> None:
-    fields = {field.name for field in dataclasses.fields(Chip)} - {"machine", "sources"}
+    fields = {field.name for field in dataclasses.fields(Chip)} - {"machine", "code_costs", "sources"}
     fields -= {"clock_states", "compiler_flags"}  # a state has its own; flags are a user's
     fields |= {f"machine.{field.name}" for field in dataclasses.fields(MachineModel)}
+    fields |= {f"code_costs.{field.name}" for field in dataclasses.fields(CodeCosts)}
     if known.sparse_core is not None:
         fields -= {"sparse_core"}
         fields |= {f"sparse_core.{field.name}" for field in dataclasses.fields(SparseCoreModel)}

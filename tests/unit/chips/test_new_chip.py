@@ -127,21 +127,21 @@ _RUNGS = {"v4"}
 
 
 def named_chips(path: Path, names: set[str]) -> list[str]:
-    """Comparisons with a chip's name, and mappings by it."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        inner: list[ast.expr | None] = []
-        if isinstance(node, ast.Compare):
-            for each in (node.left, *node.comparators):
-                inner += each.elts if isinstance(each, (ast.Tuple, ast.List, ast.Set)) else [each]
-        elif isinstance(node, ast.Dict):
-            inner += node.keys
-        elif isinstance(node, ast.MatchValue):
-            inner.append(node.value)
-        for each in inner:
-            if isinstance(each, ast.Constant) and each.value in names:
-                found.append(f"{path.name}:{each.lineno} {each.value}")
-    return found
+    """Name every string that is a chip's name, in any clock state, but for defaults of parameters."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    defaults = {
+        default
+        for node in nodes
+        if isinstance(node, ast.arguments)
+        for default in (*node.defaults, *node.kw_defaults)
+        if isinstance(default, ast.Constant)
+    }
+    return [
+        f"{path.name}:{node.lineno} {node.value}"
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in defaults
+        if node.value.partition("@")[0] in names
+    ]
 
 
 def test_no_other_room_knows_a_chip_by_its_name() -> None:
@@ -161,7 +161,11 @@ def test_no_other_room_knows_a_chip_by_its_name() -> None:
         ('x = chip.name not in ("v4", "v5e")', 2),
         ('x = {"v5e": 1, "v6e": 2}[chip.name]', 2),
         ('match name:\n    case "trillium":\n        pass', 1),
-        ('def f(chip="v5e"):\n    """Of v5e."""\n    return {"a": "v5e"}', 0),
+        ('x = {("128²", "v5e"): 1}', 1),
+        ('x = table.get("v7x@p7")', 1),
+        ('x = table[("v6e", "v6e-8")]', 1),
+        ('name = "v5e"', 1),
+        ('def f(chip="v5e", *, other="v6e"):\n    """Of v5e."""\n    return "a v5e"', 0),
     ],
 )
 def test_a_planted_name_is_found(tmp_path: Path, text: str, lines: int) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import systolic
-from systolic.chips.time_error import ProgramTraits
+from systolic.accuracy.time_error import ProgramTraits
 from systolic.cli import main
 from systolic.compiler import NamedFunction
 from systolic.store import (

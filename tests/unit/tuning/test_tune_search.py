@@ -16,9 +16,9 @@ import pytest
 
 import systolic
 import systolic.tuning.result
+from systolic.accuracy.time_error import TimeError
 from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
-from systolic.chips.time_error import TimeError
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
 from systolic.ops.matmul.programs import programs_of

@@ -10,9 +10,6 @@ from systolic.analysis import GridVisits, KernelCall, body_equations, dot_flops,
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip, UnsupportedDtypeError
 
-# What a step costs beside its work, about: 178 µs for the 512 steps of 1024³ in tiles of 128³ on a v5e, simulated, of
-# which the products take 11. It decides on a warning, and on no number that is reported.
-_STEP_S = 0.35e-6
 _MANY_STEPS = 256
 
 
@@ -27,14 +24,14 @@ def step_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[F
     # A dot in a loop stands in the text once, and runs in each iteration.
     iterations = count.flops / max(1.0, sum(map(dot_flops, dots)))
     seconds = max(iterations * sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)
-    if seconds < _STEP_S / 2:
+    if seconds < chip.code_costs.grid_step_s / 2:
         yield call_finding(
             call,
             "small-blocks",
             "warning",
             value=f"{steps:,} steps of {count.flops / 1e6:,.1f} Mflop and {moved / 1e3:,.0f} kB: "
             f"{seconds * 1e6:.2f} µs of work each on a {chip.name}",
-            limit=f"a step of the pipeline costs about {_STEP_S * 1e6:.2f} µs beside its work",
+            limit=f"a step of the pipeline costs about {chip.code_costs.grid_step_s * 1e6:.2f} µs beside its work",
             fix="take larger blocks: systolic explain tries some, if they are keyword arguments",
             chip=chip.name,
         )

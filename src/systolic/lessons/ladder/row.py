@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from systolic.chips.time_error import TimeError
+from systolic.accuracy.time_error import TimeError
 from systolic.support.status import Status
 from systolic.timing import Provenance
 

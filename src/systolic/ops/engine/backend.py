@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import Chip
+from systolic.chips import DEFAULT_CHIP, Chip
 from systolic.chips import chip as chip_named
 from systolic.compat import interpret_mode_is_forced, interpreted_effects
 from systolic.ops.engine.target import for_a_tpu, target_chip
@@ -60,7 +60,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
     if known is None and implementation != "xla":
         known = target_chip()
     if known is None and implementation not in (None, "xla"):
-        known = chip_named("v5e")  # to be interpreted, some chip's tiles will do
+        known = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
     if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)

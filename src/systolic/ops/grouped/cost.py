@@ -25,7 +25,6 @@ from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _CONCENTRATION = 2.0
-_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
 _BLOCK_ROWS = (64, 128, 256, 512, 1024, 2048)
 _MOST_COLUMNS = (256, 512, 1024)  # of a block
 _LEAST_COLUMNS = 256
@@ -101,7 +100,7 @@ def product_time(
     def visit(rows: int) -> _Visit:
         cycles = sum(blocks[block] for block in _cut(rows, above))
         moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
-        compute_us = (cycles + _STEP_CYCLES) / chip.machine.clock_hz * 1e6
+        compute_us = (cycles + chip.code_costs.ring_step_cycles) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
     panels: list[list[_Visit]] = []
@@ -151,7 +150,8 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
         cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
-        products_us = tiles * (cycles + _STEP_CYCLES * max(len(visits), 1)) / chip.machine.clock_hz * 1e6
+        step_cycles = chip.code_costs.ring_step_cycles * max(len(visits), 1)
+        products_us = tiles * (cycles + step_cycles) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
         moved = schedule.cores * sum(visits) * item * (tiles * schedule.tile_n + again * schedule.tile_k)
         copies_us = tiles * store_us + _copy_us(moved, 1, chip)

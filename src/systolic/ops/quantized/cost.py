@@ -16,15 +16,12 @@ from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import dtype_bytes, format_bytes
 
-_STEP_CYCLES = 200  # scalar code of one step, as simulated on v6e
 _COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
 # Integers of a subtile's sums, at most, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
 _MOST_SUMS = 2**18
-# Of a float32 register of rows that is quantized, in listings for v6e: eight operations for four slots.
-_QUANTIZE_CYCLES = 2.0
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
 _SUBTILES = (256, 512, 1024)
 _DEPTHS = (8192, 4096, 2048)
@@ -43,11 +40,11 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     stretches = its.tile_m // its.subtile_m * (its.tile_n // its.subtile_n)
     ends = spec.weights * (estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m)
     held = (_COPIES_OF_A_WEIGHT * spec.weights + 1) * (machine.dma_issue_cycles + machine.dma_wait_cycles)
-    step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + _STEP_CYCLES + held
+    step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + chip.code_costs.ring_step_cycles + held
     if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
         step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / REGISTER_BYTES
     quantized = its.tile_m * spec.k * dtype_bytes("float32") / REGISTER_BYTES if spec.quantize_lhs else 0
-    quantized_us = quantized * _QUANTIZE_CYCLES * us
+    quantized_us = quantized * chip.code_costs.quantized_register_cycles * us
     compute_us = its.steps * step * us + its.grid_m * quantized_us
     rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
     values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)

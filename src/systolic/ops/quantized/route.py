@@ -42,9 +42,7 @@ _LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
 _LARGEST_CODED = 128 * 15
 _LEAST_ROWS = 16  # of bfloat16, that go through a unit at once
 _VECTOR_SLOTS = 4
-# Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows. A push brings a register for every 128 columns
-# of a unit, and so many bundles lie between two into the same unit.
-_PUSH_BUNDLES = 4.0
+# Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows.
 # Operations on a register of what is pushed: to unpack it and to place the bits of a code; to cast it, or to make
 # bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, likewise.
 _CODE_OPERATIONS = {"int4": 3, "float4_e2m1fn": 5}
@@ -52,7 +50,6 @@ _CAST_OPERATIONS, _CAST_BY_FLOAT32_OPERATIONS = 1, 5
 _SCALE_OPERATIONS, _SCALE_IN_FLOAT32_OPERATIONS = 1, 7
 # And on a register of sums, to scale and add it, and to take off what the offset of weights adds.
 _SUM_OPERATIONS, _OFFSET_OPERATIONS = 2, 1
-_MADE_OF_BITS_CYCLES = 4.0  # of 1024 weights: some fifteen operations for four slots
 _EVEN_FIRST_OPERATIONS = 2
 _MOST_ROWS_EVEN_FIRST = 64  # more rows take longer in the matrix units than their weights take to be made
 EVEN_FIRST_ROWS = 64  # of int4 in a register, in two of eight bits
@@ -258,7 +255,7 @@ def _unit_cycles(route: Route, rows: int, k: int, n: int, chip: Chip) -> float:
     tiles = k / deep * -(-n // unit_columns) / machine.mxu_count
     pushes = format_bytes(route.pushed, deep * unit_columns) / REGISTER_BYTES / max(unit_columns // LANES, 1)
     taken = max(rows, _LEAST_ROWS) / rows_per_cycle(route, chip)
-    return tiles * max(taken + pushes * machine.weight_push_cycles, pushes * _PUSH_BUNDLES)
+    return tiles * max(taken + pushes * machine.weight_push_cycles, pushes * chip.code_costs.push_bundles)
 
 
 def _vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
@@ -267,7 +264,7 @@ def _vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int,
     if route.scaled == "sums" and spec.blocks > 1:
         each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
         vector += k / spec.block * max(rows, 8) * n / 1024 * each / _VECTOR_SLOTS
-    return vector + (k * n / 1024 * _MADE_OF_BITS_CYCLES if route.made == "bits" else 0)
+    return vector + (k * n / 1024 * chip.code_costs.bits_register_cycles if route.made == "bits" else 0)
 
 
 def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:

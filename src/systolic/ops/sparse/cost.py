@@ -20,11 +20,6 @@ from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelCo
 from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
-# Scalar code around a stretch of straight code: brought near to six simulated products on v6e, of two sizes of blocks,
-# by hand. Of the 40 products of `systolic bench --suite sparse --chip v6e`, most of them others, modelled times are
-# 0.69 to 1.22 of the simulated ones, 0.95 in the median, and 0.69 to 1.00 of the 14 that are dds, sdd and masks. Blocks
-# of 128² in dsd at 80 % ask for less, the same in sdd at 10 % for more, so another value would not be nearer to all.
-_STRETCH_CYCLES = 120
 _MORE_CODE = 0.002  # of the time, that code for one more block has to promise
 _TILES = (128, 256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
@@ -162,7 +157,8 @@ def _time(
     """Products and copies overlap; the first panel does not."""
     machine, us = chip.machine, 1e6 / chip.machine.clock_hz
     held = machine.dma_issue_cycles + machine.dma_wait_cycles  # one copy of a line
-    around = stretches * (chip.step_estimate.fill_cycles + _STRETCH_CYCLES) + lines * held
+    code_cycles = chip.step_estimate.fill_cycles + chip.code_costs.stretch_cycles
+    around = stretches * code_cycles + lines * held
     compute_us = (mxu_cycles + around) * us
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     copy_us, ramp_us = moved / bytes_per_us, panel / bytes_per_us + 2 * machine.dma_latency_cycles * us

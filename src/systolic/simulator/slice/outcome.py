@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
+from systolic.accuracy.time_error import TimeError, time_error
 from systolic.chips import Chip, SliceShape
-from systolic.chips.time_error import TimeError, time_error
 from systolic.simulator.core_records import CoreRun, OpRun, SparseCoreRun
 from systolic.simulator.records import SimulatedRun
 from systolic.simulator.slice.communication import Communications, Tally

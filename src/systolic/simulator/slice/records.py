@@ -12,7 +12,7 @@ from typing import Literal
 
 import cattrs
 
-from systolic.chips.time_error import NOT_SAID, TimeError
+from systolic.accuracy.time_error import NOT_SAID, TimeError
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
 from systolic.support.ranges import Count, Hertz, Rate

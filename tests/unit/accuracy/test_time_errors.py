@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from systolic.chips import CHIPS, chip
-from systolic.chips.time_error import (
+from systolic.accuracy.time_error import (
     CheckedKind,
     ProgramTraits,
     TimeError,
@@ -20,6 +19,7 @@ from systolic.chips.time_error import (
     shipped_time_errors,
     time_error,
 )
+from systolic.chips import CHIPS, chip
 
 V5E = chip("v5e")
 KERNEL = ProgramTraits(pallas_share=0.9, matrix_share=0.8, hbm_share=0.6, time_us=100.0, copies_per_us=1.0)
