@@ -10,7 +10,6 @@ from typing import Any, Literal
 from systolic.accuracy.time_error import TimeError
 from systolic.bench.cases import Case
 from systolic.bench.rows import BenchRow, Limits, OurTime, PeerTime, PlannedKernel, RacedCase, XlaTime
-from systolic.bench.xla_flags import COMMON_FLAGS, with_common_flags
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.cost import dtype_on, machine_roofline, roofline
 from systolic.ops.op import op_of
@@ -20,6 +19,7 @@ from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
+from systolic.timing.opponent import MORE_VMEM_FLAGS, certain, with_more_vmem
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Stopped
 
@@ -31,20 +31,28 @@ _NOT_RUN = Outcome(label="")
 _UNPLANNED = (UnsupportedDtypeError, SpecError, TilesError)
 
 
-def race(cases: Sequence[Case], chips: Sequence[Chip], runner: Runner, *, against: Against = "all") -> list[BenchRow]:
+def race(
+    cases: Sequence[Case],
+    chips: Sequence[Chip],
+    runner: Runner,
+    *,
+    against: Against = "all",
+    xla_default_flags: bool = False,
+) -> list[BenchRow]:
     """Return a row for every chip and case, in that order. A case that cannot be run is a row with its reason.
 
     Args:
       cases: what to compute.
       chips: for which.
       runner: of both programs; programs that several cases share run once.
-      against: nothing; XLA's programs, each also with flags that it is commonly given, of which the faster counts; or
-        all, public kernels too, where a case has some.
+      against: nothing; XLA's programs, also with 64 MiB of scoped VMEM, of which the fastest counts; or all, public
+        kernels too, where a case has some.
+      xla_default_flags: race XLA with the chip's flags only.
 
     Raises:
       Stopped: by Ctrl-C, with the rows of which every program had ended.
     """
-    fields = [_Field.of(case, chip, against) for chip in chips for case in cases]
+    fields = [_Field.of(case, chip, against, xla_default_flags) for chip in chips for case in cases]
     experiments: dict[Key, Experiment] = {}
     for field in fields:
         for who, spec, experiment in field.experiments():
@@ -73,6 +81,7 @@ class _Field:
     Attributes:
       programs: None: there are none, and `error` says why.
       peers: public kernels.
+      flagged: the chip with the flags that XLA's usual program is raced with too.
     """
 
     case: Case
@@ -81,16 +90,18 @@ class _Field:
     programs: RacedPrograms | None
     error: Exception | None
     peers: Sequence[Peer]
+    flagged: Chip | None
 
     @classmethod
-    def of(cls, case: Case, chip: Chip, against: Against) -> _Field:
+    def of(cls, case: Case, chip: Chip, against: Against, xla_default_flags: bool) -> _Field:
         programs, error = None, None
         try:
             programs = case.contest.raced(case.spec, chip)
         except _UNPLANNED as reason:
             error = reason
         peers = tuple(case.contest.peers(case.spec, chip)) if against == "all" else ()
-        return cls(case=case, chip=chip, against=against, programs=programs, error=error, peers=peers)
+        flagged = None if xla_default_flags else with_more_vmem(chip)
+        return cls(case=case, chip=chip, against=against, programs=programs, error=error, peers=peers, flagged=flagged)
 
     @property
     def forms(self) -> Sequence[str]:
@@ -114,9 +125,9 @@ class _Field:
 
     def _opponents(self, programs: RacedPrograms) -> Iterator[tuple[Who, Experiment]]:
         yield "xla", self._experiment("xla", programs, programs.xla)
-        if (flagged := with_common_flags(self.chip)) is not None:
+        if self.flagged is not None:
             experiment = self._experiment("flagged xla", programs, programs.xla)
-            yield "flagged xla", dataclasses.replace(experiment, chip=flagged)
+            yield "flagged xla", dataclasses.replace(experiment, chip=self.flagged)
         for name, fn in programs.xla_forms.items():
             yield _form(name), self._experiment(_form(name), programs, fn)
         for peer in self.peers:
@@ -146,10 +157,10 @@ class _Field:
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
         ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
-        xla = _xla_time(_certain(outcome("xla", spec)))
-        others = {"flagged xla": {"flags": COMMON_FLAGS}, **{_form(name): {"form": name} for name in self.forms}}
+        xla = _xla_time(certain(outcome("xla", spec)))
+        others = {"flagged xla": {"flags": MORE_VMEM_FLAGS}, **{_form(name): {"form": name} for name in self.forms}}
         for who, how in others.items():
-            xla = _faster(xla, _xla_time(_certain(outcome(who, spec)), **how), limits)
+            xla = _faster(xla, _xla_time(certain(outcome(who, spec)), **how), limits)
         return BenchRow(
             case=self._raced_case(),
             limits=limits,
@@ -257,14 +268,6 @@ def _exposed_us(outcome: Outcome) -> float | None:
 def _error(outcome: Outcome) -> TimeError | None:
     run = outcome.slice_run or outcome.run
     return run.error if run is not None else None
-
-
-def _certain(outcome: Outcome) -> Outcome:
-    """Return XLA's outcome, without a time that depends on values that the simulator had to assume."""
-    if outcome.run is None or not outcome.run.assumptions:
-        return outcome
-    reason = f"its time depends on values that were assumed: {outcome.run.assumptions[0]}"
-    return Outcome(label=outcome.label, status="not simulated", reason=reason)
 
 
 def _why(outcome: Outcome) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,7 @@ from systolic.bench.sharded import on_slice
 from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
+from systolic.cli.opponent import xla_default_flags_option
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_drawing_target, check_target, give, note, versions, writing
 from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to compare with: all is XLA and public kernels, where a suite has some; nothing takes half as long.",
 )
+@xla_default_flags_option
 @click.option(
     "--only",
     metavar="TEXT",
@@ -92,6 +94,7 @@ def bench(
     dtype: str,
     precision: PrecisionName,
     against: Against,
+    xla_default_flags: bool,
     only: str,
     rows: tuple[int, ...] | None,
     plot_file: Path | None,
@@ -135,7 +138,7 @@ def bench(
             raise click.UsageError("give either --suite or --spec")
         cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
         cases = _sliced(cases, chips, topology, mesh)
-        found_rows, stopped = _raced(cases, chips, against, workers, quiet)
+        found_rows, stopped = _raced(cases, chips, workers, quiet, against=against, xla_default_flags=xla_default_flags)
         asked = len(cases) * len(chips)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
@@ -187,7 +190,7 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 
 
 def _raced(
-    cases: Sequence[Case], chips: Sequence[Chip], against: Against, workers: Workers, quiet: bool
+    cases: Sequence[Case], chips: Sequence[Chip], workers: Workers, quiet: bool, **options: Any
 ) -> tuple[list[BenchRow], bool]:
     """The rows, and whether Ctrl-C came before the last.
 
@@ -199,7 +202,7 @@ def _raced(
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         from systolic.bench.race import race  # takes a second, for JAX: the bar is up already
 
-        (rows,), stopped = until_stopped([lambda: race(cases, chips, Runner(pool, bar), against=against)])
+        (rows,), stopped = until_stopped([lambda: race(cases, chips, Runner(pool, bar), **options)])
         return rows, stopped
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from systolic.bench.xla_flags import COMMON_FLAGS
 from systolic.chips import flags_text
 from systolic.cli.output import SIMULATED, by_reason, heading
 from systolic.cli.tables import console, show_table
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import error_column, error_lines
 from systolic.report.written import us
+from systolic.timing.opponent import MORE_VMEM_FLAGS
 
 if TYPE_CHECKING:
     from systolic.bench.bars import BenchSummary, Cleared, Standing
@@ -66,7 +66,7 @@ def show(
     out.print(_verdict(summary) + missed, markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
     if any(row.xla.flags for row in rows):
-        out.print(f"more VMEM: XLA is raced with {flags_text(COMMON_FLAGS)} too, and is faster so", soft_wrap=True)
+        out.print(f"more VMEM: XLA is raced with {flags_text(MORE_VMEM_FLAGS)} too, and is faster so", soft_wrap=True)
     for chip in chips:
         of_chip = [row for row in rows if row.case.chip == chip]
         for standing in (standing for standing in summary.standings if standing.chip == chip):

@@ -17,6 +17,7 @@ from systolic.bench.cases import Case
 from systolic.chips import Chip
 from systolic.cli.function import StaticChoices, argument_options, each_once
 from systolic.cli.function import named as named_by
+from systolic.cli.opponent import xla_default_flags_option
 from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
 from systolic.cli.output import check_drawing_target, check_target, give, note, writing
 from systolic.cli.product import (
@@ -102,6 +103,7 @@ from systolic.tuning import tune as searched
     show_default=True,
     help="Of the best, run so many on the TPU that is attached, by its own clock.",
 )
+@xla_default_flags_option
 @click.option(
     "--plot",
     "plot_file",
@@ -132,6 +134,7 @@ def tune(
     tls_key: Path | None,
     store_file: Path | None,
     measured: int,
+    xla_default_flags: bool,
     plot_file: Path | None,
     json_file: str | None,
     quiet: bool,
@@ -190,7 +193,9 @@ def tune(
             ]
         else:
             searches = [
-                functools.partial(searched, its, measured=measured, **options(chip, name))
+                functools.partial(
+                    searched, its, measured=measured, xla_default_flags=xla_default_flags, **options(chip, name)
+                )
                 for name, its in asked
                 for chip in chips
             ]

@@ -13,6 +13,7 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.report.time_errors import time_text, verdict_text
 from systolic.report.written import us
 from systolic.store import Trial
+from systolic.timing.opponent import opponent_words
 from systolic.tuning import TuningResult
 
 _SHOWN = 10  # trials
@@ -56,9 +57,9 @@ def show_product(result: TuningResult) -> None:
 
 
 def _beside_xla(result: TuningResult) -> str:
-    if result.ratio_to_xla is None:
+    if result.ratio_to_xla is None or result.xla is None:
         return ""
-    ratio = f", {result.ratio_to_xla:.3f} × XLA"
+    ratio = f", {result.ratio_to_xla:.3f} × XLA {opponent_words(result.xla.flags)}"
     if result.winner_error is None or result.xla_error is None:  # measured
         return ratio
     return f"{ratio} ({verdict_text(result.verdict, result.ratio_error_percent)})"

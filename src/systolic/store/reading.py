@@ -7,7 +7,16 @@ import math
 import re
 from typing import Any
 
-from systolic.chips import CHIPS, SliceError, SliceShape, UnsupportedDtypeError, chip, known_chip
+from systolic.chips import (
+    CHIPS,
+    FlagError,
+    SliceError,
+    SliceShape,
+    UnsupportedDtypeError,
+    checked_flags,
+    chip,
+    known_chip,
+)
 from systolic.ops.op import kept_as, op_of, read_spec
 from systolic.schedule import IllegalTilesError
 from systolic.store.function import FUNCTIONS
@@ -69,6 +78,8 @@ def read_trial(record: Any, subject: Subject) -> Trial:
     for name in ("prefetch_us", "vmem_bytes", "hbm_bytes", "bundles", "compile_s"):
         if (getattr(trial, name) or 0) < 0:
             raise UntrustedError(f"{name}={shown(getattr(trial, name))} is below 0")
+    if trial.flags:
+        _check_flags(trial)
     if min(trial.stalls.values(), default=0.0) < 0:
         raise UntrustedError(f"stalls={shown(trial.stalls)}: one is below 0")
     if trial.time_us is None:
@@ -78,6 +89,15 @@ def read_trial(record: Any, subject: Subject) -> Trial:
     if trial.config is not None and subject == Subject.here(subject.spec, subject.chip):
         _check_possible(trial, subject)
     return trial
+
+
+def _check_flags(trial: Trial) -> None:
+    if trial.tried is not None:
+        raise UntrustedError(f"flags={shown(trial.flags)}: only XLA's program has flags of its own")
+    try:
+        checked_flags(trial.flags)
+    except FlagError as error:
+        raise UntrustedError(str(error)) from error
 
 
 def _check_possible(trial: Trial, subject: Subject) -> None:

@@ -83,6 +83,7 @@ class Trial:
       modelled_us: by the planner's arithmetic, ahead of the trial.
       simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy ahead.
       prefetch_us: of the copy that XLA starts ahead of the call.
+      flags: compiler flags of XLA's program in addition to its defaults: it is raced without and with them.
       measured_us: on a device.
       stalls: share of the time by cause.
       vmem_bytes: that the compiler used.
@@ -97,6 +98,7 @@ class Trial:
     modelled_us: float | None = None
     simulated_us: float | None = None
     prefetch_us: float | None = None
+    flags: dict[str, str] = dataclasses.field(default_factory=dict)
     measured_us: float | None = None
     stalls: dict[str, float] = dataclasses.field(default_factory=dict)
     vmem_bytes: int | None = None

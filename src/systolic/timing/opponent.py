@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from systolic.chips import Chip, with_flags
 from systolic.cost import repeated_us
@@ -55,6 +55,11 @@ def opponent_flags(outcome: Outcome, chip: Chip) -> dict[str, str]:
     """Return the compiler flags that the opponent ran with in addition to the chip's own."""
     flags = outcome.run.flags if outcome.run is not None else {}
     return {name: value for name, value in flags.items() if chip.compiler_flags.get(name) != value}
+
+
+def opponent_words(flags: Mapping[str, str]) -> str:
+    """Return which flags the opponent was faster with, given those in addition to its defaults."""
+    return f"with {MORE_VMEM_WORDS}" if flags else "with its default flags"
 
 
 def certain(outcome: Outcome) -> Outcome:

@@ -117,7 +117,7 @@ def tune_function(
         )
 
     try:
-        return result(search.run(kept, with_other=False))
+        return result(search.run(kept))
     except KeyboardInterrupt:
         raise Stopped(result("stopped")) from None
 

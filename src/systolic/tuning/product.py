@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from systolic.chips import Chip, FlagError, SliceError, flags_text
+from systolic.chips import Chip, FlagError, SliceError, flags_text, with_flags
 from systolic.chips import chip as chip_named
+from systolic.cost import machine_roofline
 from systolic.ops.op import op_of
 from systolic.ops.op_programs import Programs
 from systolic.ops.planner import check_spec, planner_in_use
@@ -17,11 +20,12 @@ from systolic.store import Subject, TrialStore
 from systolic.timing import NoDeviceError, device_of, measure
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
+from systolic.timing.opponent import xla_experiments
 from systolic.timing.runner import Stopped
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import TuningResult
 from systolic.tuning.saved import End
-from systolic.tuning.search import Effort, Search, Watcher
+from systolic.tuning.search import Effort, Opponent, Search, Watcher
 
 
 def known_chip(chip: str | Chip) -> Chip:
@@ -44,6 +48,7 @@ def tune_product(
     *,
     effort: Effort,
     against_xla: bool = True,
+    xla_default_flags: bool = False,
     store: TrialStore | None = None,
     measured: int = 0,
     watcher: Watcher | None = None,
@@ -64,9 +69,10 @@ def tune_product(
     programs = op.programs(spec, known)
     first, choices = op.search(programs.computed, known)
     subject = Subject.here(programs.computed, known.name)
+    experiments = _Experiments(programs=programs, chip=known, mesh=mesh)
     search = Search[KernelConfig](
         subject=subject,
-        experiment=_Experiments(programs=programs, chip=known, mesh=mesh),
+        experiment=experiments,
         least_time_us=lambda config: op.least_time_us(programs.computed, config, known),
         first=list(first),
         ranking=Ranking(choices),
@@ -74,6 +80,13 @@ def tune_product(
         store=store,
         watcher=watcher or Watcher(),
         effort=effort,
+    )
+
+    kept = [trial for trial in store.trials(subject) if trial.config is not None or not xla_default_flags]
+    opponent = Opponent(
+        experiments=experiments.xla(default_flags_only=xla_default_flags),
+        least_hbm_us=machine_roofline(spec, known).hbm_us,
+        keeps=not xla_default_flags,
     )
 
     def result(end: End) -> TuningResult:
@@ -88,7 +101,7 @@ def tune_product(
         )
 
     try:
-        end = search.run(store.trials(subject), with_other=against_xla)
+        end = search.run(kept, opponent if against_xla else None)
         _measure(search, programs, known, measured)
     except KeyboardInterrupt:
         raise Stopped(result("stopped")) from None
@@ -99,17 +112,23 @@ def tune_product(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Experiments:
-    """The program of a configuration; XLA's for None."""
+    """The program of a configuration, and XLA's."""
 
     programs: Programs
     chip: Chip
     mesh: SliceMesh | None
 
-    def __call__(self, config: KernelConfig | None) -> Experiment:
-        fn = self.programs.xla if config is None else self.programs.kernel(config)
-        label = "XLA" if config is None else f"{config} for {self.chip.name}"
+    def __call__(self, config: KernelConfig) -> Experiment:
+        return self._experiment(self.programs.kernel(config), f"{config} for {self.chip.name}", explicit=True)
+
+    def xla(self, *, default_flags_only: bool) -> list[Experiment]:
+        """Return XLA's program with each of the flags whose faster program is the opponent."""
+        xla = self._experiment(self.programs.xla, "XLA", explicit=False)
+        return xla_experiments(xla, default_flags_only=default_flags_only)
+
+    def _experiment(self, fn: Callable[..., Any], label: str, *, explicit: bool) -> Experiment:
         experiment = Experiment(fn=fn, args=self.programs.arguments, chip=self.chip, label=label)
-        return on_mesh(experiment, self.mesh, self.programs.shardings, explicit=config is not None)
+        return on_mesh(experiment, self.mesh, self.programs.shardings, explicit=explicit)
 
 
 def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count: int) -> None:
@@ -123,7 +142,7 @@ def _measure(search: Search[KernelConfig], programs: Programs, chip: Chip, count
             continue
         fn = programs.xla if trial.config is None else programs.kernel(trial.config)
         try:
-            time_us = measure(fn, programs.arguments, chip).time_us
+            time_us = measure(fn, programs.arguments, with_flags(chip, trial.flags)).time_us
         except NoDeviceError:
             raise
         except Exception as error:  # noqa: BLE001 -- the device's: one trial's failure ends no search

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 
@@ -17,6 +17,7 @@ from systolic.simulator import traits_of
 from systolic.store import FunctionConfig, Subject, Trial, TrialStore
 from systolic.support.call_errors import WrongCallError
 from systolic.timing.experiment import Experiment
+from systolic.timing.opponent import faster_xla, opponent_flags
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Running, Submit, first_ended
 from systolic.tuning.ranking import Choice, ConfigT, Ranking
@@ -69,13 +70,28 @@ class Effort:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opponent:
+    """XLA's program, to compare trials with.
+
+    Attributes:
+      experiments: with each of its flags, the defaults first; the fastest in repeated calls counts.
+      least_hbm_us: the shortest time in which the operands can cross HBM, for that comparison.
+      keeps: the store keeps its time.
+    """
+
+    experiments: Sequence[Experiment]
+    least_hbm_us: float
+    keeps: bool = True
+
+
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[ConfigT]):
     """One search, as far as it has come.
 
     Attributes:
       subject: what trials are kept under.
-      experiment: what to compile for a configuration; for None the program to compare with.
+      experiment: what to compile for a configuration.
       least_time_us: a time below which no program with a configuration can be.
       first: what is tried before anything else.
       ranking: all that can be tried.
@@ -85,7 +101,7 @@ class Search(Generic[ConfigT]):
     """
 
     subject: Subject
-    experiment: Callable[[ConfigT | None], Experiment]
+    experiment: Callable[[ConfigT], Experiment]
     least_time_us: Callable[[ConfigT], float]
     first: list[Choice[ConfigT]]
     ranking: Ranking[ConfigT]
@@ -100,35 +116,35 @@ class Search(Generic[ConfigT]):
     def __post_init__(self) -> None:
         self._until = float("inf") if self.effort.exhaustive else time.monotonic() + self.effort.time_budget_s
 
-    def run(self, kept: Iterable[Trial], *, with_other: bool) -> End:
+    def run(self, kept: Iterable[Trial], opponent: Opponent | None = None) -> End:
         """Tries the most promising, until there have been enough of them.
 
         Args:
           kept: trials of before that still count.
-          with_other: compile the program to compare with, too; it is no trial.
+          opponent: XLA, whose time becomes the trial without a configuration, unless there is one.
 
         Raises:
           StalledError: no trial has ended for far longer than one may take.
         """
         if self.effort.submit is not None:
-            return self._run(Runner(self.effort.submit), kept, with_other=with_other)
+            return self._run(Runner(self.effort.submit), kept, opponent)
         with self.effort.pool() as pool:
-            return self._run(Runner(pool), kept, with_other=with_other)
+            return self._run(Runner(pool), kept, opponent)
 
     def best(self) -> Trial | None:
         """The fastest by simulated time, which all have; what is measured comes later."""
         timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
-    def _run(self, runner: Runner, kept: Iterable[Trial], *, with_other: bool) -> End:
+    def _run(self, runner: Runner, kept: Iterable[Trial], opponent: Opponent | None) -> End:
         for trial in kept:
             self._learn(trial)
-        with_other = with_other and None not in self.found
+        opponent = None if None in self.found else opponent
         planned = self.considered if self.effort.exhaustive else self.effort.trials
-        self.watcher.planned(max(0, planned - self._tried()) + with_other)
+        self.watcher.planned(max(0, planned - self._tried()) + (opponent is not None))
         under_way: dict[Running, Choice[ConfigT] | None] = {}
-        if with_other:
-            under_way[runner.start(self.experiment(None))] = None
+        xla = [runner.start(experiment) for experiment in opponent.experiments] if opponent is not None else []
+        under_way.update(dict.fromkeys(xla))
         end: End = "all"
         while True:
             while len(under_way) < self.effort.workers:
@@ -145,10 +161,18 @@ class Search(Generic[ConfigT]):
             if not under_way:
                 return end
             for running in self._ended(under_way):
-                choice, outcome = under_way.pop(running), running.outcome()
-                trial = _trial(outcome, choice)
+                choice = under_way.pop(running)
+                if choice is not None or opponent is None:
+                    outcome = running.outcome()
+                    trial, keeps = _trial(outcome, choice), True
+                elif under_way.keys().isdisjoint(xla):
+                    outcome = faster_xla([form.outcome() for form in xla], opponent.least_hbm_us)
+                    flags = opponent_flags(outcome, opponent.experiments[0].chip)
+                    trial, keeps = dataclasses.replace(_trial(outcome, None), flags=flags), opponent.keeps
+                else:
+                    continue
                 self.compiled += choice is not None
-                if outcome.lasting:
+                if outcome.lasting and keeps:
                     self.store.keep(self.subject, trial)
                 self._learn(trial)
                 self.watcher.tried(trial, self.best())

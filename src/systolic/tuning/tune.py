@@ -37,6 +37,7 @@ def tune(
     time_budget_s: float = 120.0,
     exhaustive: bool = False,
     against_xla: bool = True,
+    xla_default_flags: bool = False,
     workers: int = 2,
     time_limit_s: float = COMPILE_LIMIT_S,
     memory_limit_bytes: int | None = None,
@@ -88,7 +89,9 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       trials: to compile at the most, those counted that the store has already, and the function as it is.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
-      against_xla: of a product, compile XLA's program too, which is no trial.
+      against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM, of
+        which the faster counts; it is no trial.
+      xla_default_flags: compile XLA's program with its default flags only; the store does not keep its time then.
       workers: processes that compile.
       time_limit_s: seconds of CPU time for one trial.
       memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
