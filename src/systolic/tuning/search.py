@@ -84,6 +84,12 @@ class Opponent:
     least_hbm_us: float
     keeps: bool = True
 
+    def trial(self, outcomes: Sequence[Outcome]) -> Trial:
+        """Return the trial of the fastest, given how each experiment ended."""
+        fastest = faster_xla(outcomes, self.least_hbm_us)
+        flags = opponent_flags(fastest, self.experiments[0].chip)
+        return dataclasses.replace(_trial(fastest, None), flags=flags)
+
 
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[ConfigT]):
@@ -162,20 +168,20 @@ class Search(Generic[ConfigT]):
                 return end
             for running in self._ended(under_way):
                 choice = under_way.pop(running)
-                if choice is not None or opponent is None:
+                if choice is not None:
                     outcome = running.outcome()
-                    trial, keeps = _trial(outcome, choice), True
-                elif under_way.keys().isdisjoint(xla):
-                    outcome = faster_xla([form.outcome() for form in xla], opponent.least_hbm_us)
-                    flags = opponent_flags(outcome, opponent.experiments[0].chip)
-                    trial, keeps = dataclasses.replace(_trial(outcome, None), flags=flags), opponent.keeps
-                else:
-                    continue
-                self.compiled += choice is not None
-                if outcome.lasting and keeps:
-                    self.store.keep(self.subject, trial)
-                self._learn(trial)
-                self.watcher.tried(trial, self.best())
+                    self._take(_trial(outcome, choice), keeps=outcome.lasting)
+                elif opponent is not None and under_way.keys().isdisjoint(xla):
+                    outcomes = [form.outcome() for form in xla]
+                    keeps = opponent.keeps and all(outcome.lasting for outcome in outcomes)
+                    self._take(opponent.trial(outcomes), keeps=keeps)
+
+    def _take(self, trial: Trial, *, keeps: bool) -> None:
+        self.compiled += trial.tried is not None
+        if keeps:
+            self.store.keep(self.subject, trial)
+        self._learn(trial)
+        self.watcher.tried(trial, self.best())
 
     def _ended(self, under_way: Iterable[Running]) -> list[Running]:
         patience_s = _PATIENCE * WALL_TIMES * self.effort.time_limit_s

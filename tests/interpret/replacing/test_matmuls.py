@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 import systolic
 from systolic.chips import UnknownChipError
-from systolic.ops.matmul.xla import by_xla
+from systolic.schedule import KernelConfig
 from systolic.spec import SpecError
 from systolic.timing import Measurement
 from systolic.timing.experiment import Experiment
@@ -174,10 +174,10 @@ class Compiler:
 
     def __call__(self, experiment: Experiment) -> Future[Measurement]:
         fn: Any = experiment.fn
-        is_xla = fn.args[0] is by_xla
+        is_xla = not any(isinstance(value, KernelConfig) for value in fn.args)
         n = experiment.args[0].rhs.shape[-1]
         run = SimpleNamespace(
-            prefetch_us=0.0, stalls={}, vmem_bytes=1, hbm_read_bytes=1, hbm_written_bytes=1, bundles=1
+            prefetch_us=0.0, stalls={}, vmem_bytes=1, hbm_read_bytes=1, hbm_written_bytes=1, bundles=1, flags={}
         )
         future: Future[Measurement] = Future()
         time_us = self.xla_us[f"n{n}"] if is_xla else 50.0
