@@ -39,7 +39,6 @@ ROOMS = [
     "steps",
     "explaining",
     "tuning",
-    "replacing",
     "bench",
     "validation",
     "report",

@@ -1,4 +1,4 @@
-"""Whether a kernel takes a product that somebody wrote in plain JAX, and why."""
+"""Decisions on products that somebody wrote in plain JAX: by a kernel or by XLA, and why."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import jax
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.chips.time_error import RatioVerdict
 from systolic.ops.engine.target import NO_CHIP
+from systolic.ops.kept_trials import KeptTrials
 from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
 from systolic.ops.op import op_of
 from systolic.ops.planner import Planner, Plans
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
 from systolic.store import StoreError, Subject
-from systolic.tuning import KeptTrials
 
 WhereUnknown = Literal["xla", "kernel"]
 
@@ -32,7 +32,7 @@ _ERROR: dict[RatioVerdict, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of a product.
+    """A decision on one product.
 
     Attributes:
       product: in words: sizes (m k n) and dtypes.
@@ -66,7 +66,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When a kernel is taken; by which planner.
+    """The rules by which a kernel is taken.
 
     Attributes:
       least_ratio: XLA's time over ours has to be above it.

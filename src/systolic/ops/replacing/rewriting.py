@@ -15,12 +15,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from systolic.compat import intercepted
 from systolic.ops.engine.backend import Implementation
 from systolic.ops.matmul.dot_general import dot_general
-from systolic.replacing.decisions import Decision, Policy
+from systolic.ops.replacing.decisions import Decision, Policy
 
 # Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,
 # `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
 _FOLLOWED = frozenset({"checkpoint", "closed_call", "cond", "jit", "pjit", "remat", "remat2", "scan", "while"})
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
