@@ -1,4 +1,4 @@
-"""What a product was given with quantized operands: checked, and brought into the one form that the rest works on."""
+"""The arguments of a product with quantized operands: checked, and in the form that everything else works on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jax import Array
 
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
-from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype, stored_dtype
+from systolic.ops.engine.shapes import broadcast_shapes, broadcasts_to
 from systolic.ops.quantized.array import Quantized, from_qwix, is_qarray, require_quantized
 from systolic.ops.quantized.product import Operands, QuantizedProduct
 from systolic.ops.quantized.spec import ROW_FORMATS
@@ -43,7 +43,7 @@ class _Rows:
 
 
 def is_quantized(value: Any) -> bool:
-    """Whether an operand is a `Quantized`, or a QArray of qwix."""
+    """True for a `Quantized`, or a QArray of qwix."""
     return isinstance(value, Quantized) or is_qarray(value)
 
 
@@ -70,7 +70,7 @@ def canonical(
     up: Any = None,
     gated: bool = False,
 ) -> Call:
-    """Checks everything.
+    """Check the arguments.
 
     Args:
       refused: arguments by their names that a quantized product does not take, as they were given.
@@ -92,20 +92,20 @@ def canonical(
     if rest:
         raise SpecError(f"w_gate has {columns} columns and there is no w_up: an array of both needs an even number")
     *batch_lhs, m, inner = left.shape
-    its_shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
+    shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
     if k != inner:
-        raise SpecError(f"{its_shapes} have k={inner} and k={k}: they have to agree")
+        raise SpecError(f"{shapes} have k={inner} and k={k}: they have to agree")
     try:
         batch = broadcast_shapes(tuple(batch_lhs), tuple(batch_rhs))
     except ValueError as error:
-        raise SpecError(f"batch dimensions of {its_shapes} do not broadcast") from error
+        raise SpecError(f"batch dimensions of {shapes} do not broadcast") from error
     shape = (*batch, *(() if rows.is_vector else (m,)), n)
-    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
-    multiplied = "float32" if rows.dtype == "float16" else rows.dtype
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
+    multiplied = stored_dtype(rows.dtype)
     dtype_out = result_dtype((multiplied, multiplied), (rows.dtype, rows.dtype), preferred_element_type)
     product = QuantizedProduct(
         backend=backend,
-        dtype_out="float32" if dtype_out == "float16" else dtype_out,
+        dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
         quantize_lhs=None if quantize_lhs is None else _row_format(quantize_lhs),
@@ -223,11 +223,7 @@ def _row(value: Any, name: str, n: int) -> Array:
 
 def _fused(value: Any, name: str, shape: tuple[int, ...]) -> Array:
     array = fused_array(value, name)
-    try:
-        fits = broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(array.shape, shape):
         raise SpecError(f"{name} of shape {list(array.shape)} does not broadcast to {list(shape)}")
     return array
 
