@@ -207,7 +207,6 @@ def tune(
 def _give_products(
     results: list[TuningResult], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
 ) -> int:
-    """Prints what was found of each product on each chip."""
     show = functools.partial(show_searches, results, show_product, store)
     give(json_file, "tune", map(_record, results), _summary(results, store), show)
     if plot_file is not None:
@@ -218,7 +217,6 @@ def _give_products(
 def _give_functions(
     results: list[FunctionTuning], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
 ) -> int:
-    """Prints what was found of a function on each chip."""
     keywords = {each.chip: each.winner.function.arguments for each in results if each.winner and each.winner.function}
     summary = {"store": str(store), "keywords": keywords, "compiled": sum(each.compiled for each in results)}
     give(

@@ -42,7 +42,7 @@ class Subject:
 
     @classmethod
     def here(cls, spec: Any, chip_name: str) -> Subject:
-        """With the versions that are installed here, and the constants that the simulator has here."""
+        """Return the subject with the versions that are installed here, and the constants of the simulator here."""
         jax, libtpu = _versions()
         op = kept_as(spec)
         return cls(
@@ -61,7 +61,7 @@ class Subject:
         return hashlib.sha256(self.as_json().encode()).hexdigest()[:32]
 
     def as_json(self) -> str:
-        """Sorted, so that equal subjects have the same text."""
+        """Return JSON text, sorted so that equal subjects have the same text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def differences(self, other: Subject) -> list[str]:
@@ -109,7 +109,7 @@ class Trial:
 
     @property
     def tried(self) -> KernelConfig | FunctionConfig | None:
-        """What was tried: a configuration, static arguments, or XLA's own program, None."""
+        """The configuration, or the static arguments; None: XLA's own program."""
         return self.function or self.config
 
     @property
@@ -119,14 +119,13 @@ class Trial:
 
     @property
     def limit(self) -> str:
-        """What it waits for most, in words; the matrix units where that is little."""
+        """The cause of most waiting, in words; the matrix units where there is little."""
         waits = {cause: share for cause, share in self.stalls.items() if share > _MINOR_SHARE and cause != "matrix"}
         if not waits:
             return "matrix units"
         return _WAITS.get(max(waits, key=waits.__getitem__), max(waits, key=waits.__getitem__))
 
     def as_json(self) -> str:
-        """To be kept."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 

@@ -39,7 +39,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a saved result has of its own."""
+    """The parts of a saved result that only functions have."""
 
     default: FunctionConfig | None
     left_out: tuple[LeftOut, ...]

@@ -18,8 +18,6 @@ from systolic.spec import Spec
 
 
 class _Grouped(ListedOp):
-    """The common part of both ops."""
-
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
         return timed(computed, config, chip)
 

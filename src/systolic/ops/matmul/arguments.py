@@ -139,7 +139,7 @@ def canonical(
 
 
 def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
-    """An operand's function, and the dtype that is multiplied: of the operand, or of what the function makes of it."""
+    """Return the function of an operand, and the dtype that is multiplied."""
     if fn is None:
         if args:
             raise SpecError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
@@ -169,7 +169,7 @@ def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
 def _fused(
     value: Any, name: str, wanted: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
 ) -> Array | None:
-    """What has to broadcast to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
+    """Return an array that broadcasts to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
     array = fused_array(value, name)

@@ -34,8 +34,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """The left-hand side."""
-
     array: Array  # [..., m, k]
     scales: Array | None  # [..., m, blocks]
     is_vector: bool  # one row, whose dimension the result does not have
@@ -145,7 +143,7 @@ def _weight(rhs: Any, name: str) -> _Weight:
 
 
 def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
-    """The arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
     array = value if isinstance(value, Quantized) else from_qwix(value)
     require_quantized(array)
     for part in ("values", "scales"):
@@ -154,7 +152,6 @@ def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
 
 
 def _second(up: Any, gate: _Weight) -> _Weight:
-    """The second weight of a gated product, of the same form as the first."""
     found = _weight(up, "w_up")
     forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
     if forms[0] != forms[1]:
@@ -174,7 +171,7 @@ def _rows_of_floats(lhs: Any) -> _Rows:
 
 
 def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
-    """Values of rows, and a scale for each row, or for each of its blocks."""
+    """Return values of rows, and a scale for each row, or for each of its blocks."""
     if quantize_lhs is not None:
         raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantized; leave one of them out")
     values, scales = _codes_and_scales(lhs, "lhs")
@@ -198,7 +195,7 @@ def _row_format(name: Any) -> str:
 
 
 def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
-    """Scales of the same blocks of k on both sides, but for one scale a row, which stays one; ones where k is 0."""
+    """Return scales of the same blocks of k on both sides; one scale a row stays one. With k = 0 all are ones."""
     if not k:
         rows = None if lhs_scales is None else jnp.ones((*lhs_scales.shape[:-1], 1), jnp.float32)
         return jnp.ones((*scales.shape[:-2], 1, scales.shape[-1]), scales.dtype), rows
@@ -210,7 +207,7 @@ def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple
 
 
 def _every_scale(weight: _Weight, batch: tuple[int, ...]) -> Array:
-    """A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight."""
+    """Return a scale for each column, which takes little memory next to the weight."""
     scales, n = weight.scales, weight.values.shape[-1]
     if scales.shape[-1] != n:
         scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n else scales[..., :0]
@@ -233,7 +230,7 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
-    """The batch of lhs as rows where there is one weight; else one batch dimension of all."""
+    """Return the batch of lhs as rows where there is one weight; else one batch dimension of all."""
     its = operands
     if its.values.ndim == 2:
 

@@ -60,7 +60,7 @@ class Decision:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether `systolic.tune` would say more: the kernel can compute it, and what XLA takes is not known."""
+        """True if the kernel can compute it, and XLA's time is not known: `systolic.tune` finds it."""
         return self.spec is not None and bool(self.chip) and self.ratio is None
 
 
@@ -108,7 +108,7 @@ class Policy:
         return _decided(self, spec, self.chip)
 
     def left(self, types: Sequence[Any], reason: str) -> Decision:
-        """A product that is left to XLA for another reason than its time."""
+        """Return the decision on a product that is left to XLA for another reason than its time."""
         lhs, rhs, out = map(_shape, types)
         return Decision(product=f"{lhs} · {rhs} → {out}", taken=False, reason=reason)
 
@@ -138,7 +138,7 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
 
 
 def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """What `systolic tune` has kept of a product; a store that cannot be read was warned of by the planner."""
+    """Return what `systolic tune` has kept of a product; the planner has warned of a store that cannot be read."""
     if planner.store is None or chip != known_chip(chip.name):
         return None
     try:

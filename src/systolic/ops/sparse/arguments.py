@@ -148,7 +148,7 @@ def _operand(value: Any, name: str, *, sparse: bool, transposed: bool) -> tuple[
 
 
 def _diagonal(sparse: Any, name: str) -> int | None:
-    """A limit of the band, moved to where it is an int32 and still has the same elements on the same side."""
+    """Return a limit of the band, clipped to an int32 that keeps the same elements on the same side."""
     limit, (rows, columns) = getattr(sparse, name, None), sparse.shape
     return None if limit is None else max(-rows, min(limit, columns))
 

@@ -59,7 +59,7 @@ def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tup
 
 
 def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of as many blocks as are expected, as they are stored."""
+    """Return rows and columns of as many blocks as are expected, as they are stored."""
     grid = (spec.grid_rows, spec.grid_columns)
     grid = grid[::-1] if spec.transpose_sparse else grid
     chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
@@ -71,7 +71,7 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
-    """`systolic.sparse_matmul`, as a user calls it."""
+    """Call `systolic.sparse_matmul` as a user does."""
     first, second, rows, columns, *rest = arrays
     options = {
         "activation": spec.activation or None,
@@ -94,7 +94,7 @@ def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays
 
 
 def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
-    """The product of whole matrices, of which the zeros are stored; of sdd, all blocks of the result."""
+    """Multiply whole matrices with their zeros; of sdd return all blocks of the result."""
     first, second, rows, columns, *rest = arrays
     if spec.kind == "sdd":
         total = _dot(spec, first, second.mT if spec.transpose_rhs else second)
