@@ -12,7 +12,7 @@ from systolic.cost import machine_roofline, repeated_us
 from systolic.ops.op import op_of
 from systolic.ops.trial_error import trial_error
 from systolic.spec import Spec
-from systolic.store import Trial, best_first
+from systolic.store import Trial, best_first, fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class KeptTrials:
     @property
     def winner(self) -> Trial | None:
         """The fastest; None where no trial has a time."""
-        return next((trial for trial in self.trials if trial.time_us is not None), None)
+        return fastest(self.trials)
 
     @property
     def ratio_to_xla(self) -> float | None:

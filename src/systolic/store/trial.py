@@ -138,6 +138,11 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(trials, key=order)
 
 
+def fastest(trials: Iterable[Trial]) -> Trial | None:
+    """Return the first with a time, of trials as `best_first` sorts them; None: none has one."""
+    return next((trial for trial in trials if trial.time_us is not None), None)
+
+
 _MINOR_SHARE = 0.1
 _WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the other core"}
 
