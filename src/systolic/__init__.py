@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from systolic.ops.quantized.spec import QuantizedSpec
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
     from systolic.ops.sparse.spec import SparseSpec
-    from systolic.replacing import Matmuls, matmuls
     from systolic.report import Comparison, compare
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from systolic.timing.many import simulate_many
     from systolic.timing.outcome import Outcome
     from systolic.tuning import FunctionTuning, TuningResult, tune
+    from systolic.tuning.matmuls import Matmuls, matmuls
 
 __version__ = "0.3.0"
 
@@ -103,7 +103,6 @@ _DOORS = {
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
-    "systolic.replacing": ("Matmuls", "matmuls"),
     "systolic.report": ("Comparison", "compare"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
@@ -116,6 +115,7 @@ _DOORS = {
     "systolic.steps": ("Step", "StepRun", "step"),
     "systolic.timing": ("Program", "SliceProgram", "load_program", "prepare", "simulate"),
     "systolic.tuning": ("FunctionTuning", "TuningResult", "tune"),
+    "systolic.tuning.matmuls": ("Matmuls", "matmuls"),
 }
 
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's recipe for an op, followed by `expert_op.py`: all of systolic works on it, none of it knows it."""
+"""CONTRIBUTING's recipe for an op, followed by the folder `expert`: systolic works on it without knowing it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
-import expert_op
+import expert
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from expert_op import ExpertOp, ExpertSpec
+from expert.kernel import by_pallas
+from expert.op import ExpertOp
+from expert.programs import by_xla
+from expert.spec import ExpertSpec
 from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.cli import main
 from systolic.ops import op
 from systolic.schedule import IllegalTilesError, Tiles
+from systolic.spec import SliceMesh
 from systolic.store import StoreWarning, TrialStore
 
 pytestmark = pytest.mark.skipif(
@@ -37,9 +42,9 @@ def registered(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     for known in ("_OPS", "_KEPT"):
         monkeypatch.setattr(op, known, dict(getattr(op, known)))
     op.register(ExpertOp())
-    cloudpickle.register_pickle_by_value(expert_op)  # workers cannot import what lies beside tests
+    cloudpickle.register_pickle_by_value(expert)  # workers cannot import what lies beside tests
     yield
-    cloudpickle.unregister_pickle_by_value(expert_op)
+    cloudpickle.unregister_pickle_by_value(expert)
 
 
 def test_the_kernel_is_right() -> None:
@@ -51,8 +56,8 @@ def test_the_kernel_is_right() -> None:
     expected = np.maximum(lhs @ gate[2], 0) * (lhs @ up[2])
     given = [jnp.array([2], jnp.int32), *map(jnp.asarray, arrays)]
     tiles = Tiles(tile_m=128, tile_k=128, tile_n=128)
-    np.testing.assert_array_equal(expert_op.by_pallas(*given, tiles=tiles, interpret=pltpu.InterpretParams()), expected)
-    np.testing.assert_array_equal(jax.jit(expert_op.by_xla)(*given), expected)
+    np.testing.assert_array_equal(by_pallas(*given, tiles=tiles, interpret=pltpu.InterpretParams()), expected)
+    np.testing.assert_array_equal(jax.jit(by_xla)(*given), expected)
 
 
 def test_it_is_planned() -> None:
@@ -109,6 +114,36 @@ def test_it_is_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert row["ratio"] == pytest.approx(row["xla_repeated_us"] / row["ours_us"])
     assert main(["bench", "--from", str(saved)]) == 0
     assert "4 experts" in capsys.readouterr().out
+
+
+def test_it_is_tuned_and_raced_on_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = replace(SPEC, m=128, k=128, slice_mesh=SliceMesh.of("2x2", model=4))
+    store = TrialStore(tmp_path / "trials.sqlite")
+    monkeypatch.setenv("SYSTOLIC_STORE", str(store.file))
+    result = systolic.tune(spec, "v6e", store=store)
+    assert [trial.status for trial in result.trials] == ["ok"]
+    assert result.xla is not None
+    assert result.xla.status == "ok"
+    v6e = systolic.chip("v6e")
+    assert v6e.links is not None
+    # A device has two neighbors, and so two links to send over.
+    least_us = spec.link_bytes / (2 * v6e.links.bytes_per_s) * 1e6
+    winner_us = result.winner.time_us if result.winner is not None else None
+    assert winner_us is not None
+    assert winner_us > least_us
+    ((subject, _),) = store.records()
+    assert subject.spec == spec
+    assert systolic.plan(spec, "v6e").provenance == "simulated"
+    described, saved = tmp_path / "spec.json", tmp_path / "raced.json"
+    described.write_text(json.dumps(op.record_of(spec)))
+    assert main(["bench", "--spec", str(described), "--chip", "v6e", "-q", "--json", str(saved)]) == 0
+    (row,) = json.loads(saved.read_text())["rows"]
+    assert (row["topology"], row["mesh"], row["status"]) == ("2x2", "model=4", "ok")
+    assert row["ours_us"] == winner_us  # the same program, by either command
+    assert row["ours_exposed_us"] > 0
+    capsys.readouterr()
 
 
 def test_who_does_not_know_the_op_leaves_its_trials_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,6 @@ ROOMS = [
     "steps",
     "explaining",
     "tuning",
-    "replacing",
     "bench",
     "validation",
     "report",

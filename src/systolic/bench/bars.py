@@ -36,7 +36,7 @@ _OTHER_OPS_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """One bar for the rows of one chip and group, and how it went."""
+    """The outcome of one bar for the rows of one chip and group."""
 
     chip: str
     suite: str
@@ -71,7 +71,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSummary:
-    """What a run amounts to."""
+    """Totals of a run."""
 
     rows: int
     timed: int
@@ -83,12 +83,11 @@ class BenchSummary:
 
     @property
     def missed(self) -> tuple[Cleared, ...]:
-        """Bars that do not hold."""
         return tuple(bar for bar in self.bars if not bar.holds)
 
 
 def summary(rows: Sequence[BenchRow]) -> BenchSummary:
-    """Means, worst rows and bars, of each chip and group and of everything."""
+    """Return means, worst rows and bars, of each chip and group and of everything."""
     groups: dict[tuple[str, str, str], list[BenchRow]] = {}
     for row in rows:
         groups.setdefault((row.case.chip, row.case.suite, row.case.group), []).append(row)
@@ -137,7 +136,7 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
 
 
 def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """The bars of a group. bfloat16 has them all; other dtypes the mean, and what is asked of any kernel."""
+    """Yield the bars of a group. bfloat16 has all of them; other dtypes the mean, and those of any kernel."""
     group, chip = rows[0].case.group, rows[0].case.chip
     bfloat16 = [row for row in rows if row.case.dtype == "bfloat16"]
 
@@ -204,7 +203,7 @@ def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """Means of one kind of product in layers of experts; of a few rows of the suite these say little."""
+    """Yield means of one kind of product in layers of experts; a few rows of the suite say little about these."""
     group, bars = rows[0].case.group, chip_bars(rows[0].case.chip)
     for what, least, values in (
         ("of the model's limit", bars.least_moe_share, [row.share_of_model for row in rows]),
@@ -215,7 +214,7 @@ def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 
 def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """Every kind together against XLA."""
+    """Yield the bar of all kinds together against XLA."""
     if (least := chip_bars(rows[0].case.chip).least_moe_xla_ratio) is not None:
         every = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
         yield from _mean_bar(every, least)
@@ -248,7 +247,7 @@ def _worst_bar(
     least: float | None = None,
     most: float | None = None,
 ) -> Iterator[Cleared]:
-    """The worst row against the least value that is good enough, or against the most."""
+    """Yield the bar of the worst row against the least value that is good enough, or against the most."""
     known = {row.case.name: found for row in rows if (found := value(row)) is not None}
     if not known:
         return

@@ -101,7 +101,7 @@ def sizes(m: int, k: int, n: int) -> str:
 
 
 def even_spec(spec: MatmulSpec) -> MatmulSpec:
-    """The product at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
+    """Return the product at the next larger sizes that tiles divide: multiples of 512; below that, powers of two."""
     return dataclasses.replace(spec, m=_even(spec.m), k=_even(spec.k), n=_even(spec.n))
 
 

@@ -12,7 +12,7 @@ from systolic.spec import SliceMesh
 
 
 class Contest:
-    """How specs of one kind are raced; this one does what the op of a spec says."""
+    """The programs of specs of one kind: those of their op."""
 
     def planned(self, spec: Any) -> Any:
         """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""

@@ -42,7 +42,7 @@ def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> Raced
 
 
 def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
-    """So many MLPs, and where the spec asks for gradients, those of x and of all weights too."""
+    """Run the MLPs; where the spec asks for gradients, return those of x and of all weights too."""
     each = len(spec.weights) // spec.layers
 
     def network(x: Array, *weights: Array) -> Array:

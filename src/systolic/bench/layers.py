@@ -43,12 +43,10 @@ class LayersSpec(OneDtype):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Rows of each expert."""
         return sizes_of(self.m, self.experts, "skewed")
 
     @property
     def result(self) -> tuple[int, int]:
-        """The shape of what comes out."""
         return self.m, self.k if self.which == "mlp" else self.n
 
     @property

@@ -61,12 +61,11 @@ class MoeSpec(OneDtype):
 
     @property
     def weights(self) -> int:
-        """How many arrays of matrices are read."""
+        """Arrays of matrices that are read."""
         return 2 if self.kind == "gated" else 1
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
         return self.weights * 2 * self.m * self.k * self.n
 
     @property
@@ -77,7 +76,7 @@ class MoeSpec(OneDtype):
 
     @property
     def planned(self) -> GroupedSpec | GroupedGradientSpec:
-        """What the planner chooses tiles for: it knows how many rows a group has on average."""
+        """The spec that tiles are chosen for: the planner knows the mean rows of a group."""
         rows, out = max(-(-self.m // self.groups), 1), self.dtype
         if self.kind == "drhs":
             return GroupedGradientSpec(
@@ -100,7 +99,7 @@ class MoeSpec(OneDtype):
 
 @functools.lru_cache(maxsize=256)
 def sizes_of(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
-    """Rows of each group: drawn once where they are skewed."""
+    """Return the rows of each group, which are drawn once where they are skewed."""
     if routing == "one expert":
         return tuple(m if group == groups // 2 else 0 for group in range(groups))
     if routing == "even":
@@ -110,7 +109,7 @@ def sizes_of(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
 
 
 def moe(dtype: str) -> Iterator[Case]:
-    """Every model with every number of rows, skewed; even and one expert for each model with one number of rows."""
+    """Yield every model with every number of rows, skewed; with one number of rows even, and for one expert."""
     if dtype not in ("bfloat16", "float32"):  # what has gradients
         return
     for kind, (turn, (model, groups, k, n)) in itertools.product(_KINDS, enumerate(MODELS)):
@@ -123,7 +122,7 @@ def moe(dtype: str) -> Iterator[Case]:
 
 
 def group_of(spec: MoeSpec) -> str:
-    """The kind; of forward how many rows a group has on average, for that decides what binds."""
+    """Return the kind; of forward the size of groups, which decides what binds."""
     if spec.kind != "forward":
         return spec.kind
     each = spec.m / spec.groups

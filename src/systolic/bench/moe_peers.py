@@ -23,7 +23,7 @@ _WHOLE_ROWS = ((512, 1024), (128, 1536))
 
 
 def peers(spec: MoeSpec) -> Iterator[Peer]:
-    """Kernels that multiply rows in groups, and their derivatives."""
+    """Yield kernels that multiply rows in groups, and their derivatives."""
     for name, tiles in (("megablox", _fitting(_TILES, spec)), ("megablox, whole k", _whole_rows(spec))):
         program = functools.partial(product_of, spec, functools.partial(_megablox, tiles))
         yield Peer(name=name, config=f"tiles {'/'.join(map(str, tiles))}", program=program)
@@ -42,7 +42,6 @@ def _whole_rows(spec: MoeSpec) -> tuple[int, int, int]:
 
 
 def _fitting(tiles: tuple[int, int, int], spec: MoeSpec) -> tuple[int, int, int]:
-    """Tiles that are no larger than the product; the rows have to be a multiple of a tile's."""
     rows, k, n = tiles
     return min(rows, spec.m), min(k, spec.k), min(n, spec.n)
 

@@ -22,7 +22,7 @@ GroupedProduct = Callable[[Array, Array, Array], Array]
 
 
 def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Both programs. The last argument are the sizes of groups, whose values a simulation has to know."""
+    """Return both programs. The last argument is the group sizes, whose values a simulation has to know."""
     if spec.kind == "gated":
         ours = functools.partial(_gated, chip, implementation)
     else:
@@ -36,7 +36,6 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPro
 
 
 def arguments(spec: MoeSpec) -> tuple[Any, ...]:
-    """Shapes of the arrays that are read, and sizes of groups."""
     rows, columns, matrices = (spec.m, spec.k), (spec.m, spec.n), (spec.groups, spec.k, spec.n)
     shapes = {
         "forward": (rows, matrices),
@@ -50,7 +49,7 @@ def arguments(spec: MoeSpec) -> tuple[Any, ...]:
 
 @runs_user_code  # what raises without a frame of its own was raised in the product that was given
 def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
-    """What the spec asks for, out of a product of rows in groups and its derivative."""
+    """Compute the spec with a product of rows in groups and its derivative."""
     *arrays, sizes = given
     if spec.kind == "gated":
         x, gate, up = arrays

@@ -142,7 +142,6 @@ class _Field:
         return on_mesh(experiment, mesh, programs.shardings, explicit=who == "ours")
 
     def row(self, outcomes: Mapping[Key, Outcome]) -> BenchRow:
-        """Return what came of it."""
 
         def outcome(who: Who, spec: Any) -> Outcome:
             return outcomes.get((self.chip.name, who, spec), _NOT_RUN)

@@ -66,12 +66,10 @@ class Limits:
 
     @property
     def published_us(self) -> float | None:
-        """The larger of the published limits."""
         return None if self.mxu_us is None or self.hbm_us is None else max(self.mxu_us, self.hbm_us)
 
     @property
     def model_us(self) -> float | None:
-        """The larger of the model's limits."""
         return max(self.model_mxu_us or 0, self.model_hbm_us or 0) or None
 
 
@@ -169,12 +167,10 @@ class BenchRow:
 
     @property
     def ours_us(self) -> float | None:
-        """Our time."""
         return self.ours.time_us
 
     @property
     def xla_repeated_us(self) -> float | None:
-        """XLA's time in repeated calls."""
         return self.xla.repeated_us(self.limits)
 
     @property
@@ -194,18 +190,15 @@ class BenchRow:
 
     @property
     def fastest_peer(self) -> PeerTime | None:
-        """The fastest of the public kernels."""
         timed = [peer for peer in self.peers if peer.time_us is not None]
         return min(timed, key=lambda peer: peer.time_us or 0.0, default=None)
 
     @property
     def best_peer(self) -> str:
-        """The name of the fastest public kernel."""
         return self.fastest_peer.name if self.fastest_peer is not None else ""
 
     @property
     def best_peer_us(self) -> float | None:
-        """The time of the fastest public kernel."""
         return self.fastest_peer.time_us if self.fastest_peer is not None else None
 
     @property

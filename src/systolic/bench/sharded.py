@@ -62,7 +62,6 @@ class ShardedSpec(OneDtype):
                 raise SliceError(f"{size} does not divide among {self.along(name)} devices of the axis {name}")
 
     def along(self, axis: str) -> int:
-        """Devices along an axis."""
         return dict(self.mesh).get(axis, 1)
 
     @property
@@ -95,17 +94,16 @@ class ShardedSpec(OneDtype):
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of one device."""
         return self.part.flops
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross one device's HBM for its part alone; what is sent is not counted."""
+        """Bytes that have to cross one device's HBM for its part; sent bytes are not counted."""
         return self.part.least_hbm_bytes
 
 
 def sharded(dtype: str) -> Iterator[Case]:
-    """The MLPs of a model, and its products alone, on one device until `on_slice` says which slice it is."""
+    """Yield the MLPs of a model, and its products alone, on one device until `on_slice` names a slice."""
     if dtype not in ("bfloat16", "float32"):  # what has gradients, and what JAX sums over devices
         return
     model, k, n = _MODEL_SIZES

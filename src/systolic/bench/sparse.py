@@ -41,17 +41,14 @@ class PatternSpec:
 
     @property
     def m(self) -> int:
-        """Rows of the result of the forward product."""
         return self.planned.m
 
     @property
     def k(self) -> int:
-        """What it sums over."""
         return self.planned.k
 
     @property
     def n(self) -> int:
-        """Columns of its result."""
         return self.planned.n
 
     @property
@@ -61,21 +58,17 @@ class PatternSpec:
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
         return self.planned.flops * (2 if self.backward else 1)
 
     @property
     def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
         return self.planned.passes
 
     @property
     def dtype_multiplied(self) -> str:
-        """The dtype of everything."""
         return self.planned.dtype
 
     def multiplied_as(self, dtypes: Collection[str]) -> str:
-        """Return the dtype in which a chip multiplies the operands."""
         return self.planned.multiplied_as(dtypes)
 
     @property
@@ -112,7 +105,7 @@ def _places(pattern: Pattern, rows: int, columns: int, blocks: int, most_blocks:
 
 
 def sparse(dtype: str) -> Iterator[Case]:
-    """Every size of blocks with every pattern, other kinds and densities, masks, and gradients."""
+    """Yield all sizes of blocks with all patterns, other kinds and densities, masks, and gradients."""
     if dtype != "bfloat16":
         return
     for (m, k, n), block in itertools.product(SIZES, BLOCKS):

@@ -23,7 +23,7 @@ _DOCS_COLUMNS = 512  # of a tile of the docs' kernel
 
 
 def raced(spec: PatternSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Both programs. Rows and columns of blocks are arrays, whose values a simulation has to know."""
+    """Return both programs. Rows and columns of blocks are arrays, whose values a simulation has to know."""
     planned = spec.planned
     ours: Any = functools.partial(called, planned, chip, implementation)
     xla: Any = functools.partial(dense_by_xla, planned)
@@ -34,7 +34,7 @@ def raced(spec: PatternSpec, chip: Chip, implementation: Any = "pallas") -> Race
 
 
 def peers(spec: PatternSpec) -> Iterator[Peer]:
-    """The teaching kernel of JAX's documentation, and XLA's products of gathered blocks; of dsd."""
+    """Yield the kernel of JAX's documentation, and XLA's products of gathered blocks; both of dsd."""
     if spec.planned.kind != "dsd" or spec.backward:
         return
     columns = next(size for size in (_DOCS_COLUMNS, 256, 128) if spec.n % size == 0)

@@ -155,7 +155,7 @@ def bench(
 
 
 def _plot(rows: Sequence[BenchRow], target: Path) -> str:
-    """Draws what of the rows has a picture, and says what it is, or that there is none."""
+    """Draw the picture of the rows; return its title, or say that there is none."""
     from systolic.report import save_png, times_plot
     from systolic.report.race_pictures import PICTURES, picture
 
@@ -207,7 +207,7 @@ def _raced(
 
 
 def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
-    """The rows that a run saved, and its versions."""
+    """Read the rows of a saved run, and its versions."""
     from systolic.bench.rows import read_rows
 
     wanted = "the result of `systolic bench --json FILE`"

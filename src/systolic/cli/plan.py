@@ -99,14 +99,14 @@ def _record(made: Plan) -> dict[str, Any]:
 
 
 def _others(made_with: MadeWith) -> str:
-    """What is installed here in another version, in words; what is not installed makes no programs."""
+    """Name the packages whose version here differs; those that are not installed make no programs."""
     here = versions()
     profiled = dataclasses.asdict(made_with)
     return " and ".join(f"{name} {here[name]}" for name in profiled if here[name] not in (None, profiled[name]))
 
 
 def _misses(made: Plan) -> list[str] | None:
-    """What differs in the nearest product of the store, where this one is not there."""
+    """Return the differences to the nearest product of the store; None: the plan is from it, or it has none."""
     if made.provenance in ("measured", "simulated"):
         return None
     store = planner_in_use().store
@@ -148,7 +148,7 @@ def _show(plans: Sequence[Plan]) -> None:
 
 
 def _facts(made: Plan) -> dict[str, str]:
-    """What a command says of a plan beyond its summary; "" is left out."""
+    """Return the facts of a plan in addition to its summary; "" is left out."""
     steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
     misses = _misses(made) or []
     more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""

@@ -200,39 +200,33 @@ def tune(
                 for chip in chips
             ]
         results, stopped = until_stopped(searches)
-    if fn is not None:
-        code = _give_functions(results, store.file, json_file, plot_file, quiet=quiet)
-    else:
-        code = _give_products(results, store.file, json_file, plot_file, quiet=quiet)
+    give_results = _give_products if fn is None else _give_functions
+    give_results(results, store.file, json_file, plot_file, quiet=quiet)
     if stopped:
         note(f"stopped: {len(results)} of {len(searches)} are above; the same command goes on", quiet=False)
-    return STOPPED if stopped else code
+    return STOPPED if stopped else int(any(result.winner is None for result in results))
 
 
 def _give_products(
     results: list[TuningResult], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
-) -> int:
-    """Prints what was found of each product on each chip."""
+) -> None:
     show = functools.partial(show_searches, results, show_product, store)
     give(json_file, "tune", map(_record, results), _summary(results, store), show)
     if plot_file is not None:
         _plot(results[-1].trials, named(results[-1]), plot_file, xla_us=results[-1].xla_us, quiet=quiet)
-    return 0 if all(result.winner for result in results) else 1
 
 
 def _give_functions(
     results: list[FunctionTuning], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
-) -> int:
-    """Prints what was found of a function on each chip."""
-    keywords = {each.chip: each.winner.function.arguments for each in results if each.winner and each.winner.function}
-    summary = {"store": str(store), "keywords": keywords, "compiled": sum(each.compiled for each in results)}
-    give(
-        json_file, "tune", map(function_record, results), summary, lambda: show_searches(results, show_function, store)
-    )
+) -> None:
+    winners = {result.chip: result.winner.function for result in results if result.winner is not None}
+    keywords = {chip: config.arguments for chip, config in winners.items() if config is not None}
+    summary = {"store": str(store), "keywords": keywords, "compiled": sum(result.compiled for result in results)}
+    show = functools.partial(show_searches, results, show_function, store)
+    give(json_file, "tune", map(function_record, results), summary, show)
     if plot_file is not None:
         title = f"{results[-1].spec.name} on {results[-1].chip}"
         _plot(results[-1].trials, title, plot_file, axis="product of all sizes", quiet=quiet)
-    return 0 if all(each.winner for each in results) else 1
 
 
 def _cases(

@@ -18,7 +18,7 @@ _SHOWN = 10  # trials, and combinations that are left out
 
 
 def show_function(result: FunctionTuning) -> None:
-    """Prints the search of one function on one chip."""
+    """Print the search of one function on one chip."""
     what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:
@@ -50,7 +50,7 @@ def show_function(result: FunctionTuning) -> None:
 
 
 def _as_python(name: str, winner: Trial) -> str:
-    """The winner as its user writes it. What a record holds beside the fields that were chosen only its user knows."""
+    """Return the winner as its user writes it. Only its user knows the other fields of a record."""
     chosen = winner.function.arguments if winner.function is not None else {}
     records: dict[str, str] = {}
     for each, value in chosen.items():
@@ -79,7 +79,7 @@ def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
 
 
 def function_record(result: FunctionTuning) -> dict[str, Any]:
-    """A search as a row of `--json`."""
+    """Return a search as a row of `--json`."""
     winner = result.winner
     return {
         "chip": result.chip,
@@ -106,7 +106,7 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
 
 
 def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
-    """A trial as JSON, with its static arguments by name and the error of its time."""
+    """Return a trial as JSON, with its static arguments by name and the error of its time."""
     error, config = result.error(trial), trial.function
     return {
         **dataclasses.asdict(trial),
@@ -118,12 +118,11 @@ def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
 
 
 def _values(keywords: Any) -> dict[str, str]:
-    """Arguments by name, as Python literals."""
     return {each.name: each.value for each in keywords}
 
 
 def volume(trial: Trial) -> int:
-    """The product of all sizes among the static arguments, to be drawn along an axis."""
+    """Return the product of all sizes among the static arguments, to be drawn along an axis."""
     values = trial.function.arguments.values() if trial.function is not None else ()
     sizes = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)

@@ -27,7 +27,7 @@ ENDS = {
 
 
 def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store: Path) -> None:
-    """Prints searches, of products or of functions, between what is true of all of them."""
+    """Print searches, of products or of functions, and what all of them share."""
     found = versions()
     say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
     for result in results:
@@ -37,7 +37,7 @@ def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store
 
 
 def show_product(result: TuningResult) -> None:
-    """Prints the search of one product."""
+    """Print the search of one product."""
     what = named(result)
     winner = result.winner
     if winner is None or winner.time_us is None:
@@ -85,11 +85,9 @@ def _first_line(reason: str) -> str:
 
 
 def named(result: TuningResult) -> str:
-    """The product and the chip."""
     sizes, dtypes, _ = op_of(result.spec).words(result.spec)
     return f"{sizes}, {dtypes} on {result.chip}"
 
 
 def provenance(trial: Trial | None) -> str:
-    """How the time of a trial is known."""
     return "measured" if trial is not None and trial.measured_us is not None else "simulated"

@@ -15,20 +15,8 @@ from typing import Any
 # Rooms of this package whose functions no user asks about: they run the user's. Kernels and lessons are read as users'
 # code is.
 _MACHINERY = (
-    *(
-        "analysis",
-        "bench",
-        "checking",
-        "cli",
-        "cloud",
-        "compiler",
-        "experiments",
-        "explaining",
-        "report",
-        "simulator",
-        "store",
-    ),
-    *("replacing", "timing", "tuning", "validation", "compat"),
+    *("analysis", "bench", "checking", "cli", "cloud", "compat", "compiler", "experiments", "explaining"),
+    *("ops/replacing", "report", "simulator", "store", "timing", "tuning", "validation"),
 )
 _STACK_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 _RECORDED = "_systolic_where"

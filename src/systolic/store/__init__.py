@@ -2,13 +2,14 @@
 
 from systolic.store.database import StoreDamagedError, StoreError, StoreWarning
 from systolic.store.exported import EXPORT_SCHEMA, TrialsFileError, read_exported, read_trials_file
-from systolic.store.function import FunctionConfig, FunctionConfigError, FunctionSpec, Keyword, arguments_of
+from systolic.store.function import FUNCTIONS, FunctionConfig, FunctionConfigError, FunctionSpec, Keyword, arguments_of
 from systolic.store.reading import read_subject, read_trial
-from systolic.store.trial import Subject, Trial, best_first
+from systolic.store.trial import Subject, Trial, best_first, fastest
 from systolic.store.trial_store import StoreHealth, TrialStore, store_file
 
 __all__ = [
     "EXPORT_SCHEMA",
+    "FUNCTIONS",
     "FunctionConfig",
     "FunctionConfigError",
     "FunctionSpec",
@@ -23,6 +24,7 @@ __all__ = [
     "TrialsFileError",
     "arguments_of",
     "best_first",
+    "fastest",
     "read_exported",
     "read_subject",
     "read_trial",

@@ -90,7 +90,6 @@ def is_there(file: Path) -> bool:
 
 
 def shown_path(file: Path) -> str:
-    """A path in one line."""
     return printable(str(file))
 
 
@@ -142,7 +141,7 @@ def wreck(file: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that the block writes, or nothing of it."""
+    """Commit all that the block writes, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -175,7 +174,7 @@ def named_errors(file: Path) -> Iterator[None]:
 
 
 def _address(file: Path, *, writing: bool) -> str:
-    """A URI for SQLite. What may not be written is opened so that nothing has to be."""
+    """Return a URI for SQLite. A file that may not be written is opened so that nothing has to be."""
     beside = os.access(file.parent, os.W_OK)
     if writing:
         mode = "mode=rwc"

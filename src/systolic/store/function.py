@@ -63,7 +63,6 @@ class Keyword:
 
 
 def arguments_of(keywords: Iterable[Keyword]) -> dict[str, Any]:
-    """The values of keyword arguments by name."""
     return {each.name: ast.literal_eval(each.value) for each in keywords}
 
 
@@ -86,7 +85,6 @@ class FunctionConfig:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The keyword arguments."""
         return arguments_of(self.keywords)
 
     def __str__(self) -> str:
@@ -100,7 +98,6 @@ class Functions(Kept):
     spec_type = FunctionSpec
 
     def words(self, spec: FunctionSpec) -> tuple[str, str, str]:
-        """Return the function and its arguments."""
         return spec.name, "; ".join(spec.arguments), ""
 
 

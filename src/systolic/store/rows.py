@@ -27,7 +27,7 @@ Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
-    """Adds trials, or replaces those of the same configurations, unless these know more: a time, or a measured one."""
+    """Add trials, or replace those of the same configurations, unless these know more: a time, or a measured one."""
     for subject, trials in records:
         sizes = kept_as(subject.spec).words(subject.spec)[0]
         connection.execute(
@@ -58,20 +58,20 @@ def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> No
 
 
 def read_subjects(connection: sqlite3.Connection) -> list[Subject]:
-    """Everything that trials are of, without what cannot be read."""
+    """Return all subjects that can be read."""
     found = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
     return [subject for subject, _ in found]
 
 
 def read_all(connection: sqlite3.Connection, bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
-    """Everything, by chip and product; a line for each row that cannot be read is added to `bad`."""
+    """Return everything by chip and product; add a line to `bad` for each row that cannot be read."""
     subjects = connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED")
     trials = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials NOT INDEXED")
     return _joined(subjects, trials, bad)
 
 
 def read_trials(rows: Iterable[Row], subject: Subject, bad: list[str]) -> Iterator[Trial]:
-    """The trials of a subject; a line for each row that cannot be read is added to `bad`."""
+    """Yield the trials of a subject; add a line to `bad` for each row that cannot be read."""
     for row in rows:
         try:
             yield _trial(row, subject)
@@ -80,7 +80,7 @@ def read_trials(rows: Iterable[Row], subject: Subject, bad: list[str]) -> Iterat
 
 
 def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
-    """What can still be read of a damaged store: rows from either end, up to the first page that is broken."""
+    """Return the readable rows of a damaged store: from either end, up to the first page that is broken."""
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
     with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:

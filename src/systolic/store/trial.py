@@ -42,7 +42,7 @@ class Subject:
 
     @classmethod
     def here(cls, spec: Any, chip_name: str) -> Subject:
-        """With the versions that are installed here, and the constants that the simulator has here."""
+        """Return the subject with the versions that are installed here, and the constants of the simulator here."""
         jax, libtpu = _versions()
         op = kept_as(spec)
         return cls(
@@ -61,7 +61,7 @@ class Subject:
         return hashlib.sha256(self.as_json().encode()).hexdigest()[:32]
 
     def as_json(self) -> str:
-        """Sorted, so that equal subjects have the same text."""
+        """Return JSON text, sorted so that equal subjects have the same text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def differences(self, other: Subject) -> list[str]:
@@ -111,7 +111,7 @@ class Trial:
 
     @property
     def tried(self) -> KernelConfig | FunctionConfig | None:
-        """What was tried: a configuration, static arguments, or XLA's own program, None."""
+        """The configuration, or the static arguments; None: XLA's own program."""
         return self.function or self.config
 
     @property
@@ -121,14 +121,13 @@ class Trial:
 
     @property
     def limit(self) -> str:
-        """What it waits for most, in words; the matrix units where that is little."""
+        """The cause of most waiting, in words; the matrix units where there is little."""
         waits = {cause: share for cause, share in self.stalls.items() if share > _MINOR_SHARE and cause != "matrix"}
         if not waits:
             return "matrix units"
         return _WAITS.get(max(waits, key=waits.__getitem__), max(waits, key=waits.__getitem__))
 
     def as_json(self) -> str:
-        """To be kept."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
 
@@ -139,6 +138,11 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
         return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.tried)
 
     return sorted(trials, key=order)
+
+
+def fastest(trials: Iterable[Trial]) -> Trial | None:
+    """Return the first with a time, of trials as `best_first` sorts them; None: none has one."""
+    return next((trial for trial in trials if trial.time_us is not None), None)
 
 
 _MINOR_SHARE = 0.1

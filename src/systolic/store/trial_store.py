@@ -33,7 +33,7 @@ _NAMED = 5  # rows that a warning names
 
 
 def store_file() -> Path:
-    """Where trials are kept unless somebody says otherwise: `$SYSTOLIC_STORE`, or a file in the user's cache folder."""
+    """Return the user's file of trials: `$SYSTOLIC_STORE`, or one in the cache folder."""
     named = os.environ.get("SYSTOLIC_STORE")
     return Path(named) if named else Path(platformdirs.user_cache_dir("systolic")) / "trials.sqlite"
 
@@ -213,7 +213,7 @@ class TrialStore:
 
     @contextmanager
     def _left_out(self) -> Iterator[list[str]]:
-        """Warns once of all rows that the block could not read."""
+        """Warn once of all rows that the block could not read."""
         bad: list[str] = []
         yield bad
         if bad:
@@ -227,7 +227,7 @@ class TrialStore:
             yield connection
 
     def _ready(self, *, writing: bool) -> sqlite3.Connection:
-        """A connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
+        """Return a connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
         if is_there(self.file):
             with suppress(StoreDamagedError), named_errors(self.file):
                 return database.connection(self.file, writing=writing)
@@ -248,7 +248,7 @@ class TrialStore:
             return database.connection(self.file, writing=writing)
 
     def _begin_anew(self, error: StoreDamagedError) -> None:
-        """Sets a damaged store aside, and begins a new one with what can be read of it."""
+        """Set a damaged store aside, and begin a new one with what can be read of it."""
         aside = self.file.with_name(
             f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
         )

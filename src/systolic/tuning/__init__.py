@@ -3,7 +3,7 @@
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.ranking import Ranking
-from systolic.tuning.result import KeptTrials, TuningResult, xla_repeated_us
+from systolic.tuning.result import TuningResult
 from systolic.tuning.saved import End, SavedTuningError
 from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher
 from systolic.tuning.tune import TuneCallError, tune
@@ -15,7 +15,6 @@ __all__ = [
     "ClusterError",
     "End",
     "FunctionTuning",
-    "KeptTrials",
     "LeftOut",
     "Ranking",
     "SavedTuningError",
@@ -25,5 +24,4 @@ __all__ = [
     "Watcher",
     "cluster",
     "tune",
-    "xla_repeated_us",
 ]

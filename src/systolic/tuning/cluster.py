@@ -157,6 +157,6 @@ def _check(certificates: Certificates) -> None:
 def simulated_alone(
     experiment: Experiment, *, time_limit_s: float = COMPILE_LIMIT_S, memory_limit_bytes: int | None = None
 ) -> Measurement:
-    """Compiles and simulates in a process of its own, on the machine where this is called."""
+    """Compile and simulate in a process of its own, on the machine where this is called."""
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return Runner(pool).start(experiment).job.result()

@@ -74,7 +74,6 @@ def tune_function(
     store: TrialStore | None = None,
     watcher: Watcher | None = None,
 ) -> FunctionTuning:
-    """Finds the fastest static arguments of a function; see `tune`."""
     begun = time.monotonic()
     known = known_chip(chip)
     store = store or planner_in_use().store or TrialStore.at()
@@ -154,7 +153,7 @@ class _Experiments:
 
 
 def _bound(fn: Function, keywords: Keywords) -> Function:
-    """The function with static arguments over those that it has. May be sent to a worker."""
+    """Return the function with static arguments over those that it has. It may be sent to a worker."""
     if not keywords:
         return fn
     values = arguments_of(keywords)
@@ -199,7 +198,7 @@ def _traced(
 def _sorted_out(
     every: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
 ) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
-    """What can be compiled, what is left out and why, and which of the former is the function as it is."""
+    """Return the variants to compile, those left out with reasons, and the configuration of the function as it is."""
     whole = next((each for each in read if isinstance(each, FunctionAnalysis)), None)
     variants: dict[str, Variant] = {}
     left_out = []
@@ -220,7 +219,7 @@ def _sorted_out(
 
 
 def _reason(known: FunctionAnalysis | str, whole: FunctionAnalysis | None) -> str:
-    """Why a variant is not to be compiled; "" where nothing is against it."""
+    """Return the reason against compiling a variant; "" where there is none."""
     if isinstance(known, str):
         return known
     if whole is not None and known.out != whole.out:

@@ -1,4 +1,4 @@
-"""What a search over the static arguments of a function found."""
+"""The result of a search over the static arguments of a function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from systolic.accuracy.time_error import (
 from systolic.chips import known_chip
 from systolic.compiler import NamedFunction
 from systolic.explaining import records_with
-from systolic.store import FunctionConfig, FunctionSpec, Keyword, Subject, Trial
+from systolic.store import FUNCTIONS, FunctionConfig, FunctionSpec, Keyword, Subject, Trial, fastest
 from systolic.support.summary import Summarised, Summary
 from systolic.support.untrusted import UntrustedError, structured
 from systolic.tuning.saved import End, SavedTuningError, read_result, write_result
@@ -39,7 +39,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a saved result has of its own."""
+    """The parts of a saved result that only functions have."""
 
     default: FunctionConfig | None
     left_out: tuple[LeftOut, ...]
@@ -47,14 +47,14 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionTuning(Summarised):
-    """What a search found.
+    """The trials of a search, and of those before it.
 
     Attributes:
       fn: the function; None in a result that was read from a file without it.
       args: abstract arguments that it was tuned for.
       spec: its name and its arguments.
       trials: of this search and of those before it, fastest first.
-      default: what the function is as it is, with its own defaults; None where that cannot be traced.
+      default: the function as it is, with its own defaults; None where that cannot be traced.
       left_out: combinations that were not compiled: they break a rule, or are the same program as another one.
       considered: combinations that can be tried.
       compiled: trials of this search.
@@ -118,7 +118,7 @@ class FunctionTuning(Summarised):
         """
         try:
             subject, trials, ended, document = read_result(text)
-            if not isinstance(subject.spec, FunctionSpec):
+            if subject.op != FUNCTIONS.name:
                 raise UntrustedError("it is of a product: systolic.TuningResult.from_json reads it")
             parts = structured({name: document.get(name) for name in ("default", "left_out")}, _Parts)
         except UntrustedError as error:
@@ -137,7 +137,7 @@ class FunctionTuning(Summarised):
     @property
     def winner(self) -> Trial | None:
         """The fastest; None where no trial has a time."""
-        return next((trial for trial in self.trials if trial.time_us is not None), None)
+        return fastest(self.trials)
 
     @property
     def default_trial(self) -> Trial | None:
@@ -176,7 +176,7 @@ class FunctionTuning(Summarised):
 
     @property
     def verdict(self) -> RatioVerdict:
-        """Whether the winner is faster than the function as it is by more than their times may be off."""
+        """Faster or slower than the function as it is, if by more than their times may be off."""
         ratio = self.speed_ratio
         if ratio is None or self.default_trial is None:
             return "not known"

@@ -98,7 +98,7 @@ def profile_tiles(
 
 
 def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUIET) -> list[ProfiledTile]:
-    """Tiles that are near the best, by the model, for many of the common sizes."""
+    """Return tiles that are near the best, by the model, for many of the common sizes."""
     times: list[dict[ProfiledTile, float]] = []
     common = list(_common(dtype))
     pipeline: Pipeline = "manual" if chip.cores_per_device == 1 else "auto"
@@ -154,7 +154,7 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
 
 
 def without_copies(chip: Chip) -> Chip:
-    """The chip, if copies took no time."""
+    """Return the chip with copies that take no time."""
     machine = dataclasses.replace(
         chip.machine,
         hbm_bytes_per_s=1e18,
@@ -210,7 +210,7 @@ def _cuts(spec: MatmulSpec, config: KernelConfig) -> Sequence[tuple[int, int]]:
 
 
 def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-    """The tile with as many fill chunks as it is profiled with."""
+    """Return the tile with as many fill chunks as it is profiled with."""
     fill_chunks = 1
     if config.pipeline == "manual":
         fill_chunks = next(one for one in (_FILL_CHUNKS, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)

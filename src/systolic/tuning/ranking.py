@@ -20,16 +20,14 @@ _ConfigOut = TypeVar("_ConfigOut", covariant=True)
 
 
 class Choice(Protocol[_ConfigOut]):
-    """What can be tried, and the time that is expected of it."""
+    """A configuration that can be tried, and its expected time."""
 
     @property
-    def config(self) -> _ConfigOut:
-        """What it is."""
-        ...
+    def config(self) -> _ConfigOut: ...
 
     @property
     def modelled_us(self) -> float | None:
-        """Its time by the model, which need only be right in comparison with the others'; None: no model knows it."""
+        """The time by the model, right only in comparison with others'; None: no model knows it."""
         ...
 
 
@@ -39,7 +37,7 @@ _STAGES, _PIPELINE, _ORDER = 1.0, 1.0, 0.5  # distances, in octaves, between ker
 
 
 def features(config: KernelConfig) -> tuple[float, ...]:
-    """Where a configuration stands among others: octaves of its sides, then what else its code depends on."""
+    """Return the position of a configuration among others: octaves of its sides, then what else its code depends on."""
     tiles = config.tiles
     sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, config.subtile_m, config.subtile_n, config.fill_chunks)
     return (
@@ -75,16 +73,16 @@ class Ranking(Generic[ConfigT]):
         self._errors: Float[np.ndarray, " n"] = np.zeros(len(self._choices))
 
     def predicted_us(self) -> Float[np.ndarray, " n"]:
-        """Times of all choices as they are expected now."""
+        """Return the times of all choices as they are expected now."""
         return self._modelled * np.exp(self._errors / self._weights)
 
     def started(self, config: ConfigT) -> None:
-        """A trial that is under way, or known to be of no use, is not proposed again."""
+        """Take a configuration out: a trial of it is under way, or known to be of no use."""
         if config in self._number:
             self._open[self._number[config]] = False
 
     def learn(self, config: ConfigT, time_us: float) -> None:
-        """A trial ended."""
+        """Correct expected times by a trial that has ended."""
         self.started(config)
         number = self._number.get(config)
         if number is None:
@@ -98,7 +96,7 @@ class Ranking(Generic[ConfigT]):
         self._errors += weights * np.log(time_us / self._modelled[number])
 
     def next(self, under_way: Sequence[ConfigT] = ()) -> Choice[ConfigT] | None:
-        """The most promising that was not started; while others are under way, one that is not their like."""
+        """Return the most promising that was not started, and unlike those under way."""
         if not self._open.any():
             return None
         predicted = np.where(self._open, self.predicted_us(), np.inf)

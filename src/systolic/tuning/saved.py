@@ -23,7 +23,7 @@ class SavedTuningError(WrongCallError, ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a search ended, as its results have it."""
+    """The end of a search, as its results have it."""
 
     considered: Count
     compiled: Count

@@ -35,7 +35,7 @@ class StalledError(WrongCallError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """What a search tells while it runs."""
+    """Functions that a search calls while it runs."""
 
     planned: Callable[[int], None] = lambda trials: None  # how many it will make at the most
     tried: Callable[[Trial, Trial | None], None] = lambda trial, best: None  # one ended; the best so far
@@ -64,7 +64,6 @@ class Effort:
     submit: Submit | None = None
 
     def pool(self) -> WorkerPool:
-        """A pool of such processes."""
         return WorkerPool(
             max_workers=self.workers, time_limit_s=self.time_limit_s, memory_limit_bytes=self.memory_limit_bytes
         )
@@ -138,7 +137,7 @@ class Search(Generic[ConfigT]):
             return self._run(Runner(pool), kept, opponent)
 
     def best(self) -> Trial | None:
-        """The fastest by simulated time, which all have; what is measured comes later."""
+        """Return the fastest by simulated time, which all have; measured times come later."""
         timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
@@ -225,7 +224,7 @@ class Search(Generic[ConfigT]):
 
 
 def _trial(outcome: Outcome, choice: Choice[Any] | None) -> Trial:
-    """What came of a configuration, or of the program to compare with."""
+    """Return the trial of a configuration, or of the program to compare with."""
     config = choice.config if choice is not None else None
     its_function = config if isinstance(config, FunctionConfig) else None
     trial = Trial(

@@ -69,14 +69,12 @@ class FittedConstant:
 
     @property
     def determined(self) -> bool:
-        """Whether the rows say anything: false where every value between the bounds does as well."""
+        """False where every value between the bounds is as good."""
         return self.low > self.least or self.high < self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The outcome. Objectives are those of the fitting half, with the shipped and with the fitted constants."""
-
     chip: Chip  # with the fitted constants
     constants: tuple[FittedConstant, ...]
     fitted_on: tuple[str, ...]
@@ -112,7 +110,7 @@ def require_programs(programs: int, chip: Chip) -> None:
 
 
 def most_rounds(constants: int) -> int:
-    """Rounds of simulating the fitting half that `calibrate` makes at the most."""
+    """Return the most rounds of simulating the fitting half that `calibrate` makes."""
     edge = math.ceil(math.log2(1 / _BRACKET_STEP)) + 1 + _BISECTIONS
     return _search_rounds(constants) + constants + 2 * constants * edge
 
@@ -179,7 +177,7 @@ class _Search:
         )
 
     def values(self, shares: np.ndarray) -> dict[str, float]:
-        """The constants at that place, cycles rounded to whole ones."""
+        """Return the constants at that place, cycles rounded to whole ones."""
         found = {}
         for share, (name, bounds) in zip(shares, self._bounds.items(), strict=True):
             value = float(bounds.least + min(1.0, max(0.0, float(share))) * (bounds.most - bounds.least))
@@ -190,7 +188,7 @@ class _Search:
         return replace(self._chip, machine=replace(self._chip.machine, **self.values(shares)))  # pyright: ignore[reportArgumentType]
 
     def errors(self, shares: np.ndarray) -> np.ndarray:
-        """log(predicted / device time) of every row. Places that round to the same constants are worked out once."""
+        """Return log(predicted / device time) of every row, computed once for each set of constants."""
         key = tuple(self.values(shares).values())
         if key not in self._seen:
             chip = self.chip_at(shares)
@@ -204,11 +202,9 @@ class _Search:
         return self._seen[key]
 
     def at(self, shares: np.ndarray) -> float:
-        """The objective."""
         return float(self._weights @ np.abs(self.errors(shares)))
 
     def best(self) -> np.ndarray:
-        """The best place found."""
         place, reach = np.clip(self.shipped, 0, 1), _FIRST_REACH
         slopes = self._slopes(place)
         while reach > _LAST_REACH and self.rounds < _search_rounds(len(place)):
@@ -227,7 +223,7 @@ class _Search:
         return place
 
     def _slopes(self, place: np.ndarray) -> np.ndarray:
-        """How each row's error changes with each share."""
+        """Return how each row's error changes with each share."""
         columns = []
         for index, share in enumerate(place):
             moved = place.copy()
@@ -236,7 +232,7 @@ class _Search:
         return np.stack(columns, axis=1)
 
     def _linear_step(self, place: np.ndarray, slopes: np.ndarray, reach: float) -> np.ndarray:
-        """The best step within reach and bounds if errors are linear: least Σ weight · size with |error| ≤ size."""
+        """Return the best step within reach and bounds for linear errors: least Σ weight · size with |error| ≤ size."""
         from scipy.optimize import linprog  # takes a while, and only this needs it
 
         errors, rows = self.errors(place), len(self._weights)
@@ -249,7 +245,7 @@ class _Search:
         return answer.x[: len(place)]
 
     def constant(self, index: int, best: np.ndarray, objective: float) -> FittedConstant:
-        """One constant with its bracket, the others left at the best."""
+        """Return one constant with its bracket, the others left at the best."""
         name = list(self._bounds)[index]
         bounds = self._bounds[name]
         allowed = max(objective * (1 + BRACKET), objective + _LEAST_DIFFERENCE)

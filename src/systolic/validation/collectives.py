@@ -76,7 +76,7 @@ def _permute(row: PublishedRow, topology: str) -> Rebuilt:
 
 
 def permuted(x: Array, *, mesh: Mesh, repeats: int) -> Array:
-    """Passes what each device has to the next one, `repeats` times."""
+    """Pass what each device has to the next one, `repeats` times."""
     count = mesh.size
     to_next = [(device, (device + 1) % count) for device in range(count)]
 
@@ -102,7 +102,7 @@ def _gather(row: PublishedRow, topology: str) -> Rebuilt:
 
 
 def gathered(x: Array, *, mesh: Mesh) -> Array:
-    """All parts of an array that is cut along dimension 0, on every device."""
+    """Return all parts of an array that is cut along dimension 0, on every device."""
     return _sharded(lambda x: lax.all_gather(x, _ALL, tiled=True), mesh, PartitionSpec(_ALL), PartitionSpec())(x)
 
 
@@ -118,7 +118,7 @@ def _sum(row: PublishedRow, topology: str) -> Rebuilt:
 
 
 def summed(x: Array, *, mesh: Mesh) -> Array:
-    """The sum of what all devices have."""
+    """Return the sum over all devices."""
     return _sharded(lambda x: lax.psum(x, _ALL), mesh, PartitionSpec())(x)
 
 

@@ -117,7 +117,7 @@ class ComparedRow(PublishedRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """How far predictions of the counted rows are off. Sizes of errors; `bias` alone keeps the sign."""
+    """Errors of the predictions of counted rows. Sizes of errors; `bias` alone keeps the sign."""
 
     rows: int
     programs: int
@@ -141,7 +141,7 @@ def chip_of(row: PublishedRow) -> Chip:
 
 
 def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProgram | str:
-    """The program behind a row, or why there is none to predict."""
+    """Return the program of a row, or the reason why there is none to predict."""
     try:
         known = chip_of(row)
         if known.cores_per_device > 1 and _ONE_CORE.search(row.notes):
@@ -161,7 +161,7 @@ def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProg
 
 
 def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
-    """The published time without the host's dispatch; None where nothing is left."""
+    """Return the published time without the host's dispatch; None where nothing is left."""
     left = row.published_us - (dispatch_us if row.timing == WALL_CLOCK else 0.0)
     return left if left > 0 else None
 
@@ -213,7 +213,6 @@ def compared(
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:
-    """The statistics of those rows that are counted."""
     counted = [row for row in rows if row.counted and row.error is not None and row.predicted_us is not None]
     errors = np.array([row.error for row in counted], float)
     sizes = np.abs(errors)

@@ -89,7 +89,7 @@ def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedR
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """A program, and by how much its deviation counts for more because constants were fitted with it in view."""
+    """A program, and the weight of its deviation where constants were fitted with it in view."""
 
     program: Compared
     factor: float
@@ -130,7 +130,7 @@ def time_errors(
 
 
 def half_width(deviations: Sequence[float]) -> float | None:
-    """What the next deviation stays within nine times out of ten; None: too few say so."""
+    """Return the half width that holds the next deviation nine times out of ten; None: too few deviations."""
     count = len(deviations)
     if count < _LEAST_PROGRAMS:
         return None
@@ -144,7 +144,7 @@ def half_width(deviations: Sequence[float]) -> float | None:
 
 
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
-    """By how much deviations of programs in view count for more; infinite where as many constants were fitted."""
+    """Return the factor on deviations of programs in view; infinite where as many constants were fitted."""
     seen = sum(each.in_view and chip(each.chip).generation == known.generation for each in programs)
     return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 
@@ -187,7 +187,7 @@ def _apart(programs: Sequence[_Weighed]) -> list[float]:
 
 
 def _distance(one: Compared, other: Compared) -> float:
-    """The largest factor between two sizes, as a logarithm."""
+    """Return the largest factor between two sizes, as a logarithm."""
     return max((abs(math.log(a / b)) for a, b in zip(one.sizes, other.sizes, strict=True)), default=0.0)
 
 

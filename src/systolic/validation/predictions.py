@@ -58,7 +58,7 @@ def _measurement_or_reason(running: Running) -> Measurement | str:
 def prepared(
     pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
 ) -> dict[PublishedProgram, Program | str]:
-    """Each distinct program, compiled and read, ready to run again and again; or why not."""
+    """Return each distinct program, compiled and read, ready to run again and again; or why not."""
     every = _distinct(programs)
     distinct = [program for program in every if program.topology is None]
     progress.planned(len(distinct))
@@ -90,7 +90,7 @@ def _prepared(job: Future[Program]) -> Program:
 def predicted_us(
     ready: Mapping[PublishedProgram, Program | str], chip: Chip
 ) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
-    """Simulated µs with this chip's constants, or why there are none; and the seconds that each simulation took."""
+    """Return simulated µs with this chip's constants, or why there are none, and the seconds of each simulation."""
     found: dict[PublishedProgram, float | str] = {}
     seconds: dict[str, float] = {}
     for program, its in ready.items():
@@ -111,7 +111,6 @@ def compared_rows(
     dispatch_us: float,
     fitted_on: Collection[str] = (),
 ) -> list[ComparedRow]:
-    """The published rows with their errors; see `compared`."""
     return [
         compared(
             row,
@@ -127,7 +126,7 @@ def compared_rows(
 def samples(
     rows: Sequence[ComparedRow], programs: Programs, ready: Mapping[PublishedProgram, Program | str]
 ) -> list[Sample]:
-    """The programs behind the counted rows, each with the device times of all its rows."""
+    """Return the programs of the counted rows, each with the device times of all its rows."""
     times: dict[PublishedProgram, list[float]] = {}
     for row, program in zip(rows, programs, strict=True):
         if row.counted and isinstance(program, PublishedProgram):

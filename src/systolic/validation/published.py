@@ -133,7 +133,7 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
 
 
 def _lines(file: TextIO, name: str) -> Iterator[str]:
-    """The lines of a file, of which each is text and none without an end."""
+    """Yield the lines of a file, checked to be text with an end."""
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
         if len(line) == _LONGEST_LINE:
             raise PublishedFileError(f"{name}, line {number} has {_LONGEST_LINE:,} characters or more")
@@ -166,8 +166,6 @@ def _rows(file: Iterable[str], name: str, groups: GroupSizes) -> Iterator[Publis
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The values of one line, by column."""
-
     values: Mapping[str, str]
     line: int
     where: str
@@ -208,7 +206,7 @@ class _Cells:
 
 
 def _form(header: Iterable[str]) -> tuple[tuple[str, ...], Callable[[_Cells, GroupSizes], PublishedRow]]:
-    """The columns that a file has to have, and what reads its lines."""
+    """Return the columns that a file has to have, and what reads its lines."""
     if "input_buffer_count" in header:
         return _RAGGED, _ragged_row
     return (_OF_SEVERAL_KINDS if "kind" in header else COLUMNS), _row

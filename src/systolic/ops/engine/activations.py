@@ -58,7 +58,7 @@ def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tup
 
 
 def op_count_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> OpCount:
-    """What `fn` does to each element of its first argument, read off its jaxpr."""
+    """Count the operations of `fn` on each element of its first argument, from its jaxpr."""
     op_count = transcendentals = 0
 
     def visit(jaxpr: Any) -> None:

@@ -40,9 +40,17 @@ class Backend:
         return for_a_tpu(array) if self.implementation == "pallas" and not interpret_mode_is_forced() else array
 
     @property
+    def in_kernel(self) -> bool:
+        """True if a kernel may compute the product, and so the functions that are fused into it."""
+        return self.implementation != "xla" and self.chip is not None
+
+    @property
     def effects(self) -> frozenset[Any]:
         """JAX's effects of a product."""
         return interpreted_effects() if self.interpret else frozenset()
+
+
+BY_XLA = Backend(implementation="xla", chip=None, tiles=None)
 
 
 def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: Any) -> Backend:

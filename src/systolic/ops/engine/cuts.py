@@ -39,14 +39,13 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
 
 
 def axes_of(array: Array) -> Iterator[Axes]:
-    """For each dimension of an array the axes that cut it."""
+    """Yield for each dimension of an array the axes that cut it."""
     spec = jax.typeof(array).sharding.spec
     for each in (*spec, *(None for _ in range(array.ndim - len(spec)))):
         yield (each,) if isinstance(each, str) else tuple(each or ())
 
 
 def parts_of(mesh: Any, axes: Axes) -> int:
-    """Into how many parts axes cut."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -84,12 +83,11 @@ def on_devices(
 
 
 def spec_of(cuts: Cuts, names: Names) -> PartitionSpec:
-    """How an array whose dimensions have these names is cut."""
+    """Return the `PartitionSpec` of an array whose dimensions have these names."""
     return PartitionSpec(*(cuts.get(name) for name in names))
 
 
 def cut_as(array: Array, mesh: Any, spec: PartitionSpec) -> Array:
-    """The array, cut so."""
     return array if jax.typeof(array).sharding.spec == spec else reshard(array, NamedSharding(mesh, spec))
 
 
@@ -102,7 +100,7 @@ def cut_like(array: Any, like: Array) -> Any:
 
 
 def _named(given: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
-    """Each array of nested tuples that is there, with the names of its dimensions."""
+    """Yield each array of nested tuples with the names of its dimensions; None is left out."""
     for one, its in zip(given, names, strict=True):
         if isinstance(one, tuple):
             yield from _named(one, its)

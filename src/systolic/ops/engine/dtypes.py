@@ -113,6 +113,16 @@ def given_dtype(value: Any, name: str) -> str:
         raise SpecError(f"{name} is a {type(value).__name__} of {value.dtype}; use jnp.asarray") from error
 
 
+def common_dtype(left: str, right: str) -> str:
+    """Return the dtype in which the matrix unit takes operands of these dtypes."""
+    return _unit_spec(left, right).dtype_multiplied
+
+
+def stored_dtype(dtype: str) -> str:
+    """Return the dtype that a kernel stores for a result: it cannot store float16."""
+    return "float32" if dtype == "float16" else dtype
+
+
 def refuse_quantized(value: Any, name: str) -> None:
     """Raise for a `Quantized` where an array is expected.
 
@@ -158,8 +168,8 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
     if preferred is None:
         if "float16" in given and set(given) <= {"float16", "int8"}:
             return "float16"
-        one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=dtypes[0], dtype_rhs=dtypes[1], dtype_out="float32")
-        return "int32" if one.dtype_dot == "int32" else one.dtype_multiplied
+        product = _unit_spec(*dtypes)
+        return "int32" if product.dtype_dot == "int32" else product.dtype_multiplied
     try:
         found = np.dtype(preferred).name
     except TypeError as error:
@@ -167,3 +177,7 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
     if found not in _RESULT_DTYPES:
         raise SpecError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
     return found
+
+
+def _unit_spec(left: str, right: str) -> MatmulSpec:
+    return MatmulSpec(m=1, k=1, n=1, dtype_lhs=left, dtype_rhs=right, dtype_out="float32")

@@ -9,9 +9,12 @@ from jax import Array, lax
 
 from systolic.spec import Operands, Side
 
+# Columns of which each of two products of one array has to have a multiple: blocks of one do not reach into the other.
+WHOLE_BLOCK_COLUMNS = 256
+
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """As NumPy has it, but sizes may be symbols.
+    """Return the shape to which these broadcast, as in NumPy; sizes may be symbols.
 
     Raises:
       ValueError: the shapes do not broadcast.
@@ -19,8 +22,16 @@ def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     return cast(tuple[int, ...], lax.broadcast_shapes(*shapes))
 
 
+def broadcasts_to(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """True if an array of this shape broadcasts to the target, which stays as it is."""
+    try:
+        return broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
+
+
 def is_symbolic(operands: Operands) -> bool:
-    """Whether sizes are symbols, as `jax.export.symbolic_shape` makes them."""
+    """True if sizes are symbols, as `jax.export.symbolic_shape` makes them."""
     return not all(isinstance(size, int) for array in operands.present() for size in array.shape)
 
 

@@ -21,7 +21,7 @@ from systolic.support.bugs import warn_user
 
 
 def target_chip() -> Chip | None:
-    """The TPU that tracing is for: the abstract mesh's, else that of this process; None where there is none."""
+    """Return the TPU that tracing is for: that of the abstract mesh, else of this process; None: there is none."""
     device = getattr(get_abstract_mesh(), "abstract_device", None)
     kind = getattr(device, "device_kind", None)
     if kind is None and jax.default_backend() == "tpu":
@@ -30,7 +30,7 @@ def target_chip() -> Chip | None:
 
 
 def explicit_mesh(arrays: Iterable[Array]) -> Any:
-    """The mesh with explicit axes that the types of arrays name; None where there is none."""
+    """Return the mesh with explicit axes in the types of arrays; None: there is none."""
     meshes = (jax.typeof(array).sharding.mesh for array in arrays)
     return next((mesh for mesh in meshes if mesh.explicit_axes), None)
 
@@ -59,7 +59,7 @@ def for_a_tpu(array: Array) -> Array:
 
 
 def without_kernel(array: Array, reason: str) -> Array:
-    """The array, in a program without a kernel; where it is lowered for a TPU, a warning gives the reason."""
+    """Return the array, in a program without a kernel; lowering it for a TPU warns with the reason."""
     return _without_kernel.bind(array, reason=reason)
 
 
@@ -98,7 +98,7 @@ def _chosen(context: Any, *arrays: Any, kernel: Any, xla: Any) -> Any:
 
 
 def _has_to_be_cut(context: Any) -> bool:
-    """Whether a program is for several devices, and an axis over them is left to XLA."""
+    """True if a program is for several devices, and an axis over them is left to XLA."""
     where = context.module_context.axis_context
     mesh = getattr(where, "mesh", None)
     if mesh is not None:

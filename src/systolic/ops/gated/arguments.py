@@ -1,4 +1,4 @@
-"""What `gated_matmul` was given: checked, and brought into the form of a product with a second right-hand side."""
+"""The arguments of `gated_matmul`: checked, and made a product with a second right-hand side."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import given_dtype, operand
+from systolic.ops.engine.dtypes import given_dtype, operand, stored_dtype
+from systolic.ops.engine.shapes import WHOLE_BLOCK_COLUMNS
 from systolic.ops.matmul.arguments import Call, Given
 from systolic.ops.matmul.arguments import canonical as canonical_matmul
 from systolic.spec import SpecError
-
-# Columns of which each weight of one array has to have a multiple, so that blocks do not reach into the other one.
-_WHOLE_BLOCKS = 256
 
 
 def canonical(
@@ -26,24 +24,24 @@ def canonical(
     preferred_element_type: Any,
     backend: Backend,
 ) -> Call:
-    """As `ops.matmul.arguments.canonical`.
+    """Check the arguments, and return them in the form of `ops.matmul.arguments`.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, an activation that is not elementwise.
     """
     side_by_side = False
-    said = _said("w_gate", w_gate)
+    gate_words = _words("w_gate", w_gate)
     if w_gate.ndim < 2:
-        raise SpecError(f"{said}: a weight needs rows and columns")
+        raise SpecError(f"{gate_words}: a weight needs rows and columns")
     if w_up is None:
         n, rest = divmod(w_gate.shape[-1], 2)
         if rest:
-            raise SpecError(f"{said} and no w_up: an array of both weights needs an even number of columns")
-        side_by_side = n % _WHOLE_BLOCKS == 0
+            raise SpecError(f"{gate_words} and no w_up: an array of both weights needs an even number of columns")
+        side_by_side = n % WHOLE_BLOCK_COLUMNS == 0
         if not side_by_side:
             w_gate, w_up = w_gate[..., :n], w_gate[..., n:]
-    elif said.removeprefix("w_gate") != (said_up := _said("w_up", w_up)).removeprefix("w_up"):
-        raise SpecError(f"{said}, {said_up}: both weights need the same shape and dtype")
+    elif gate_words.removeprefix("w_gate") != (up_words := _words("w_up", w_up)).removeprefix("w_up"):
+        raise SpecError(f"{gate_words}, {up_words}: both weights need the same shape and dtype")
 
     def call(weight: Any) -> Call:
         return canonical_matmul(
@@ -58,21 +56,21 @@ def canonical(
             backend=backend,
         )
 
-    found = call(w_gate)
-    dtype = "float32" if preferred_element_type is None and found.dtype == "int32" else found.dtype
+    first = call(w_gate)
+    dtype = "float32" if preferred_element_type is None and first.dtype == "int32" else first.dtype
     return replace(
-        found,
+        first,
         product=replace(
-            found.product,
-            dtype_out="float32" if dtype == "float16" else dtype,
+            first.product,
+            dtype_out=stored_dtype(dtype),
             pairing="gated",
             side_by_side=side_by_side,
         ),
-        operands=found.operands if side_by_side else found.operands._replace(up=call(w_up).operands.rhs),
-        shape=(*found.shape[:-1], found.shape[-1] // 2) if side_by_side else found.shape,
+        operands=first.operands if side_by_side else first.operands._replace(up=call(w_up).operands.rhs),
+        shape=(*first.shape[:-1], first.shape[-1] // 2) if side_by_side else first.shape,
         dtype=dtype,
     )
 
 
-def _said(name: str, value: Any) -> str:
+def _words(name: str, value: Any) -> str:
     return f"{name} of shape {list(operand(value, name).shape)} and {given_dtype(value, name)}"

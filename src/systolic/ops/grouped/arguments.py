@@ -1,4 +1,4 @@
-"""What `grouped_matmul` was given: checked, and brought into the one form that the rest works on."""
+"""The arguments of `grouped_matmul`: checked, and in the form that everything else works on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from jax.core import Tracer
 
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
+from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
+from systolic.ops.engine.shapes import WHOLE_BLOCK_COLUMNS
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
-from systolic.spec import MatmulSpec, SpecError
-
-# Columns of which each product of one array has to have a multiple.
-_WHOLE_BLOCKS = 256
+from systolic.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,9 +33,9 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the sum is only cast."""
-        is_one = not self.product.side_by_side
-        return is_one and not self.product.activation and all(one is None for one in self.fused)
+        """True if the sum is only cast."""
+        single = not self.product.side_by_side
+        return single and not self.product.activation and all(array is None for array in self.fused)
 
 
 def canonical(
@@ -59,7 +57,7 @@ def canonical(
     rows_per_group: int | None,
     backend: Backend,
 ) -> Call:
-    """Checks everything.
+    """Check the arguments.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, known sizes of groups that are above m together.
@@ -74,7 +72,7 @@ def canonical(
         n, rest = divmod(n, 2)
         if rest or up is not None:
             raise SpecError(f"{said} and side_by_side: it needs an even number of columns, and no up")
-        if n % _WHOLE_BLOCKS:  # blocks of one must not reach into the other
+        if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False
     second = None if up is None else _matrix(up, "up", 3)
@@ -82,8 +80,7 @@ def canonical(
         said += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
         raise SpecError(f"{said}; up needs the shape and dtype of rhs")
     # The kernel multiplies one dtype: the other operand is converted ahead of it.
-    one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=left.dtype.name, dtype_rhs=right.dtype.name, dtype_out="float32")
-    dtype = one.dtype_multiplied
+    dtype = common_dtype(left.dtype.name, right.dtype.name)
     left, right = left.astype(dtype), right.astype(dtype)
     second = None if second is None else second.astype(dtype)
     sizes = _sizes(group_sizes, m)
@@ -96,14 +93,14 @@ def canonical(
     offset = None if group_offset is None else _offset(group_offset, every, groups)
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
-    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
     dtype_out = result_dtype((dtype, dtype), (given_dtype(lhs, "lhs"), given_dtype(rhs, "rhs")), preferred_element_type)
     if preferred_element_type is None and dtype_out == "int32" and (side_by_side or second is not None):
         dtype_out = "float32"
     product = GroupedProduct(
         backend=backend,
         precision=precision_named(precision),
-        dtype_out="float32" if dtype_out == "float16" else dtype_out,  # which a kernel cannot store
+        dtype_out=stored_dtype(dtype_out),
         rows_per_group=rows_per_group or max(-(-m // max(every, 1)), 1),
         transpose_rhs=transpose_rhs,
         side_by_side=side_by_side,

@@ -14,11 +14,10 @@ from systolic.ops.op import Layout
 from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.vmem import vmem_limit
+from systolic.spec import Spec
 
 
 class _Grouped(ListedOp):
-    """The common part of both ops."""
-
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
         return timed(computed, config, chip)
 
@@ -51,13 +50,7 @@ class GroupedOp(_Grouped):
     def layout(self, computed: GroupedSpec, config: KernelConfig, chip: Chip) -> Layout:
         schedule = GroupedSchedule.of(computed, config, chip)
         panels = -(-computed.m // schedule.panel)
-        return Layout(
-            axes=("panels", "n"),
-            grid=(panels, schedule.grid_n),
-            hbm_bytes=computed.least_hbm_bytes,
-            vmem_bytes=total_bytes(schedule.buffers),
-            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
-        )
+        return _layout(computed, schedule, chip, panels=panels, n=schedule.grid_n)
 
     def programs(self, spec: GroupedSpec, chip: Chip) -> Programs:
         from systolic.ops.grouped.programs import programs_of  # needs JAX
@@ -85,13 +78,7 @@ class GroupedGradientOp(_Grouped):
 
     def layout(self, computed: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> Layout:
         schedule = GradientSchedule.of(computed, config, chip)
-        return Layout(
-            axes=("groups", "k", "n"),
-            grid=(computed.groups, schedule.grid_k, schedule.grid_n),
-            hbm_bytes=computed.least_hbm_bytes,
-            vmem_bytes=total_bytes(schedule.buffers),
-            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
-        )
+        return _layout(computed, schedule, chip, groups=computed.groups, k=schedule.grid_k, n=schedule.grid_n)
 
     def programs(self, spec: GroupedGradientSpec, chip: Chip) -> Programs:
         from systolic.ops.grouped.programs import gradient_programs_of  # needs JAX
@@ -102,3 +89,13 @@ class GroupedGradientOp(_Grouped):
         from systolic.ops.grouped.programs import gradient_raced  # needs JAX
 
         return gradient_raced(spec, chip)
+
+
+def _layout(computed: Spec, schedule: GroupedSchedule | GradientSchedule, chip: Chip, **grid: int) -> Layout:
+    return Layout(
+        axes=tuple(grid),
+        grid=tuple(grid.values()),
+        hbm_bytes=computed.least_hbm_bytes,
+        vmem_bytes=total_bytes(schedule.buffers),
+        vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
+    )

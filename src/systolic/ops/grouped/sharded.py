@@ -68,7 +68,7 @@ def sharded_product(
 def sharded_gradient(
     run: Gradient, mesh: Any, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
-    """The gradient of the matrices likewise. Parts of rows are summed; `product.group_axes` cut the groups."""
+    """Return the gradient of the matrices. Parts of rows are summed; `product.group_axes` cut the groups."""
     given, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
     cuts = cuts_of(given, names, last=_LAST)
     taken = {axis for axes in cuts.values() for axis in axes}
@@ -91,7 +91,7 @@ def sharded_gradient(
 def sharded_finish(
     mesh: Any, product: GroupedProduct, total: Array, up: Array | None, groups: int, grouping: Grouping, fused: Fused
 ) -> Array:
-    """`xla.finished` of sharded sums, which can be differentiated."""
+    """Return `xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
     given = (total, up, grouping, fused._replace(up=None))
     beside = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
@@ -111,7 +111,7 @@ def _columns(product: GroupedProduct) -> str:
 
 
 def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping:
-    """The groups' rows that lie in this device's part of so many rows."""
+    """Return the groups' rows that lie in this device's part of so many rows."""
     if "m" not in cuts:
         return grouping
     bounds = group_bounds(grouping.sizes, rows * parts_of(mesh, cuts["m"]))
@@ -120,7 +120,6 @@ def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping
 
 
 def _groups_here(grouping: Grouping, matrices: int, cuts: Cuts) -> Grouping:
-    """The number of the first group whose matrix this device has."""
     if "g" not in cuts:
         return grouping
     first = (lax.axis_index(cuts["g"]) * matrices).astype(jnp.int32).reshape(1)
@@ -128,7 +127,7 @@ def _groups_here(grouping: Grouping, matrices: int, cuts: Cuts) -> Grouping:
 
 
 def _product_here(product: GroupedProduct, mesh: Any, cuts: Cuts) -> GroupedProduct:
-    """The product of a device's part, which has fewer rows of each group."""
+    """Return the product of a device's part, which has fewer rows of each group."""
     rows_per_group = max(product.rows_per_group // parts_of(mesh, cuts.get("m", ())), 1)
     return replace(product, rows_per_group=rows_per_group, group_axes=())
 

@@ -1,4 +1,4 @@
-"""What `matmul` was given: checked, and brought into the one form that the rest works on."""
+"""The arguments of `matmul`: checked, and in the form that everything else works on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jax import Array
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype
+from systolic.ops.engine.dtypes import fused_array, given_dtype, multiplied_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
-from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.engine.shapes import broadcast_shapes, broadcasts_to
 from systolic.ops.functions.elementwise import elementwise
 from systolic.ops.matmul.product import Product
 from systolic.spec import Operands, Side, SpecError
@@ -89,13 +89,12 @@ def canonical(
     preferred_element_type: Any,
     backend: Backend,
 ) -> Call:
-    """Checks everything, makes matrices of vectors and gives all arrays the same number of dimensions.
+    """Check the arguments, make matrices of vectors and give all arrays the same number of dimensions.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, functions that are not elementwise.
     """
-    in_kernel = backend.implementation != "xla" and bool(backend.chip)
-    lhs, rhs = (_Factor.of(given, in_kernel=in_kernel) for given in (left, right))
+    lhs, rhs = (_Factor.of(given, in_kernel=backend.in_kernel) for given in (left, right))
     if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
         raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")
     m, k = lhs.matrices.shape[-2:][:: -1 if left.transposed else 1]
@@ -116,7 +115,7 @@ def canonical(
     shape = (*batch, *(() if row else (m,)), *(() if column else (n,)))
     dtypes_given = lhs.dtype_given, rhs.dtype_given
     dtype_out = result_dtype((lhs.dtype_multiplied, rhs.dtype_multiplied), dtypes_given, preferred_element_type)
-    name, function = activation_of(activation, in_kernel=in_kernel)
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
     rank = len(batch)
     operands = Operands(
         lhs=_ranked(lhs.matrices, rank),
@@ -130,7 +129,7 @@ def canonical(
     product = Product(
         backend=backend,
         precision=precision_named(precision),
-        dtype_out="float32" if dtype_out == "float16" else dtype_out,
+        dtype_out=stored_dtype(dtype_out),
         transpose_lhs=left.transposed,
         transpose_rhs=right.transposed,
         functions=Functions(lhs=lhs.fn, rhs=rhs.fn, activation=function),
@@ -140,7 +139,7 @@ def canonical(
 
 
 def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
-    """An operand's function, and the dtype that is multiplied: of the operand, or of what the function makes of it."""
+    """Return the function of an operand, and the dtype that is multiplied."""
     if fn is None:
         if args:
             raise SpecError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")
@@ -162,11 +161,7 @@ def _arguments(values: Any, name: str) -> tuple[Array, ...]:
 
 
 def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
-    try:
-        fits = broadcast_shapes(array.shape, operand.shape) == operand.shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(array.shape, operand.shape):
         raise SpecError(f"{name} of shape {list(array.shape)} does not broadcast to its operand's {operand.shape}")
     return _ranked(array, rank)
 
@@ -174,15 +169,11 @@ def _argument(array: Array, name: str, operand: Array, rank: int) -> Array:
 def _fused(
     value: Any, name: str, wanted: tuple[int, ...], rank: int, *, row: bool, column: bool, out: tuple[int, ...]
 ) -> Array | None:
-    """What has to broadcast to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
+    """Return an array that broadcasts to the shape `wanted`, in its canonical form [*batch or 1, m or 1, n or 1]."""
     if value is None:
         return None
     array = fused_array(value, name)
-    try:
-        fits = broadcast_shapes(array.shape, wanted) == tuple(wanted)
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(array.shape, wanted):
         raise SpecError(
             f"{name} of shape {list(array.shape)} does not go with an output of {list(out)}; "
             + (f"it needs shape {list(wanted)} or one element" if name == "bias" else "it has to broadcast to that")

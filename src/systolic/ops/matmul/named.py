@@ -17,7 +17,7 @@ from jax import Array
 
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.backend import BY_XLA, Backend
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
 
@@ -125,7 +125,7 @@ def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
     Raises:
       SpecError: no program here is of this spec.
     """
-    product = product or product_of(spec, Backend(implementation="xla", chip=None, tiles=None))
+    product = product or product_of(spec, BY_XLA)
     made = spec_of(product, matrices(spec))
     if _uncounted(made) != _uncounted(spec):
         raise SpecError(f"this product cannot be built from its spec: {_difference(spec, made)}")

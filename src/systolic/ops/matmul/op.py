@@ -132,7 +132,7 @@ class MatmulOp(Op):
 
 
 def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
-    """Profiled tiles, and where none of these is near the least time the best by estimates too."""
+    """Return profiled tiles, and where none of them is near the least time the best by estimates too."""
     profiled = profiled_configs(spec, chip)
     best = profiled.configs
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)

@@ -75,7 +75,7 @@ def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas
 
 
 def _as_written(spec: MatmulSpec) -> Operands:
-    """A row beside the output is a vector, as a network keeps its bias."""
+    """Return the operands as a network has them: a row beside the output is a vector."""
     whole = matrices(spec)
 
     def vector(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

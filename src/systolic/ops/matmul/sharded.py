@@ -51,7 +51,7 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
 
 
 def _summed(run: Run, mesh: Any, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
-    """The product of parts of k, summed over the devices, and finished then."""
+    """Return the product of parts of k, summed over the devices and finished after that."""
     spec = spec_of(product, operands)
     spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which says whether an int32 holds the sum
     # As XLA does: parts of a product that is only cast are sent in its own dtype.

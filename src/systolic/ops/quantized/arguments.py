@@ -1,4 +1,4 @@
-"""What a product was given with quantized operands: checked, and brought into the one form that the rest works on."""
+"""The arguments of a product with quantized operands: checked, and in the form that everything else works on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from jax import Array
 
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
-from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype, stored_dtype
+from systolic.ops.engine.shapes import broadcast_shapes, broadcasts_to
 from systolic.ops.quantized.array import Quantized, from_qwix, is_qarray, require_quantized
 from systolic.ops.quantized.product import Operands, QuantizedProduct
 from systolic.ops.quantized.spec import ROW_FORMATS
@@ -34,8 +34,6 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Rows:
-    """The left-hand side."""
-
     array: Array  # [..., m, k]
     scales: Array | None  # [..., m, blocks]
     is_vector: bool  # one row, whose dimension the result does not have
@@ -43,7 +41,7 @@ class _Rows:
 
 
 def is_quantized(value: Any) -> bool:
-    """Whether an operand is a `Quantized`, or a QArray of qwix."""
+    """True for a `Quantized`, or a QArray of qwix."""
     return isinstance(value, Quantized) or is_qarray(value)
 
 
@@ -70,7 +68,7 @@ def canonical(
     up: Any = None,
     gated: bool = False,
 ) -> Call:
-    """Checks everything.
+    """Check the arguments.
 
     Args:
       refused: arguments by their names that a quantized product does not take, as they were given.
@@ -92,20 +90,20 @@ def canonical(
     if rest:
         raise SpecError(f"w_gate has {columns} columns and there is no w_up: an array of both needs an even number")
     *batch_lhs, m, inner = left.shape
-    its_shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
+    shapes = f"lhs{list(left.shape)} and rhs{list(weight.values.shape)}"
     if k != inner:
-        raise SpecError(f"{its_shapes} have k={inner} and k={k}: they have to agree")
+        raise SpecError(f"{shapes} have k={inner} and k={k}: they have to agree")
     try:
         batch = broadcast_shapes(tuple(batch_lhs), tuple(batch_rhs))
     except ValueError as error:
-        raise SpecError(f"batch dimensions of {its_shapes} do not broadcast") from error
+        raise SpecError(f"batch dimensions of {shapes} do not broadcast") from error
     shape = (*batch, *(() if rows.is_vector else (m,)), n)
-    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
-    multiplied = "float32" if rows.dtype == "float16" else rows.dtype
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
+    multiplied = stored_dtype(rows.dtype)
     dtype_out = result_dtype((multiplied, multiplied), (rows.dtype, rows.dtype), preferred_element_type)
     product = QuantizedProduct(
         backend=backend,
-        dtype_out="float32" if dtype_out == "float16" else dtype_out,
+        dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
         quantize_lhs=None if quantize_lhs is None else _row_format(quantize_lhs),
@@ -145,7 +143,7 @@ def _weight(rhs: Any, name: str) -> _Weight:
 
 
 def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
-    """The arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
     array = value if isinstance(value, Quantized) else from_qwix(value)
     require_quantized(array)
     for part in ("values", "scales"):
@@ -154,7 +152,6 @@ def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
 
 
 def _second(up: Any, gate: _Weight) -> _Weight:
-    """The second weight of a gated product, of the same form as the first."""
     found = _weight(up, "w_up")
     forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
     if forms[0] != forms[1]:
@@ -174,7 +171,7 @@ def _rows_of_floats(lhs: Any) -> _Rows:
 
 
 def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
-    """Values of rows, and a scale for each row, or for each of its blocks."""
+    """Return values of rows, and a scale for each row, or for each of its blocks."""
     if quantize_lhs is not None:
         raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantized; leave one of them out")
     values, scales = _codes_and_scales(lhs, "lhs")
@@ -198,7 +195,7 @@ def _row_format(name: Any) -> str:
 
 
 def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
-    """Scales of the same blocks of k on both sides, but for one scale a row, which stays one; ones where k is 0."""
+    """Return scales of the same blocks of k on both sides; one scale a row stays one. With k = 0 all are ones."""
     if not k:
         rows = None if lhs_scales is None else jnp.ones((*lhs_scales.shape[:-1], 1), jnp.float32)
         return jnp.ones((*scales.shape[:-2], 1, scales.shape[-1]), scales.dtype), rows
@@ -210,7 +207,7 @@ def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple
 
 
 def _every_scale(weight: _Weight, batch: tuple[int, ...]) -> Array:
-    """A scale for all columns, or for some, is one for each of them: a row of them is little beside the weight."""
+    """Return a scale for each column, which takes little memory next to the weight."""
     scales, n = weight.scales, weight.values.shape[-1]
     if scales.shape[-1] != n:
         scales = jnp.repeat(scales, n // scales.shape[-1], axis=-1) if n else scales[..., :0]
@@ -223,11 +220,7 @@ def _row(value: Any, name: str, n: int) -> Array:
 
 def _fused(value: Any, name: str, shape: tuple[int, ...]) -> Array:
     array = fused_array(value, name)
-    try:
-        fits = broadcast_shapes(array.shape, shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
+    if not broadcasts_to(array.shape, shape):
         raise SpecError(f"{name} of shape {list(array.shape)} does not broadcast to {list(shape)}")
     return array
 
@@ -237,7 +230,7 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
-    """The batch of lhs as rows where there is one weight; else one batch dimension of all."""
+    """Return the batch of lhs as rows where there is one weight; else one batch dimension of all."""
     its = operands
     if its.values.ndim == 2:
 

@@ -45,7 +45,7 @@ class QuantizedOp(ListedOp):
         return timed(computed, config, chip)
 
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
-        """Products, at the rate of the rows that the route multiplies, or copies alone, by the chip's model."""
+        """Return the time of products at the rate of the route, or of copies alone, by the chip's model."""
         least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
         faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(dtype_on(computed, chip), chip)
         return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
@@ -81,7 +81,6 @@ class QuantizedOp(ListedOp):
         return raced(spec, chip)
 
     def peers(self, spec: QuantizedSpec, chip: Chip) -> Iterable[Peer]:
-        """Yield the kernel of tpu-inference."""
         from systolic.ops.quantized.peers import peers  # needs JAX
 
         return peers(spec, chip)

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
-from systolic.ops.engine.backend import Backend, Implementation
+from systolic.ops.engine.backend import BY_XLA, Backend, Implementation
 from systolic.ops.engine.programs import raced_call
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.api import matmul
@@ -75,7 +75,7 @@ def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
         column; "batched", a product for each block, whose sums are scaled and added. Of quantized rows "values" or
         "values in bfloat16", a product of values, or one for each block, whose sums are scaled by both sides.
     """
-    operands, product = _operands(spec, arrays), _static(spec, None)
+    operands, product = _operands(spec, arrays), _static(spec)
     rows = quantized_rows(product, operands)
     totals = [_sum_in_form(form, spec, rows, its) for its in each_weight(operands)]
     return finished(product, totals, operands)
@@ -100,9 +100,8 @@ def _sum_in_form(form: str, spec: QuantizedSpec, rows: ScaledRows | None, operan
     return (each * scales[:, None]).sum(0)
 
 
-def _static(spec: QuantizedSpec, backend: Backend | None) -> QuantizedProduct:
+def _static(spec: QuantizedSpec, backend: Backend = BY_XLA) -> QuantizedProduct:
     name, function = activation_of(spec.activation or None)
-    backend = backend or Backend(implementation="xla", chip=None, tiles=None)
     return QuantizedProduct(
         backend=backend,
         dtype_out=spec.dtype_out,

@@ -48,7 +48,7 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
 def sharded_cotangents(
     differentiate: Differentiate, mesh: Any, product: QuantizedProduct, operands: Operands, cotangent: Array
 ) -> Operands:
-    """What `differentiate` makes of each device's parts; of operands that have no cotangent None."""
+    """Return the cotangents of `differentiate` on each device's parts; None for operands that have none."""
     names, cuts = _names(mesh, product, operands)
     wanted = [at for at, one in enumerate(differentiated(operands)) if one is not None]
 
@@ -70,7 +70,7 @@ def sharded_cotangents(
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
-    """`xla.finished` of sharded sums, which can be differentiated."""
+    """Return `xla.finished` of sharded sums, which can be differentiated."""
     its, of_all = operands, ("m", "n")
     given = (tuple(totals), its.bias, its.residual, its.out_scale)
     names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
@@ -82,7 +82,7 @@ def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array]
 
 
 def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Operands, dict[str, tuple[str, ...]]]:
-    """Names of the dimensions, "" for those that cannot be cut, and the axes that cut the others."""
+    """Return the names of the dimensions, "" for those that cannot be cut, and the axes that cut the others."""
     scales, lhs_scales = operands.scales, operands.lhs_scales
     counts = {one.shape[at] for one, at in ((scales, 0), (lhs_scales, 1)) if one is not None} - {1}
 

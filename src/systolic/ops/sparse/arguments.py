@@ -1,4 +1,4 @@
-"""What `sparse_matmul` was given: checked, and brought into the one form that the rest works on."""
+"""The arguments of `sparse_matmul`: checked, and in the form that everything else works on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import Array
 
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
-from systolic.ops.engine.dtypes import fused_array, given_dtype, operand, result_dtype
+from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
 from systolic.ops.sparse.array import BlockSparse
 from systolic.ops.sparse.batches import common_batch
@@ -19,7 +19,7 @@ from systolic.ops.sparse.mask import BlockMask
 from systolic.ops.sparse.places import is_known
 from systolic.ops.sparse.product import Places, SparseProduct
 from systolic.ops.sparse.spec import BlockSparseError, SparseKind
-from systolic.spec import MatmulSpec, SpecError
+from systolic.spec import SpecError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ def canonical(
     preferred_element_type: Any,
     backend: Backend,
 ) -> Call:
-    """Checks everything.
+    """Check the arguments.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, no operand is sparse and there is no mask, or both are.
@@ -79,10 +79,9 @@ def canonical(
         raise BlockSparseError(f"the mask is of a matrix of shape {list(sparse.shape)}, the product's is {[m, n]}")
     if kind == "sdd" and (bias is not None or activation is not None):
         raise SpecError("bias and activation do not go with a mask; apply them to the result")
-    one = MatmulSpec(m=1, k=1, n=1, dtype_lhs=left.dtype.name, dtype_rhs=right.dtype.name, dtype_out="float32")
-    dtype = one.dtype_multiplied
+    dtype = common_dtype(left.dtype.name, right.dtype.name)
     dtype_out = result_dtype((dtype, dtype), (lhs_given, rhs_given), preferred_element_type)
-    name, function = activation_of(activation, in_kernel=backend.implementation != "xla" and bool(backend.chip))
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
     matrix = {"dsd": left, "dds": right, "sdd": sparse}[kind]
     rows = matrix.rows
     expected = int(np.sum(np.asarray(rows) < matrix.grid[0])) if is_known(rows) else rows.shape[0]
@@ -93,7 +92,7 @@ def canonical(
         block=matrix.block,
         expected=expected,
         precision=precision_named(precision),
-        dtype_out="float32" if dtype_out == "float16" else dtype_out,  # which a kernel cannot store
+        dtype_out=stored_dtype(dtype_out),
         transpose_sparse=turned,
         transpose_rhs=native,
         dense_out=dense_out,
@@ -102,8 +101,8 @@ def canonical(
         activation=name,
         function=function,
     )
-    dense = [one for one in (left, right) if not isinstance(one, BlockSparse)]
-    batch = common_batch([one.shape[:-2] for one in dense])
+    dense = [side for side in (left, right) if not isinstance(side, BlockSparse)]
+    batch = common_batch([array.shape[:-2] for array in dense])
     first, second = _arrays(kind, left, right)
     return Call(
         product=product,
@@ -149,7 +148,7 @@ def _operand(value: Any, name: str, *, sparse: bool, transposed: bool) -> tuple[
 
 
 def _diagonal(sparse: Any, name: str) -> int | None:
-    """A limit of the band, moved to where it is an int32 and still has the same elements on the same side."""
+    """Return a limit of the band, clipped to an int32 that keeps the same elements on the same side."""
     limit, (rows, columns) = getattr(sparse, name, None), sparse.shape
     return None if limit is None else max(-rows, min(limit, columns))
 

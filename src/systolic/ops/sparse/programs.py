@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
-from systolic.ops.engine.backend import Backend, Implementation
+from systolic.ops.engine.backend import BY_XLA, Backend, Implementation
 from systolic.ops.engine.programs import raced_call
 from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.sparse.api import sparse_matmul
@@ -59,7 +59,7 @@ def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tup
 
 
 def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of as many blocks as are expected, as they are stored."""
+    """Return rows and columns of as many blocks as are expected, as they are stored."""
     grid = (spec.grid_rows, spec.grid_columns)
     grid = grid[::-1] if spec.transpose_sparse else grid
     chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
@@ -71,7 +71,7 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
-    """`systolic.sparse_matmul`, as a user calls it."""
+    """Call `systolic.sparse_matmul` as a user does."""
     first, second, rows, columns, *rest = arrays
     options = {
         "activation": spec.activation or None,
@@ -94,7 +94,7 @@ def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays
 
 
 def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
-    """The product of whole matrices, of which the zeros are stored; of sdd, all blocks of the result."""
+    """Multiply whole matrices with their zeros; of sdd return all blocks of the result."""
     first, second, rows, columns, *rest = arrays
     if spec.kind == "sdd":
         total = _dot(spec, first, second.mT if spec.transpose_rhs else second)
@@ -104,7 +104,7 @@ def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
         return cut[jnp.minimum(rows, spec.grid_rows - 1), columns].astype(spec.dtype_out)
     whole = rest[0].mT if spec.transpose_sparse else rest[0]
     total = _dot(spec, *((whole, second) if spec.kind == "dsd" else (second, whole)))
-    return finished(_static(spec, None), total, rest[-1] if spec.bias else None)
+    return finished(_static(spec), total, rest[-1] if spec.bias else None)
 
 
 def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
@@ -118,10 +118,10 @@ def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
     )
 
 
-def _static(spec: SparseSpec, backend: Backend | None) -> SparseProduct:
+def _static(spec: SparseSpec, backend: Backend = BY_XLA) -> SparseProduct:
     name, function = activation_of(spec.activation or None)
     return SparseProduct(
-        backend=backend or Backend(implementation="xla", chip=None, tiles=None),
+        backend=backend,
         kind=spec.kind,
         shape=spec.stored_shape,
         block=spec.stored_block,

@@ -38,7 +38,7 @@ def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) ->
 
 
 def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
-    """Blocks of the product likewise, of lhs, rhs and places."""
+    """Return blocks of the product of lhs, rhs and places."""
     names = (("", "k"), ("", "k") if product.transpose_rhs else ("k", ""), _PLACES)
     cuts = cuts_of(given, names, last=())
 
@@ -52,7 +52,7 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
 
 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
-    """`xla.finished` of sharded sums, which can be differentiated."""
+    """Return `xla.finished` of sharded sums, which can be differentiated."""
     _, of_bias, out = _dense_names(product)
     given, names = (total, bias), (out, of_bias)
 
@@ -63,11 +63,11 @@ def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -
 
 
 def whole(array: Array) -> Array:
-    """The array, on each device all of it."""
+    """Return the array, whole on each device."""
     mesh = explicit_mesh([array])
     return array if mesh is None else cut_as(array, mesh, PartitionSpec(*(None for _ in array.shape)))
 
 
 def _dense_names(product: SparseProduct) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Of the dense matrix, of a bias, and of the result."""
+    """Return the names of the dimensions of the dense matrix, the bias and the result."""
     return (("", "n"), ("n",), ("", "n")) if product.kind == "dsd" else (("m", ""), ("",), ("m", ""))

@@ -15,12 +15,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from systolic.compat import intercepted
 from systolic.ops.engine.backend import Implementation
 from systolic.ops.matmul.dot_general import dot_general
-from systolic.replacing.decisions import Decision, Policy
+from systolic.ops.replacing.decisions import Decision, Policy
 
 # Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,
 # `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
 _FOLLOWED = frozenset({"checkpoint", "closed_call", "cond", "jit", "pjit", "remat", "remat2", "scan", "while"})
-_OURS = str(Path(__file__).parents[1])
+_OURS = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Rewriter:
     tell: Callable[[Decision], None]
 
     def __call__(self, primitive: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """What `primitive.bind` would return, with other products."""
+        """Return the results of `primitive.bind`, with other products."""
         if primitive is lax.dot_general_p:
             return self._product(arguments, params)
         if primitive.name in _FOLLOWED:
@@ -67,7 +67,7 @@ class Rewriter:
         )
 
     def _followed(self, value: Any, inside: str) -> Any:
-        """A parameter of an operation with other products in each of its functions."""
+        """Return a parameter of an operation with other products in each of its functions."""
         if isinstance(value, tuple):
             return tuple(self._followed(each, inside) for each in value)
         if not isinstance(value, (ClosedJaxpr, Jaxpr)) or not any(products_in(value)):
@@ -89,7 +89,7 @@ class Rewriter:
 # JAX compiles a function once as long as it is the same object: so is what is made of it.
 @functools.lru_cache(maxsize=256)
 def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tuple[Any, tuple[Decision, ...]]:
-    """A function with other products, and what was decided; None where its types or constants would be others."""
+    """Return a function with other products, and the decisions; None where its types or constants would change."""
     closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
     decisions: list[Decision] = []
 
@@ -104,7 +104,7 @@ def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tu
 
 
 def _types(closed: Any) -> list[Any]:
-    """Types of arguments and results. A kernel's result remembers for which chip it was traced: that does not count."""
+    """Return types of arguments and results, without the chip that a kernel's result was traced for."""
 
     def type_of(aval: Any) -> Any:
         sharding = getattr(aval, "sharding", None)
@@ -115,7 +115,7 @@ def _types(closed: Any) -> list[Any]:
 
 
 def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The functions of an operation, but for those of systolic's own."""
+    """Yield the functions of an operation, but for systolic's own."""
     for value in params.values():
         for each in value if isinstance(value, tuple) else (value,):
             if isinstance(each, (ClosedJaxpr, Jaxpr)):
@@ -125,7 +125,7 @@ def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def products_in(jaxpr: Any) -> Iterator[Any]:
-    """The equations of products in a function, and in the functions in it, but for kernels."""
+    """Yield the equations of products in a function, and in the functions in it, but for kernels."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive is lax.dot_general_p:
             yield equation

@@ -1,4 +1,4 @@
-"""Whether a kernel takes a product that somebody wrote in plain JAX, and why."""
+"""Decisions on products that somebody wrote in plain JAX: by a kernel or by XLA, and why."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import jax
 from systolic.accuracy.time_error import RatioVerdict
 from systolic.chips import Chip, UnsupportedDtypeError, known_chip
 from systolic.ops.engine.target import NO_CHIP
+from systolic.ops.kept_trials import KeptTrials
 from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
 from systolic.ops.op import op_of
 from systolic.ops.planner import Planner, Plans
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
 from systolic.store import StoreError, Subject
-from systolic.tuning import KeptTrials
 
 WhereUnknown = Literal["xla", "kernel"]
 
@@ -32,7 +32,7 @@ _ERROR: dict[RatioVerdict, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What becomes of a product.
+    """A decision on one product.
 
     Attributes:
       product: in words: sizes (m k n) and dtypes.
@@ -60,13 +60,13 @@ class Decision:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether `systolic.tune` would say more: the kernel can compute it, and what XLA takes is not known."""
+        """True if the kernel can compute it, and XLA's time is not known: `systolic.tune` finds it."""
         return self.spec is not None and bool(self.chip) and self.ratio is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """When a kernel is taken; by which planner.
+    """The rules by which a kernel is taken.
 
     Attributes:
       least_ratio: XLA's time over ours has to be above it.
@@ -108,7 +108,7 @@ class Policy:
         return _decided(self, spec, self.chip)
 
     def left(self, types: Sequence[Any], reason: str) -> Decision:
-        """A product that is left to XLA for another reason than its time."""
+        """Return the decision on a product that is left to XLA for another reason than its time."""
         lhs, rhs, out = map(_shape, types)
         return Decision(product=f"{lhs} · {rhs} → {out}", taken=False, reason=reason)
 
@@ -138,7 +138,7 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
 
 
 def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """What `systolic tune` has kept of a product; a store that cannot be read was warned of by the planner."""
+    """Return what `systolic tune` has kept of a product; the planner has warned of a store that cannot be read."""
     if planner.store is None or chip != known_chip(chip.name):
         return None
     try:

@@ -1,0 +1,106 @@
+"""What a store has of a product on a chip: the winner among its trials, and its time against XLA's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from systolic.accuracy.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
+from systolic.chips import Chip, known_chip
+from systolic.cost import machine_roofline, repeated_us
+from systolic.ops.op import op_of
+from systolic.ops.trial_error import trial_error
+from systolic.spec import Spec
+from systolic.store import Trial, best_first, fastest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTrials:
+    """The trials of a product on a chip, and XLA's program.
+
+    Attributes:
+      spec: as asked for.
+      computed: what the kernel computes, to which configurations belong.
+      trials: fastest first.
+      xla: XLA's program; None where nobody asked for it or it has no time.
+      xla_us: its time in repeated calls, where its copy ahead of the call hides behind the call before.
+    """
+
+    spec: Any
+    computed: Any
+    chip: str
+    trials: tuple[Trial, ...]
+    xla: Trial | None
+    xla_us: float | None
+
+    @classmethod
+    def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:
+        """Return these trials of a product, in any order, XLA's program among them.
+
+        Args:
+          more: what a subclass has besides.
+        """
+        every = list(trials)
+        xla = next((trial for trial in every if trial.tried is None), None)
+        return cls(
+            spec=spec,
+            computed=op_of(spec).computed(spec),
+            chip=chip.name,
+            trials=tuple(best_first(trial for trial in every if trial.tried is not None)),
+            xla=xla,
+            xla_us=None if xla is None else xla_repeated_us(xla, spec, chip),
+            **more,
+        )
+
+    @property
+    def winner(self) -> Trial | None:
+        """The fastest; None where no trial has a time."""
+        return fastest(self.trials)
+
+    @property
+    def ratio_to_xla(self) -> float | None:
+        """XLA's time over the winner's: above 1 the winner is faster."""
+        winner, xla = self.winner, self.xla
+        if winner is None or winner.time_us is None or xla is None or self.xla_us is None:
+            return None
+        if (winner.measured_us is None) != (xla.measured_us is None):
+            return None  # a measured time over a simulated one says nothing
+        return self.xla_us / winner.time_us
+
+    @property
+    def winner_error(self) -> TimeError | None:
+        """The error of the winner's simulated time."""
+        return self._error(self.winner)
+
+    @property
+    def xla_error(self) -> TimeError | None:
+        """The error of XLA's simulated time."""
+        return self._error(self.xla)
+
+    @property
+    def ratio_error_percent(self) -> float | None:
+        """The error of the ratio of simulated times to XLA; None: not known, or the times are measured."""
+        mine, other = self.winner_error, self.xla_error
+        return None if mine is None or other is None else ratio_error_percent(mine, other, same_kernel=False)
+
+    @property
+    def verdict(self) -> RatioVerdict:
+        """Faster or slower than XLA, if by more than their simulated times may be off; measured times hold."""
+        if self.ratio_to_xla is None:
+            return "not known"
+        measured = self.winner is not None and self.winner.measured_us is not None
+        return ratio_verdict(self.ratio_to_xla, 0.0 if measured else self.ratio_error_percent)
+
+    def _error(self, trial: Trial | None) -> TimeError | None:
+        known = known_chip(self.chip)
+        return None if trial is None or known is None else trial_error(trial, self.computed, known)
+
+
+def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:
+    """Return XLA's time in repeated calls."""
+    if xla.measured_us is not None:
+        return xla.measured_us
+    if xla.simulated_us is None:
+        return None
+    return repeated_us(xla.simulated_us, xla.prefetch_us or 0.0, machine_roofline(spec, chip).hbm_us)

@@ -1,0 +1,80 @@
+"""`systolic.matmuls`: the products of a function as it is, by this package's kernels, tuned where that is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+from systolic.ops.replacing.decisions import WhereUnknown
+from systolic.ops.replacing.products import ReplacedProducts
+from systolic.support.bugs import reports_bugs
+from systolic.tuning.result import TuningResult
+from systolic.tuning.tune import tune
+
+if TYPE_CHECKING:
+    from systolic.ops.engine.backend import Implementation
+
+
+class Matmuls(ReplacedProducts):
+    """A `with` block and a decorator in which kernels take products, and what was decided; see `matmuls`."""
+
+    def tune(self, **options: Any) -> tuple[TuningResult, ...]:
+        """Finds out what XLA takes, and our kernels, of every product of which that is not known.
+
+        Each takes as long as `systolic.tune` does; what is traced from then on goes by it. `decisions` are forgotten.
+
+        Args:
+          options: as `systolic.tune` takes them, such as `time_budget_s`.
+
+        Raises:
+          ValueError, StoreError, StalledError: as `systolic.tune` does.
+        """
+        results = tuple(tune(spec, chip, **options) for spec, chip in self._unknown())
+        self._counts.clear()
+        return results
+
+
+@reports_bugs
+def matmuls(
+    *,
+    least_ratio: float = 1.0,
+    where_unknown: WhereUnknown = "xla",
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Matmuls:
+    """A `with` block in which products of plain JAX are computed by `systolic.matmul` where that is known to gain.
+
+    `jnp.dot`, `@`, `jnp.einsum` and `lax.dot_general`, in functions as they are:
+
+        with systolic.matmuls() as products:
+            loss, slopes = jax.value_and_grad(model)(weights, batch)
+        print(products)
+
+        step = jax.jit(systolic.matmuls()(step))   # the same, as a decorator
+
+    A product is taken where `systolic.tune` has found, for its sizes and dtypes and for this chip, that XLA takes
+    longer. That is of products alone: XLA fuses them with what is around them, and `systolic.simulate` of the function
+    with and without says what all of it gains.
+
+    The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those that
+    were compiled before; outside they are what they were. Products inside of `jit`, `scan`, `while_loop`, `cond`,
+    `checkpoint`, `shard_map`, `custom_jvp` and `custom_vjp` are found; other operations that hold functions, and Pallas
+    kernels, are left whole.
+
+    Where a gradient is taken inside, its products are decided on one by one. Where it is taken outside, of a function
+    that the block is in, the gradients of products that were taken are by our kernels too; derivatives that a
+    `custom_vjp` defines are left as they are.
+
+    Args:
+      least_ratio: XLA's time over ours has to be more.
+      where_unknown: "xla", or "kernel": who computes a product, if a kernel can and nobody knows what XLA takes.
+      implementation, chip: as `systolic.matmul` takes them.
+
+    Returns:
+      The block, which is a decorator too. Printed, it says what was taken, what not, and why.
+
+    Raises:
+      SpecError: an option has a value that is none.
+      UnknownChipError: no such chip.
+    """
+    return Matmuls(least_ratio=least_ratio, where_unknown=where_unknown, implementation=implementation, chip=chip)
