@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from systolic.explaining import Explanation, Program
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.written import percent, us
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.explaining import OperandTraffic, VmemMap
-from systolic.report.explained_tables import UNITS, times_least
+from systolic.report.explained_tables import times_least
+from systolic.report.run_tables import UNITS
 from systolic.report.written import percent
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun

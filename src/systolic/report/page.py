@@ -7,7 +7,7 @@ from typing import Any
 
 from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
-from systolic.report import charts, explained_tables, slice_tables, timeline_charts
+from systolic.report import charts, explained_tables, run_tables, slice_tables, timeline_charts
 from systolic.report.ceilings import ceilings, ceilings_table
 from systolic.report.headline import figures, time_parts
 from systolic.report.html import Plot, render
@@ -131,14 +131,16 @@ def _tables(explanation: Explanation) -> dict[str, Any]:
         "ceilings": ceilings_table(explanation) if whole is not None else None,
         "programs": tables.programs_table(explanation),
         "vmem": tables.vmem_table(explanation),
-        "units": tables.units_table(explanation.run),
+        "units": run_tables.units_table(explanation.run),
         "regions": tables.regions_table(explanation),
         "line_times": tables.line_times_table(explanation),
         "lines": tables.lines_table(explanation),
         "traffic": tables.traffic_table(explanation),
         "savings": tables.savings_table(explanation),
         "ops": [
-            (found, tables.ops_table(run)) for found in explanation.programs if (run := found.device_run) is not None
+            (found, run_tables.ops_table(run))
+            for found in explanation.programs
+            if (run := found.device_run) is not None
         ],
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.written import megabytes, percent, us
 from systolic.simulator import CollectiveRun, DeviceClass, LinkRun, SliceRun
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from systolic.chips import with_clock_state
 from systolic.report import slice_tables, step_tables, timeline_charts
 from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
-from systolic.report.explained_tables import ops_table
 from systolic.report.headline import Figure, share_figure, time_parts
 from systolic.report.html import Plot, render
+from systolic.report.run_tables import ops_table
 from systolic.report.written import percent
 from systolic.steps import PASSES, Pass, StepRun
 from systolic.steps.records import GIB

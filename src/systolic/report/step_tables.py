@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.simulator import CollectiveRun

@@ -10,7 +10,8 @@ from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.engine.listed import ListedOp
 from systolic.ops.op import Layout, RacedPrograms
 from systolic.ops.quantized.cost import product_configs, timed
-from systolic.ops.quantized.route import route_of, rows_per_cycle
+from systolic.ops.quantized.route_cycles import rows_per_cycle
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import KernelConfig, total_bytes
