@@ -17,9 +17,9 @@ class ExplainedTable(Generic[Row]):
     rows: tuple[Row, ...]
     left_out: int = 0
 
-    def shortened(self, most: int) -> ExplainedTable[Row]:
+    def shortened(self, limit: int) -> ExplainedTable[Row]:
         """The same with so many rows at the most."""
-        return replace(self, rows=self.rows[:most], left_out=self.left_out + max(0, len(self.rows) - most))
+        return replace(self, rows=self.rows[:limit], left_out=self.left_out + max(0, len(self.rows) - limit))
 
 
 def explained_table(
@@ -33,7 +33,7 @@ def explained_table(
       most: rows to show; None: all.
       more: rows that were left out before.
     """
-    found = tuple(items)
-    shown = found[:most]
-    kept = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
-    return ExplainedTable(columns=kept, rows=shown, left_out=more + len(found) - len(shown))
+    all_rows = tuple(items)
+    shown = all_rows[:most]
+    shown_columns = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
+    return ExplainedTable(columns=shown_columns, rows=shown, left_out=more + len(all_rows) - len(shown))

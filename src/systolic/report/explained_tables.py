@@ -24,53 +24,57 @@ from systolic.report.written import megabytes, mib, percent, us
 NO_LINE = "the pipeline around the kernel, and what the compiler adds"
 HOW_SHARED = "each stretch of straight code, shared out among its bundles; waits for copies are not among it"
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
-_MOST_LINES = 60
-_MOST_PARTS = 40
+_MAX_LINES = 60
+_MAX_PARTS = 40
 
 
 def program(explanation: Explanation, role: str) -> Program | None:
     """Finds the first program of that role."""
-    return next((found for found in explanation.programs if found.role == role), None)
+    return next((program for program in explanation.programs if program.role == role), None)
 
 
-def rate_tflops(found: Program) -> float | None:
+def rate_tflops(program: Program) -> float | None:
     """Computes the rate in Tflop/s; None where there is no time, or the operations are not known."""
-    return found.flops / found.time_us / 1e6 if found.time_us and found.flops else None
+    return program.flops / program.time_us / 1e6 if program.time_us and program.flops else None
 
 
 def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
     """Lists this kernel, XLA's, and the changes that were tried, without those that save nothing."""
-    worth = [each for each in explanation.programs if each.role != "change" or not _saves_nothing(each, explanation)]
+    worth = [
+        program
+        for program in explanation.programs
+        if program.role != "change" or not _saves_nothing(program, explanation)
+    ]
     peak = explanation.roofline.peak_flops_per_s / 1e12
 
-    def of_peak(found: Program) -> float | None:
-        rate = rate_tflops(found)
+    def of_peak(program: Program) -> float | None:
+        rate = rate_tflops(program)
         return None if rate is None or not peak else rate / peak
 
     return explained_table(
         (
-            textual("program", lambda found: found.label),
-            numeric("simulated µs", lambda found: us(found.time_us)),
-            error_column(lambda found: found.error),
+            textual("program", lambda row: row.label),
+            numeric("simulated µs", lambda row: us(row.time_us)),
+            error_column(lambda row: row.error),
             numeric(
                 "relative speed",
-                lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,
+                lambda row: f"{explanation.time_us / row.time_us:.2f} ×" if row.time_us else None,
             ),
             numeric("Tflop/s", rate_tflops, ",.1f"),
-            numeric("of peak", lambda found: percent(of_peak(found)), share=of_peak),
-            numeric("HBM MB", lambda found: megabytes(found.hbm_bytes) if found.time_us else None, droppable=True),
+            numeric("of peak", lambda row: percent(of_peak(row)), share=of_peak),
+            numeric("HBM MB", lambda row: megabytes(row.hbm_bytes) if row.time_us else None, droppable=True),
             numeric(
                 "flop/byte",
-                lambda found: found.flops / found.hbm_bytes if found.flops and found.hbm_bytes else None,
+                lambda row: row.flops / row.hbm_bytes if row.flops and row.hbm_bytes else None,
                 ",.0f",
                 droppable=True,
             ),
             numeric(
                 "exposed µs",
-                lambda found: us(found.communication.exposed_us) if found.communication is not None else None,
+                lambda row: us(row.communication.exposed_us) if row.communication is not None else None,
                 optional=True,
             ),
-            textual("no time because", lambda found: found.reason, optional=True),
+            textual("no time because", lambda row: row.reason, optional=True),
         ),
         worth,
         more=len(explanation.programs) - len(worth),
@@ -100,7 +104,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
             ),
         ),
         sorted(explanation.vmem.parts, key=lambda part: (part.op, -part.size_bytes)),
-        most=_MOST_PARTS,
+        most=_MAX_PARTS,
     )
 
 
@@ -127,7 +131,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
             ),
         ),
         explanation.regions,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
@@ -145,7 +149,7 @@ def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | Non
             numeric("bundles", lambda line: line.bundles, ",.0f"),
         ),
         explanation.line_times,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
@@ -155,7 +159,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
         return None
 
     def amount(title: str, of: Callable[[LineOps], float], scale: float) -> Column[LineOps]:
-        most = max(1.0, *(float(of(line)) for line in explanation.lines))
+        longest = max(1.0, *(float(of(line)) for line in explanation.lines))
 
         def scaled(line: LineOps) -> str:
             value = float(of(line))
@@ -164,7 +168,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
             return f"{value / scale:,.3g}" if value < 100 * scale else f"{value / scale:,.0f}"
 
         return numeric(
-            title, scaled, share=lambda line: of(line) / most if of(line) else None, droppable=True, optional=True
+            title, scaled, share=lambda line: of(line) / longest if of(line) else None, droppable=True, optional=True
         )
 
     return explained_table(
@@ -179,7 +183,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
             amount("KiB stored", lambda line: line.stored_bytes, 1024),
         ),
         explanation.lines,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
