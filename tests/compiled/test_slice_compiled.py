@@ -177,7 +177,7 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents
 ) -> None:
     every = simulated(pool, "reduce-scatter", chip_name, extents, one_for_all=False)
-    monkeypatch.setattr(run, "MOST_APART", 1)
+    monkeypatch.setattr(run, "MAX_APART", 1)
     one = simulated(pool, "reduce-scatter", chip_name, extents)
     assert one.way == "one device for all, as slow as the slowest"
     assert one.devices == every.devices
@@ -206,7 +206,7 @@ def test_what_devices_read_in_other_orders_takes_all_as_long(
     program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
     prepared = prepare_program(program, known)
     every = prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
-    monkeypatch.setattr(run, "MOST_APART", 1)
+    monkeypatch.setattr(run, "MAX_APART", 1)
     one = prepared.run_slice(shape, program.assignment, chip=known)
     assert one.way == "one device for all, as slow as the slowest"
     assert one.time_us == pytest.approx(every.time_us, rel=0.01)
@@ -268,7 +268,7 @@ def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
 
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (network, run):
-        monkeypatch.setattr(module, "MOST_COPIES", 4)
+        monkeypatch.setattr(module, "MAX_COPIES", 4)
     with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
         simulated(pool, "all-to-all", "v6e", "2x4")
     one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all

@@ -12,18 +12,16 @@ from systolic.explaining import Explanation
 from systolic.report.ceilings import ceilings_table
 from systolic.report.explained_tables import (
     HOW_SHARED,
-    idle_units,
     line_times_table,
     lines_table,
-    ops_table,
     programs_table,
     regions_table,
     savings_table,
     traffic_table,
-    units_table,
     vmem_table,
 )
 from systolic.report.headline import figures, time_parts
+from systolic.report.run_tables import idle_units, ops_table, units_table
 from systolic.report.slice_tables import WAYS
 from systolic.report.timeline import TITLES, busy_lanes
 from systolic.report.written import percent, round_mib

@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from systolic.cli.tables import show_table
 from systolic.report.columns import Column, numeric, textual
-from systolic.report.explained_tables import idle_units, units_table
+from systolic.report.run_tables import idle_units, units_table
 from systolic.report.time_errors import time_text
 from systolic.schedule import MIB
 from systolic.simulator import CopySize, OpRun, SimulatedRun, SparseCoreRun, SparseOpRun

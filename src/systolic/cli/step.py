@@ -2,63 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cattrs
 import click
-from rich.console import Console
-from rich.markup import escape
 
-from systolic.chips import Chip, SliceError, SliceShape, flags_text
+from systolic.chips import Chip, SliceError, SliceShape
 from systolic.cli.function import StaticParameter, function_options, named
 from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import SIMULATED, check_drawing_target, check_target, give, heading, note, write_text
+from systolic.cli.output import check_drawing_target, check_target, give
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
-from systolic.cli.tables import console, show_section
+from systolic.cli.step_output import AskedStep, StepAnswer, show_steps, step_record, write_pages, write_traces
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
 from systolic.compiler.named_shardings import mesh_axes
-from systolic.report.step_tables import (
-    Prediction,
-    changes_table,
-    gain_text,
-    kinds_table,
-    memory_text,
-    parts_table,
-    passes_text,
-)
-from systolic.report.time_errors import time_text
-from systolic.report.written import percent
-from systolic.steps import TIME_LIMIT_S, Step, StepMaker, StepRun, submit_step
+from systolic.steps import TIME_LIMIT_S, Step, StepMaker, submit_step
 from systolic.timing.outcome import Outcome
 
 _MESH = "mesh"
 _SPANS_OF_A_PAGE = 2_000
 _SPANS_OF_A_TRACE = 20_000  # of each kind, from the beginning and from the end: what a picture can show
 _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of their own
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One step to predict."""
-
-    label: str
-    chip: Chip
-    topology: str | None
-    source: Step | StepMaker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What came of it."""
-
-    asked: _Asked
-    run: StepRun | None
-    outcome: Outcome | None  # None: there is a run
 
 
 class _Trial(StaticParameter):
@@ -152,13 +118,13 @@ def step(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()
-    asked: list[_Asked] = []
+    asked: list[AskedStep] = []
     for chip in chips:
         if arguments:
             fn, args = asked_slice.call(maker, arguments, chip)
             names = tuple(filter(None, parts.split(",")))
             source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
-            asked.append(_Asked(label=function, chip=chip, topology=asked_slice.topology, source=source))
+            asked.append(AskedStep(label=function, chip=chip, topology=asked_slice.topology, source=source))
             continue
         asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
@@ -167,15 +133,15 @@ def step(
         if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
             raise each.outcome.error  # the call was wrong
     if trace_file is not None:
-        _write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
+        write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
     if page is not None:
-        _write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
+        write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
-    give(json_file, "step", map(_record, answers), summary, lambda: _show(answers))
+    give(json_file, "step", map(step_record, answers), summary, lambda: show_steps(answers))
     return 1 if any(each.run is None for each in answers) else 0
 
 
-def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> _Asked:
+def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> AskedStep:
     """The step, or one that differs in one parameter."""
     mesh, parameters = asked_slice.mesh, dict(maker.parameters)
     if trial is not None and trial[0] == _MESH:
@@ -188,10 +154,10 @@ def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tupl
         axes = {"fsdp": len(SliceShape.parse(chip, topology).devices)}
     source = StepMaker(function=replace(maker, parameters=parameters), topology=topology, axes=axes)
     label = maker.text if trial is None else f"{trial[0]}={trial[1]}"
-    return _Asked(label=label, chip=chip, topology=topology, source=source)
+    return AskedStep(label=label, chip=chip, topology=topology, source=source)
 
 
-def _answers(asked: list[_Asked], workers: Workers, spans: int, *, quiet: bool) -> list[_Answer]:
+def _answers(asked: list[AskedStep], workers: Workers, spans: int, *, quiet: bool) -> list[StepAnswer]:
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(asked))
         jobs = []
@@ -203,104 +169,7 @@ def _answers(asked: list[_Asked], workers: Workers, spans: int, *, quiet: bool) 
         found = []
         for each, job in zip(asked, jobs, strict=True):
             try:
-                found.append(_Answer(asked=each, run=result_of(job, pool, bar), outcome=None))
+                found.append(StepAnswer(asked=each, run=result_of(job, pool, bar), outcome=None))
             except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
-                found.append(_Answer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
+                found.append(StepAnswer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
     return found
-
-
-def _record(answer: _Answer) -> dict[str, Any]:
-    run, outcome = answer.run, answer.outcome
-    row: dict[str, Any] = {
-        "step": answer.asked.label,
-        "chip": answer.asked.chip.name,
-        "topology": answer.asked.topology,
-        "flags": answer.asked.chip.compiler_flags,
-    }
-    if run is None:
-        assert outcome is not None
-        return {**row, "status": outcome.status, "reason": outcome.details, "time_us": None}
-    return {
-        **row,
-        "status": "ok",
-        "devices": run.devices,
-        "time_us": run.time_us,
-        "tokens_per_s_per_device": run.tokens_per_s_per_device,
-        "mfu": run.mfu,
-        "mfu_causal": run.mfu_causal,
-        "hbm_needed_bytes": run.memory.needed_bytes,
-        "hbm_left_bytes": run.memory.left_bytes,
-        "run": cattrs.unstructure(run),
-    }
-
-
-def _write_traces(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
-    from systolic.report import chrome_trace
-
-    for chip, answer in {each.asked.chip.name: each for each in reversed(answers)}.items():
-        if answer.run is None:
-            continue
-        target = path.with_stem(f"{path.stem}_{chip}") if several else path
-        trace = chrome_trace(answer.run.slice_run or answer.run.run, title=answer.asked.label)
-        write_text(target, json.dumps(trace, allow_nan=False))
-        note(f"trace {target}", quiet=quiet)
-
-
-def _write_pages(answers: list[_Answer], path: Path, *, several: bool, quiet: bool) -> None:
-    from systolic.report.step_page import step_page
-
-    by_chip: dict[str, list[Prediction]] = {}
-    for each in answers:
-        reason = "" if each.outcome is None else f"{each.outcome.status}: {each.outcome.details}"
-        prediction = Prediction(label=each.asked.label, run=each.run, reason=reason)
-        by_chip.setdefault(each.asked.chip.name, []).append(prediction)
-    for chip, (first, *trials) in by_chip.items():
-        if first.run is not None:
-            target = path.with_stem(f"{path.stem}_{chip}") if several else path
-            write_text(target, step_page(first.label, first.run, trials))
-            note(f"page {target}", quiet=quiet)
-
-
-def _show(answers: list[_Answer]) -> None:
-    out = console()
-    heading(out, (each.asked.chip.name for each in answers), SIMULATED, flags=answers[0].asked.chip.given_flags)
-    first: dict[str, StepRun | None] = {}
-    for each in answers:
-        out.print("")
-        whole = each.asked.chip.name not in first
-        base = first.setdefault(each.asked.chip.name, each.run)
-        if each.run is None:
-            assert each.outcome is not None
-            title = f"{each.asked.chip.name} {each.asked.label}: {each.outcome.status}: {each.outcome.details}"
-            out.print(title, markup=False, soft_wrap=True)
-        else:
-            _show_verdict(out, each.asked.label, each.run, None if whole else base)
-            if whole:
-                _show_tables(out, each.run)
-
-
-def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) -> None:
-    time = time_text(run.time_us, run.error)
-    where = f"{run.chip} {run.topology}".strip()
-    parts = [f"{run.devices} devices"] if run.devices > 1 else []
-    if run.tokens:
-        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s a device")
-    if run.flops:
-        half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
-        parts.append(f"MFU {percent(run.mfu)}{half}")
-    if base is not None:
-        parts.append(gain_text(base, run))
-    said = f"; {'; '.join(parts)}" if parts else ""
-    out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(said)}")
-    out.print(memory_text(run), markup=False, soft_wrap=True)
-
-
-def _show_tables(out: Console, run: StepRun) -> None:
-    out.print(f"of the time: {passes_text(run)}", markup=False, soft_wrap=True)
-    if run.run.flags:
-        out.print(f"compiled with {flags_text(run.run.flags)}", markup=False, soft_wrap=True)
-    show_section(out, "parts of the model, on the device that ends last", parts_table(run))
-    show_section(out, "communication of that device", kinds_table(run))
-    show_section(out, "what would help most", changes_table(run))
-    for assumption in run.run.assumptions:
-        out.print(f"assumed: {escape(assumption)}")

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from systolic.cli.complaints import shown_text
 from systolic.report.columns import Column, Row
-from systolic.report.explained_tables import ExplainedTable
+from systolic.report.explained_table import ExplainedTable
 from systolic.report.markdown import markdown_cell, markdown_text
 
 TableFormat = Literal["table", "markdown", "csv", "json"]

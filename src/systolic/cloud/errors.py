@@ -57,8 +57,8 @@ _FAILURES = (
 
 def failure(verb: str, name: str, returncode: int, stderr: str) -> MachineError:
     """Return the error that a failed call of gcloud is: its verb, the machine, how it ended, and all that was said."""
-    own = _ERROR.search(stderr)
-    own_words = own[1] if own else ""
+    match = _ERROR.search(stderr)
+    own_words = match[1] if match else ""
     words = printable(" ".join(own_words.split() or stderr.strip().splitlines()[-1:]))[:_MAX_WORDS]
     kind, text = MachineError, f"gcloud {verb} failed with exit code {returncode}"
     if returncode == _SSH_FAILED or "return code [255]" in own_words:

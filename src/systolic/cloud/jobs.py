@@ -57,8 +57,8 @@ def run(where: Address, job: str, folder: Path, parent: Path) -> tuple[int, Path
     Returns:
       The command's exit code, and the folder in `parent` with the files that it wrote; None if it wrote none.
     """
-    there, begin, back = lines(where, job)
-    gcloud.call(there, where.name, folder=folder, live=True)
+    upload, begin, back = lines(where, job)
+    gcloud.call(upload, where.name, folder=folder, live=True)
     try:
         gcloud.call(begin, where.name, live=True)
     except MachineError as error:
@@ -103,8 +103,8 @@ def _filter() -> Callable[[tarfile.TarInfo, str], tarfile.TarInfo]:
         nonlocal left
         left -= member.size
         parts = PurePosixPath(member.name).parts
-        known = member.name in ("exit_code", "trials.sqlite") or (parts[:1] == ("files",) and len(parts) > 1)
-        if not member.isreg() or not known or {"..", ".git"} & {part.lower() for part in parts}:
+        is_known = member.name in ("exit_code", "trials.sqlite") or (parts[:1] == ("files",) and len(parts) > 1)
+        if not member.isreg() or not is_known or {"..", ".git"} & {part.lower() for part in parts}:
             raise MachineError(f"{member.name!r} is no plain file of a result")
         if left < 0:
             raise MachineError(f"more than {_MAX_BYTES:,} bytes")

@@ -117,20 +117,22 @@ COLLECTIVES = (
 )
 
 
-def run(pool: WorkerPool, one: Collective, chip: Chip) -> Future[RunOutcome]:
+def run(pool: WorkerPool, collective: Collective, chip: Chip) -> Future[RunOutcome]:
     """Runs a collective in interpret mode on virtual devices. Its pool has done nothing else."""
-    task = functools.partial(run_in_worker, reference=one.reference, seeds=(0, 1), settings=tracing_settings())
-    argument = one.argument(_VIRTUAL, _RUN_ROWS, _RUN_COLUMNS)
-    label = f"running {one.name}"
-    return pool.submit(with_virtual_devices, _VIRTUAL, task, one.function, (argument,), (None,), chip, label=label)
+    task = functools.partial(run_in_worker, reference=collective.reference, seeds=(0, 1), settings=tracing_settings())
+    argument = collective.argument(_VIRTUAL, _RUN_ROWS, _RUN_COLUMNS)
+    label = f"running {collective.name}"
+    return pool.submit(
+        with_virtual_devices, _VIRTUAL, task, collective.function, (argument,), (None,), chip, label=label
+    )
 
 
-def experiment(one: Collective, chip: Chip) -> Experiment:
+def experiment(collective: Collective, chip: Chip) -> Experiment:
     """The collective on all devices of the chip's slice, with 1 MiB for each."""
-    argument = one.argument(chip.ring_devices, ROWS, COLUMNS)
+    argument = collective.argument(chip.ring_devices, ROWS, COLUMNS)
     topology = slice_name(chip)
-    label = f"{one.name} for {chip.name} {topology}"
-    return Experiment(fn=one.function, args=(argument,), chip=chip, topology=topology, label=label)
+    label = f"{collective.name} for {chip.name} {topology}"
+    return Experiment(fn=collective.function, args=(argument,), chip=chip, topology=topology, label=label)
 
 
 def slice_name(chip: Chip) -> str:
@@ -138,34 +140,36 @@ def slice_name(chip: Chip) -> str:
     return chip.ring_topology.rpartition(":")[2]
 
 
-def wire_us(one: Collective, chip: Chip) -> float | None:
+def wire_us(collective: Collective, chip: Chip) -> float | None:
     """The time that its bytes take over one link, both directions of it at once; None: its links are not known."""
-    return one.bytes_per_link(chip.ring_devices) / chip.links.bytes_per_s * 1e6 if chip.links is not None else None
+    return (
+        collective.bytes_per_link(chip.ring_devices) / chip.links.bytes_per_s * 1e6 if chip.links is not None else None
+    )
 
 
-def _row(one: Collective, chip: Chip, checked: RunOutcome, timed: Outcome) -> dict[str, object]:
-    found = tuple(dict.fromkeys(each.rule for each in checked.findings if each.grade == "error"))
-    right = checked.summary.ran and (one.finds in found if one.finds else not found)
+def _row(collective: Collective, chip: Chip, checked: RunOutcome, timed: Outcome) -> dict[str, object]:
+    rules = tuple(dict.fromkeys(finding.rule for finding in checked.findings if finding.grade == "error"))
+    right = checked.summary.ran and (collective.finds in rules if collective.finds else not rules)
     status, reason = timed.status, timed.located_reason
     if not right:
         status = "wrong"
-        reason = "; ".join(map(str, checked.findings)) or f"the run did not find: {one.finds}"
+        reason = "; ".join(map(str, checked.findings)) or f"the run did not find: {collective.finds}"
     run = timed.slice_run
     return {
-        "part": one.name,
+        "part": collective.name,
         "chip": chip.name,
         "slice": slice_name(chip),
         "devices": chip.ring_devices,
         "status": status,
-        "link_mb": one.bytes_per_link(chip.ring_devices) / 1e6,
-        "wire_us": wire_us(one, chip),
+        "link_mb": collective.bytes_per_link(chip.ring_devices) / 1e6,
+        "wire_us": wire_us(collective, chip),
         "simulated_us": timed.time_us,
         "error_percent": run.error_percent if run is not None else None,
         "skew_us": run.skew_us if run is not None else None,
         "busiest_link_percent": run.link_busy_share * 100 if run is not None else None,
         "max_abs_error": checked.summary.error,
         "tolerance": checked.summary.tolerance,
-        "found": ", ".join(found) or None,
+        "found": ", ".join(rules) or None,
         "reason": reason or None,
     }
 
@@ -173,22 +177,25 @@ def _row(one: Collective, chip: Chip, checked: RunOutcome, timed: Outcome) -> di
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Both collectives, one way and both ways round: run on virtual devices, simulated on a slice of each chip."""
     check_available()
-    pairs = [(one, chip) for one in COLLECTIVES for chip in chips]
+    pairs = [(collective, chip) for collective in COLLECTIVES for chip in chips]
     with WorkerPool(max_workers=1) as virtual, WorkerPool(max_workers=1) as compilers:
-        runs = {one.name: run(virtual, one, chips[0]) for one in COLLECTIVES}
-        outcomes = Runner(compilers).run(experiment(one, chip) for one, chip in pairs)
+        runs = {collective.name: run(virtual, collective, chips[0]) for collective in COLLECTIVES}
+        outcomes = Runner(compilers).run(experiment(collective, chip) for collective, chip in pairs)
         rows = [
-            _row(one, chip, runs[one.name].result(), timed) for (one, chip), timed in zip(pairs, outcomes, strict=True)
+            _row(collective, chip, runs[collective.name].result(), timed)
+            for (collective, chip), timed in zip(pairs, outcomes, strict=True)
         ]
-    times = {(one.name, chip.name): timed.time_us for (one, chip), timed in zip(pairs, outcomes, strict=True)}
-    one_way, both_ways, _, _, too_few, too_many = (one.name for one in COLLECTIVES)
+    times = {
+        (collective.name, chip.name): timed.time_us for (collective, chip), timed in zip(pairs, outcomes, strict=True)
+    }
+    one_way, both_ways, _, _, too_few, too_many = (collective.name for collective in COLLECTIVES)
     sound = [row for row in rows if row["part"] != too_few]
     right = sum(row["status"] != "wrong" for row in sound) // len(chips)
-    found = next(row["found"] for row in rows if row["part"] == too_few)
+    missed = next(row["found"] for row in rows if row["part"] == too_few)
     return Lesson(
         lines=(
             f"On {_VIRTUAL} virtual devices {right} of {len(COLLECTIVES) - 1} are right and have no race; with a wait "
-            f"too few the run finds: {found or 'nothing'}.",
+            f"too few the run finds: {missed or 'nothing'}.",
             f"All-gather one way → both ways, simulated: {_times(times, chips, one_way, both_ways)}.",
             f"The race costs nothing, with the wait → without: {_times(times, chips, one_way, too_few)}.",
             f"A wait too many does, both ways at once → in turn: {_times(times, chips, both_ways, too_many)}.",

@@ -62,22 +62,22 @@ COMPARED = ("sine", "sum", "add", "3 steps", "4 steps", "triangle", "dealt")
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Additions, sines, sums and a triangle, on one core and on all of a device."""
-    found = run_parts(PARTS, chips)
+    results = run_parts(PARTS, chips)
     return Lesson(
         lines=(
-            *_on_two_cores(found, [chip for chip in chips if chip.cores_per_device > 1]),
-            *_on_one_core(found, [chip for chip in chips if chip.cores_per_device == 1]),
-            f"The sine on one core and on all: {_times(found, chips)}.",
+            *_on_two_cores(results, [chip for chip in chips if chip.cores_per_device > 1]),
+            *_on_one_core(results, [chip for chip in chips if chip.cores_per_device == 1]),
+            f"The sine on one core and on all: {_times(results, chips)}.",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )
 
 
-def _on_two_cores(found: Results, chips: Sequence[Chip]) -> tuple[str, ...]:
+def _on_two_cores(results: Results, chips: Sequence[Chip]) -> tuple[str, ...]:
     if not chips:
         return ("No device here has two cores: see --chip v4,v5p.",)
-    gains = {what: found.ratios(f"{what}, all cores", f"{what}, one core", chips) for what in COMPARED}
+    gains = {what: results.ratios(f"{what}, all cores", f"{what}, one core", chips) for what in COMPARED}
     return (
         f"Both cores against one: the sine, which computes, {gains['sine']}; the sum, which waits for one copy at a "
         f"time, {gains['sum']}; the addition, which waits for the HBM that they share, {gains['add']}.",
@@ -86,15 +86,17 @@ def _on_two_cores(found: Results, chips: Sequence[Chip]) -> tuple[str, ...]:
     )
 
 
-def _on_one_core(found: Results, chips: Sequence[Chip]) -> tuple[str, ...]:
+def _on_one_core(results: Results, chips: Sequence[Chip]) -> tuple[str, ...]:
     if not chips:
         return ()
     names = ", ".join(chip.name for chip in chips)
     pairs = [(f"{what}, all cores", f"{what}, one core", chip.name) for chip in chips for what in COMPARED]
-    ratios = sorted({f"{ratio:.2f} ×" for pair in pairs if (ratio := found.ratio(*pair)) is not None})
+    ratios = sorted({f"{ratio:.2f} ×" for pair in pairs if (ratio := results.ratio(*pair)) is not None})
     return (f"With one core a device ({names}) the same words leave each of these {', '.join(ratios)} as fast.",)
 
 
-def _times(found: Results, chips: Sequence[Chip]) -> str:
-    pairs = ((chip.name, *(found[f"sine, {cores}", chip.name].time_us for cores in CORES)) for chip in chips)
-    return ", ".join(f"{name} {one:,.0f} and {all_:,.0f} µs" for name, one, all_ in pairs if one and all_)
+def _times(results: Results, chips: Sequence[Chip]) -> str:
+    pairs = ((chip.name, *(results[f"sine, {cores}", chip.name].time_us for cores in CORES)) for chip in chips)
+    return ", ".join(
+        f"{name} {one_core:,.0f} and {all_:,.0f} µs" for name, one_core, all_ in pairs if one_core and all_
+    )

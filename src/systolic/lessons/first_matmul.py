@@ -27,7 +27,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
         lhs, rhs = operands(spec, seed=0)
         exact = reference(lhs, rhs)
         for transpose_rhs in (False, True):
-            for name, activation, wanted in (("none", identity, exact), ("relu", jax.nn.relu, np.maximum(exact, 0))):
+            for name, activation, expected in (("none", identity, exact), ("relu", jax.nn.relu, np.maximum(exact, 0))):
                 out = first_matmul(
                     jnp.asarray(lhs),
                     jnp.asarray(rhs.T if transpose_rhs else rhs),
@@ -37,7 +37,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                 )
                 # relu brings two numbers no further apart, so the tolerance of the product is that of the whole.
                 accuracy = Accuracy(
-                    max_abs_error=max_abs_error(np.asarray(out), wanted, spec), tolerance=tolerance(spec, 1)
+                    max_abs_error=max_abs_error(np.asarray(out), expected, spec), tolerance=tolerance(spec, 1)
                 )
                 rows.append(
                     {

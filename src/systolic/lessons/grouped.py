@@ -63,17 +63,17 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Even groups by both kernels, uneven ones by the second, by XLA and by systolic."""
-    found = run_parts(PARTS, chips)
+    results = run_parts(PARTS, chips)
     listed = int((-(-np.cumsum(UNEVEN) // ROWS) - (np.cumsum(UNEVEN) - UNEVEN) // ROWS)[UNEVEN > 0].sum())
     return Lesson(
         lines=(
-            f"Even groups, looked up against visited: {found.ratios('looked up, even', 'visited, even', chips)} as "
+            f"Even groups, looked up against visited: {results.ratios('looked up, even', 'visited, even', chips)} as "
             "fast.",
             f"Uneven groups take {listed} visits of {ROWS} rows where {M // ROWS} would hold all; against even ones "
-            f"they are {found.ratios('visited', 'visited, even', chips)} as fast.",
-            f"Visited against XLA: {found.ratios('visited', 'XLA', chips)} as fast.",
-            f"systolic.grouped_matmul against visited: {found.ratios('systolic', 'visited', chips)} as fast.",
+            f"they are {results.ratios('visited', 'visited, even', chips)} as fast.",
+            f"Visited against XLA: {results.ratios('visited', 'XLA', chips)} as fast.",
+            f"systolic.grouped_matmul against visited: {results.ratios('systolic', 'visited', chips)} as fast.",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )

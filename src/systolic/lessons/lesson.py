@@ -113,7 +113,7 @@ class Results:
 
     def __getitem__(self, key: tuple[str, str]) -> PartResult:
         """What came of a part on a chip."""
-        return next(each for each in self.parts if (each.part, each.chip) == key)
+        return next(part for part in self.parts if (part.part, part.chip) == key)
 
     def ratio(self, part: str, other: str, chip: str) -> float | None:
         """How many times as fast `part` is as `other`; None where one of them has no time."""
@@ -122,8 +122,8 @@ class Results:
 
     def ratios(self, part: str, other: str, chips: Sequence[Chip]) -> str:
         """The same for several chips, in words: "v5e 3.1 ×, v6e 2.8 ×"; "" where none has both times."""
-        found = ((chip.name, self.ratio(part, other, chip.name)) for chip in chips)
-        return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in found if ratio is not None)
+        ratios = ((chip.name, self.ratio(part, other, chip.name)) for chip in chips)
+        return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in ratios if ratio is not None)
 
     def fewer_bytes(self, part: str, other: str, chips: Sequence[Chip]) -> str:
         """By how much `part` moves fewer bytes to and from HBM: "v4 40 %, v6e 38 %"; "38 %" where chips agree."""
@@ -134,21 +134,21 @@ class Results:
     @property
     def ok(self) -> bool:
         """Whether every part came out as it must, on every chip that has what it needs."""
-        return all(each.ok for each in self.parts)
+        return all(part.ok for part in self.parts)
 
     @property
     def rows(self) -> tuple[dict[str, object], ...]:
         """As lines of a table; columns that hold nothing are left out."""
-        rows = [each.row() for each in self.parts]
+        rows = [part.row() for part in self.parts]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
 
 
-def _error(found: TimeError | None) -> float | str | None:
+def _error(error: TimeError | None) -> float | str | None:
     """The percentage; where it is not known, why."""
-    if found is None:
+    if error is None:
         return None
-    return found.percent if found.percent is not None else f"? ({found.reason})"
+    return error.percent if error.percent is not None else f"? ({error.reason})"
 
 
 def _agreeing(values: Mapping[str, str]) -> str:

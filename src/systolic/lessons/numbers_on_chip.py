@@ -69,9 +69,9 @@ PARTS = (
 )
 
 
-def relative_error(result: Array | np.ndarray, wanted: np.ndarray) -> float:
+def relative_error(result: Array | np.ndarray, expected: np.ndarray) -> float:
     """Root mean square of the error, over that of the result."""
-    return float(np.sqrt(np.mean((np.asarray(result, np.float64) - wanted) ** 2) / np.mean(wanted**2)))
+    return float(np.sqrt(np.mean((np.asarray(result, np.float64) - expected) ** 2) / np.mean(expected**2)))
 
 
 def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str, float]:
@@ -84,22 +84,22 @@ def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str
     lhs, rhs = random.standard_normal((m, k), np.float32), random.standard_normal((k, n), np.float32)
     tiles, interpret = Tiles(tile_m=m, tile_k=bk, tile_n=n), pltpu.InterpretParams()
     exact = lhs.astype(np.float64) @ rhs
-    found = {
+    errors = {
         name: relative_error(
             multiply(jnp.asarray(lhs), jnp.asarray(rhs), product=product, bm=m, bk=bk, bn=n, interpret=interpret), exact
         )
         for name, product in PRODUCTS.items()
     }
-    rounded = [jnp.asarray(each, jnp.bfloat16) for each in (lhs, rhs)]
-    wanted = np.asarray(rounded[0], np.float64) @ np.asarray(rounded[1], np.float64)
+    rounded = [jnp.asarray(operand, jnp.bfloat16) for operand in (lhs, rhs)]
+    expected = np.asarray(rounded[0], np.float64) @ np.asarray(rounded[1], np.float64)
     for name in ("sum in bfloat16", "sum in float32"):
         result = RUNGS[SUMS[name][0]].multiply(*rounded, tiles=tiles, dtype_out="bfloat16", interpret=interpret)
-        found[name] = relative_error(result, wanted)
-    scales = [127 / np.abs(each).max() for each in (lhs, rhs)]
-    whole = [np.round(each * scale).astype(np.int8) for each, scale in zip((lhs, rhs), scales, strict=True)]
-    sums = RUNGS["v5"].multiply(*whole, tiles=tiles, dtype_out="int32", interpret=interpret)
-    found["int8"] = relative_error(np.asarray(sums) / (scales[0] * scales[1]), exact)
-    return found
+        errors[name] = relative_error(result, expected)
+    scales = [127 / np.abs(operand).max() for operand in (lhs, rhs)]
+    integers = [np.round(operand * scale).astype(np.int8) for operand, scale in zip((lhs, rhs), scales, strict=True)]
+    sums = RUNGS["v5"].multiply(*integers, tiles=tiles, dtype_out="int32", interpret=interpret)
+    errors["int8"] = relative_error(np.asarray(sums) / (scales[0] * scales[1]), exact)
+    return errors
 
 
 def largest_sums(k: int = 2**17) -> tuple[int, int]:
@@ -114,14 +114,14 @@ def largest_sums(k: int = 2**17) -> tuple[int, int]:
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Passes of float32, sums in two dtypes, and int8: error and time of each."""
-    found = run_parts(PARTS, chips)
+    results = run_parts(PARTS, chips)
     with WorkerPool(max_workers=2) as pool:  # whose JAX runs on the CPU, whatever there is
         error, sums = pool.submit(errors, label="errors"), pool.submit(largest_sums, label="sums of int8")
         error, (fits, wraps) = error.result(), sums.result()
     alone = [chip for chip in chips if chip.cores_per_device == 1]  # the ladder's v4 leaves a second core idle
     steps = 8192 // 128
-    slower = {name: found.ratios("float32 dot", name, chips) for name in ("three passes", "six passes", "HIGHEST")}
-    waits = [(chip.name, found["float32 dot", chip.name].waiting) for chip in chips]
+    slower = {name: results.ratios("float32 dot", name, chips) for name in ("three passes", "six passes", "HIGHEST")}
+    waits = [(chip.name, results["float32 dot", chip.name].waiting) for chip in chips]
     return Lesson(
         lines=(
             f"float32, relative error: one pass {error['one pass']:.1e}, three {error['three passes']:.1e}, six "
@@ -131,25 +131,27 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             f"hand: {slower['six passes']}; against HIGHEST: {slower['HIGHEST']}.",
             "All copy the same bytes, for which one pass waits: "
             f"{', '.join(f'{chip} {wait:.0%}' for chip, wait in waits if wait is not None)} of its time.",
-            f"Work of the matrix units, against one pass: three {_work(found, 'three passes', chips)}; HIGHEST "
-            f"{_work(found, 'HIGHEST', chips)}.",
+            f"Work of the matrix units, against one pass: three {_work(results, 'three passes', chips)}; HIGHEST "
+            f"{_work(results, 'HIGHEST', chips)}.",
             f"A bfloat16 sum rounded {steps} times errs by {error['sum in bfloat16']:.1e}, rounded once by "
             f"{error['sum in float32']:.1e}; its time at {SIZE}³ against that of a float32 sum, where a device is one "
-            f"core: {found.ratios('sum in bfloat16', 'sum in float32', alone) or 'none of these chips'} as fast.",
+            f"core: {results.ratios('sum in bfloat16', 'sum in float32', alone) or 'none of these chips'} as fast.",
             f"int8 with one scale a matrix errs by {error['int8']:.1e}, bfloat16 by {error['one pass']:.1e}; "
-            f"int8 is {found.ratios('int8', 'sum in float32', chips)} as fast.",
+            f"int8 is {results.ratios('int8', 'sum in float32', chips)} as fast.",
             f"Sums of −128·−128 in int32: {fits:,} for k = {2**17 - 1:,}, {wraps:,} for one more.",
         ),
-        rows=tuple({**row, "relative_error": error.get(str(row["part"]))} for row in found.rows),
-        ok=found.ok and fits == (2**17 - 1) * 2**14 and wraps == -(2**31),
+        rows=tuple({**row, "relative_error": error.get(str(row["part"]))} for row in results.rows),
+        ok=results.ok and fits == (2**17 - 1) * 2**14 and wraps == -(2**31),
     )
 
 
-def _work(found: Results, part: str, chips: Sequence[Chip]) -> str:
+def _work(results: Results, part: str, chips: Sequence[Chip]) -> str:
     """Busy time of the matrix units, over that of one pass."""
-    said = []
+    sentences = []
     for chip in chips:
-        mine, one = found[part, chip.name], found["float32 dot", chip.name]
-        if mine.matrix_busy and mine.time_us and one.matrix_busy and one.time_us:
-            said.append(f"{chip.name} {mine.matrix_busy * mine.time_us / (one.matrix_busy * one.time_us):.2f} ×")
-    return ", ".join(said)
+        mine, exact = results[part, chip.name], results["float32 dot", chip.name]
+        if mine.matrix_busy and mine.time_us and exact.matrix_busy and exact.time_us:
+            sentences.append(
+                f"{chip.name} {mine.matrix_busy * mine.time_us / (exact.matrix_busy * exact.time_us):.2f} ×"
+            )
+    return ", ".join(sentences)

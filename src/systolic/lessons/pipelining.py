@@ -54,15 +54,15 @@ PARTS = (
 def steady_step(buffers: int, chip: Chip) -> str:
     """What the simulator's timeline shows of one step in the middle, in words."""
     fn = functools.partial(add_matrices_pipelined_2d, bm=512, bn=512, buffers=buffers)
-    found = timeline_windows(simulate(fn, *LARGE, chip=chip, spans=60))
-    return next(each.words for each in found if each.title == "one steady step")
+    windows = timeline_windows(simulate(fn, *LARGE, chip=chip, spans=60))
+    return next(window.words for window in windows if window.title == "one steady step")
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The same addition whole, by rows, by blocks of four sizes, and by blocks without a pipeline."""
-    found = run_parts(PARTS, chips)
-    pipelined = found.ratios("blocks of 512×512", "not pipelined", chips)
-    larger = found.ratios("blocks of 512×512", "blocks of 128×128", chips)
+    results = run_parts(PARTS, chips)
+    pipelined = results.ratios("blocks of 512×512", "not pipelined", chips)
+    larger = results.ratios("blocks of 512×512", "blocks of 128×128", chips)
     return Lesson(
         lines=(
             "Whole, arrays of 512² fit VMEM and these do not; by blocks any size does, and copies run beside it.",
@@ -71,6 +71,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             f"A step in the middle on {chips[0].name}, with a pipeline: {steady_step(2, chips[0])}",
             f"The same without: {steady_step(1, chips[0])}",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )

@@ -83,17 +83,17 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The product of the ladder's v5 on a mesh of cores, with deeper pipelines, and with lookahead."""
-    found = run_parts(PARTS, chips)
-    same = found.ratios("two buffers", "ladder v5", chips)
-    deeper = found.ratios("three buffers", "two buffers", chips)
-    lookahead = found.ratios("all of k, lookahead", "all of k", chips)
+    results = run_parts(PARTS, chips)
+    same = results.ratios("two buffers", "ladder v5", chips)
+    deeper = results.ratios("three buffers", "two buffers", chips)
+    lookahead = results.ratios("all of k, lookahead", "all of k", chips)
     waits = ", ".join(
         f"{chip.name} {before:.1%} → {after:.1%}"
         for chip in chips
-        if (before := found["all of k", chip.name].waiting) is not None
-        and (after := found["all of k, lookahead", chip.name].waiting) is not None
+        if (before := results["all of k", chip.name].waiting) is not None
+        and (after := results["all of k, lookahead", chip.name].waiting) is not None
     )
-    cores = found.ratios("two buffers", "one core of two", chips)
+    cores = results.ratios("two buffers", "one core of two", chips)
     return Lesson(
         lines=(
             f"The same blocks as the ladder's v5, 512/1024/1024 (m/k/n), against v5: {same} as fast.",
@@ -101,6 +101,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             *([f"Blocks of all of k: lookahead for x {lookahead} as fast; waits for copies {waits}."] if waits else []),
             *([f"The mesh of all cores of a device against one of them: {cores} as fast."] if cores else []),
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )

@@ -64,19 +64,21 @@ def published_program(row: PublishedRow) -> Rebuilt:
 
 
 def _base_and_suffixes(op: str) -> tuple[str, tuple[str, ...]]:
-    base, found = "xla" if op == "dot_general" else op, set()
-    while suffix := next((one for one in (_TRANSPOSED, _RELU) if base.endswith(one) and one not in found), None):
+    base, endings = "xla" if op == "dot_general" else op, set()
+    while suffix := next(
+        (ending for ending in (_TRANSPOSED, _RELU) if base.endswith(ending) and ending not in endings), None
+    ):
         base = base.removesuffix(suffix)
-        found.add(suffix)
-    known = ("xla", *_RUNG_OF)
-    if base not in known:
+        endings.add(suffix)
+    known_ops = ("xla", *_RUNG_OF)
+    if base not in known_ops:
         raise OpError(
-            f"op {op!r} is not known; known are {', '.join(known)}; xla, ladder_v5 and block_matmul_f32_scratch also "
-            f"with {_TRANSPOSED} and {_RELU}"
+            f"op {op!r} is not known; known are {', '.join(known_ops)}; xla, ladder_v5 and block_matmul_f32_scratch "
+            f"also with {_TRANSPOSED} and {_RELU}"
         )
-    if found and base != "xla" and _RUNG_OF[base] != "v5":
+    if endings and base != "xla" and _RUNG_OF[base] != "v5":
         raise OpError(f"op {op!r}: {base} has neither {_TRANSPOSED} nor {_RELU}; ladder_v5 has")
-    return base, tuple(suffix for suffix in (_TRANSPOSED, _RELU) if suffix in found)
+    return base, tuple(suffix for suffix in (_TRANSPOSED, _RELU) if suffix in endings)
 
 
 def _tiles(row: PublishedRow, base: str, spec: MatmulSpec) -> Tiles | None:

@@ -67,28 +67,28 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The sum that is not cleared, the right one, by blocks, on both cores, and two ways to order the steps wrongly."""
-    found = run_parts(PARTS, chips)
-    of = {part.name: found[part.name, chips[0].name] for part in PARTS}  # runs do not depend on the chip
-    whole, blocks = of["output whole"], of["by blocks"]
+    results = run_parts(PARTS, chips)
+    of = {part.name: results[part.name, chips[0].name] for part in PARTS}  # runs do not depend on the chip
+    at_once, blocks = of["output whole"], of["by blocks"]
     lines = [
         f"Not cleared: the run finds {_words(of['not cleared'].found)}. Cleared at the first step, the largest error "
-        f"is {_number(whole.error)} where rounding explains {_number(whole.tolerance)}.",
+        f"is {_number(at_once.error)} where rounding explains {_number(at_once.tolerance)}.",
     ]
-    if whole.vmem_bytes and blocks.vmem_bytes:
+    if at_once.vmem_bytes and blocks.vmem_bytes:
         larger = LARGE[0].size // SMALL[0].size
         lines.append(
-            f"By blocks, {larger} times as much is summed with {blocks.vmem_bytes / whole.vmem_bytes:.2f} times the "
-            f"VMEM; whole, it would take {larger * whole.vmem_bytes / 2**20:,.0f} MiB."
+            f"By blocks, {larger} times as much is summed with {blocks.vmem_bytes / at_once.vmem_bytes:.2f} times the "
+            f"VMEM; whole, it would take {larger * at_once.vmem_bytes / 2**20:,.0f} MiB."
         )
     return Lesson(
         lines=(
             *lines,
-            f"Parallel rows and columns: {found.ratios('on both cores', 'by blocks', chips)} as fast as on one core.",
+            f"Parallel rows and columns: {results.ratios('on both cores', 'by blocks', chips)} as fast as on one core.",
             f"The summed axis first: {_words(of['summed axis first'].found)}; in parallel: "
             f"{_words(of['summed axis parallel'].found)}. It goes last, and in order.",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )
 
 

@@ -75,21 +75,21 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """The addition of refs, a slice whose place is in SMEM, and a sum by a loop of kernels with a copy and without."""
-    found = run_parts(PARTS, chips)
-    moved = [found["a piece", chip.name].hbm_bytes for chip in chips]
+    results = run_parts(PARTS, chips)
+    moved = [results["a piece", chip.name].hbm_bytes for chip in chips]
     shares = sorted({f"{100 * bytes_ / _X_BYTES:.1f} %" for bytes_ in moved if bytes_})
     return Lesson(
         lines=(
             "A ref of only what is written, against refs of the operands too, which are copied first: "
-            f"{found.fewer_bytes('add into a ref', 'add refs', chips)} fewer HBM bytes.",
+            f"{results.fewer_bytes('add into a ref', 'add refs', chips)} fewer HBM bytes.",
             f"A piece whose place is computed from SMEM, read and written: {', '.join(shares)} of the array's bytes.",
             "A loop of kernels in place, against a new array each round: "
-            f"{found.fewer_bytes('sum, in place', 'sum, a new array', chips)} fewer HBM bytes, "
-            f"{found.ratios('sum, in place', 'sum, a new array', chips)} as fast.",
-            f"input_output_aliases does the same: {found.ratios('sum, aliased', 'sum, in place', chips)} as fast.",
+            f"{results.fewer_bytes('sum, in place', 'sum, a new array', chips)} fewer HBM bytes, "
+            f"{results.ratios('sum, in place', 'sum, a new array', chips)} as fast.",
+            f"input_output_aliases does the same: {results.ratios('sum, aliased', 'sum, in place', chips)} as fast.",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )
 
 

@@ -58,7 +58,7 @@ def _run(pool: WorkerPool, part: Part, chips: Sequence[Chip]) -> Future[RunOutco
     able = [chip for chip in chips if not part.lacks(chip)]
     if (part.args and not args) or not able:
         return None
-    chip = max(able, key=lambda each: each.cores_per_device)
+    chip = max(able, key=lambda chip_record: chip_record.cores_per_device)
     job = functools.partial(run_in_worker, reference=part.reference, seeds=_SEEDS, settings=tracing_settings())
     return pool.submit(
         job, part.fn, abstract_arguments(args), argument_values(args), chip, label=f"running {part.name}"
@@ -69,13 +69,19 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
     if lacking := part.lacks(chip):
         return PartResult(part=part.name, chip=chip.name, status="unsupported", reason=lacking)
     checked = run.result() if run is not None else None
-    found = tuple(dict.fromkeys(each.rule for each in checked.findings if each.grade == "error")) if checked else ()
+    rules = (
+        tuple(dict.fromkeys(finding.rule for finding in checked.findings if finding.grade == "error"))
+        if checked
+        else ()
+    )
     status, reason = timed.status, timed.located_reason
-    missed = part.finds - set(found) if part.finds else found
+    missed = part.finds - set(rules) if part.finds else rules
     # What is wrong on purpose may end its run: then it did so by what it had to find.
     if status == "ok" and checked is not None and (missed or not (checked.summary.ran or part.finds)):
         status = "wrong"
-        reason = "; ".join(str(each) for each in checked.findings) or f"the run found none of {', '.join(part.finds)}"
+        reason = (
+            "; ".join(str(finding) for finding in checked.findings) or f"the run found none of {', '.join(part.finds)}"
+        )
     simulated = timed.run
     if status == "ok" and simulated is not None and simulated.provenance != "simulated":
         reason = simulated.provenance  # what worked were SparseCores
@@ -92,5 +98,5 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
         vmem_bytes=simulated.vmem_bytes if simulated is not None else None,
         error=checked.summary.error if checked is not None else None,
         tolerance=checked.summary.tolerance if checked is not None else None,
-        found=found,
+        found=rules,
     )

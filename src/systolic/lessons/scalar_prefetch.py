@@ -58,24 +58,24 @@ def _listed(count: int, size: int) -> tuple[Any, ...]:
     return rows, columns, _bf16(count, SIDE, SIDE), _bf16(size, size)
 
 
-def _masked(wanted: np.ndarray, masks: np.ndarray, kinds: np.ndarray, k: int) -> tuple[Any, ...]:
-    m, n = (SIDE * count for count in wanted.shape)
-    wanted = wanted.astype(np.int32)
-    return wanted, *next_wanted(wanted), kinds.astype(np.int32), _bf16(m, k), _bf16(k, n), masks
+def _masked(mask: np.ndarray, masks: np.ndarray, kinds: np.ndarray, k: int) -> tuple[Any, ...]:
+    m, n = (SIDE * count for count in mask.shape)
+    mask = mask.astype(np.int32)
+    return mask, *next_wanted(mask), kinds.astype(np.int32), _bf16(m, k), _bf16(k, n), masks
 
 
 def triangle(m: int, k: int, n: int) -> tuple[Any, ...]:
     """Arguments of `masked_matmul` for the lower triangle: masks of the blocks on the diagonal, and of those below."""
-    wanted = np.tri(m // SIDE, n // SIDE)
+    mask = np.tri(m // SIDE, n // SIDE)
     masks = np.stack([np.tri(SIDE, dtype=np.int32), np.ones((SIDE, SIDE), np.int32)])
-    return _masked(wanted, masks, 1 - np.eye(*wanted.shape), k)
+    return _masked(mask, masks, 1 - np.eye(*mask.shape), k)
 
 
 def scattered(count: int, m: int, k: int, n: int) -> tuple[Any, ...]:
     """The same for `count` whole blocks at random places."""
-    wanted = np.zeros((m // SIDE, n // SIDE))
-    wanted[block_list(count, *wanted.shape)] = 1
-    return _masked(wanted, np.ones((1, SIDE, SIDE), np.int32), np.zeros_like(wanted), k)
+    mask = np.zeros((m // SIDE, n // SIDE))
+    mask[block_list(count, *mask.shape)] = 1
+    return _masked(mask, np.ones((1, SIDE, SIDE), np.int32), np.zeros_like(mask), k)
 
 
 def xla_masked(mask: Array, lhs: Array, rhs: Array) -> Array:
@@ -152,39 +152,39 @@ PUBLISHED = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Products of blocks at four densities, of a triangle with and without its copies skipped; the docs' own on v5e."""
-    found = run_parts(PARTS, chips)
+    results = run_parts(PARTS, chips)
     published = run_parts(PUBLISHED, [V5E]) if V5E in chips else Results()
     return Lesson(
         lines=(
             *(
-                f"{chip.name}: of {COUNTS[-1]} blocks of lhs, {_of_all(found, 'sparse', chip)}; of the mask's, "
-                f"{_of_all(found, 'mask', chip)}."
+                f"{chip.name}: of {COUNTS[-1]} blocks of lhs, {_of_all(results, 'sparse', chip)}; of the mask's, "
+                f"{_of_all(results, 'mask', chip)}."
                 for chip in chips
             ),
             "All blocks as a list against XLA's dense product: "
-            f"{found.ratios(f'sparse, {COUNTS[-1]} blocks', 'dense', chips)} as fast.",
+            f"{results.ratios(f'sparse, {COUNTS[-1]} blocks', 'dense', chips)} as fast.",
             "The lower triangle with copies skipped too, against work alone: "
-            f"{found.ratios('triangle', 'triangle, all copies', chips)} as fast; against the whole: "
-            f"{found.ratios('triangle', f'mask, {COUNTS[-1]} blocks', chips)}.",
-            f"Indices fetched by hand against prefetched: {found.ratios('chosen by hand', 'chosen', chips)} as fast.",
+            f"{results.ratios('triangle', 'triangle, all copies', chips)} as fast; against the whole: "
+            f"{results.ratios('triangle', f'mask, {COUNTS[-1]} blocks', chips)}.",
+            f"Indices fetched by hand against prefetched: {results.ratios('chosen by hand', 'chosen', chips)} as fast.",
             *(_beside_published(published, part.name) for part in PUBLISHED if published.parts),
         ),
-        rows=(*found.rows, *published.rows),
-        ok=found.ok and published.ok,
+        rows=(*results.rows, *published.rows),
+        ok=results.ok and published.ok,
     )
 
 
-def _of_all(found: Results, kind: str, chip: Chip) -> str:
+def _of_all(results: Results, kind: str, chip: Chip) -> str:
     """In words: "26 take 13 % of the time of all, 64 …"."""
-    said = []
+    sentences = []
     for count in COUNTS[:-1]:
-        ratio = found.ratio(f"{kind}, {COUNTS[-1]} blocks", f"{kind}, {count} blocks", chip.name)
-        said.append(f"{count} take " + ("–" if ratio is None else f"{100 * ratio:.0f} %"))
-    return ", ".join(said) + " of the time of all"
+        ratio = results.ratio(f"{kind}, {COUNTS[-1]} blocks", f"{kind}, {count} blocks", chip.name)
+        sentences.append(f"{count} take " + ("–" if ratio is None else f"{100 * ratio:.0f} %"))
+    return ", ".join(sentences) + " of the time of all"
 
 
-def _beside_published(found: Results, part: str) -> str:
-    time_us, published_ms = found[part, V5E.name].time_us, PUBLISHED_MS[part]
+def _beside_published(results: Results, part: str) -> str:
+    time_us, published_ms = results[part, V5E.name].time_us, PUBLISHED_MS[part]
     if time_us is None:
         return f"{part}: no simulated time; published {published_ms:.1f} ms."
     return (

@@ -52,7 +52,7 @@ def _on_subcores(pool: WorkerPool, chip: Chip, timed: Outcome | None) -> PartRes
     if timed.run is None:
         return PartResult(part="gather", chip=chip.name, status=timed.status, reason=timed.located_reason)
     run = _run_on_subcores(pool, chip)
-    wrong = run.summary.ran and any(each.grade == "error" for each in run.findings)
+    wrong = run.summary.ran and any(finding.grade == "error" for finding in run.findings)
     checked = "values checked in interpret mode" if run.summary.ran else "interpret mode cannot run it"
     return PartResult(
         part="gather",
@@ -76,15 +76,15 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
         on_subcores = [_on_subcores(pool, chip, timed.get(chip.name)) for chip in chips]
     by_xla = Part(name="jnp.take", fn=take, args=ARGS, run_args=RUN_ARGS, reference=take)
     by_hand = Part(name="copy_rows", fn=copy_rows, args=ARGS, run_args=RUN_ARGS, reference=take)
-    found = run_parts((by_xla, by_hand), chips)
-    every = Results((*found.parts, *on_subcores))
+    results = run_parts((by_xla, by_hand), chips)
+    all_results = Results((*results.parts, *on_subcores))
 
     def times(part: str) -> str:
-        shown = [(chip, every[part, chip.name].time_us) for chip in chips]
+        shown = [(chip, all_results[part, chip.name].time_us) for chip in chips]
         return ", ".join(f"{chip.name} {time_us:,.0f} µs" for chip, time_us in shown if time_us) or "nowhere"
 
     hbm = ", ".join(f"{chip.name} {MOVED_BYTES / chip.hbm_bytes_per_s * 1e6:.0f} µs" for chip in chips)
-    faster = every.ratios("gather", "copy_rows", able)
+    faster = all_results.ratios("gather", "copy_rows", able)
     return Lesson(
         lines=(
             f"The bytes over HBM's published bandwidth, modelled: {hbm}.",
@@ -93,6 +93,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
             *([f"On the SparseCores, modelled: {times('gather')}."] if able else []),
             *([f"Rows by their numbers on SparseCores over copies by hand: {faster}."] if faster else []),
         ),
-        rows=every.rows,
-        ok=found.ok and all(each.ok for each in on_subcores),
+        rows=all_results.rows,
+        ok=results.ok and all(subcore.ok for subcore in on_subcores),
     )

@@ -43,7 +43,7 @@ def no_eight_bits(chip: Chip) -> str:
 
 def _arguments(m: int, k: int, n: int, dtype: str, blocks: int) -> tuple[jax.ShapeDtypeStruct, ...]:
     shapes = ((m, k), jnp.bfloat16), ((k, n), dtype), ((blocks, 1, n), jnp.float32)
-    return tuple(jax.ShapeDtypeStruct(*each) for each in shapes)
+    return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
 
 
 def _part(name: str, fn, dtype: str, *, in_blocks: bool = False, run: bool = True) -> Part:
@@ -72,27 +72,27 @@ PARTS = (
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
     """Weights of sixteen, eight and four bits, with scales of columns and of blocks."""
-    found = run_parts(PARTS, chips)
+    results = run_parts(PARTS, chips)
     sums, weights, ahead, ours = (
-        f"int4 in blocks, {by}" for by in ("scaled sums", "scaled weights", "XLA", "systolic")
+        f"int4 in blocks, {way}" for way in ("scaled sums", "scaled weights", "XLA", "systolic")
     )
     waits = {
         name: ", ".join(
-            f"{chip.name} {waiting:.0%}" for chip in chips if (waiting := found[name, chip.name].waiting) is not None
+            f"{chip.name} {waiting:.0%}" for chip in chips if (waiting := results[name, chip.name].waiting) is not None
         )
         for name in ("bfloat16", "int4")
     }
     return Lesson(
         lines=(
-            f"Half the bits, against bfloat16: {found.ratios('int8', 'bfloat16', chips)} as fast; a quarter: "
-            f"{found.ratios('int4', 'bfloat16', chips)}. Bytes alone would make it 2 and 4.",
+            f"Half the bits, against bfloat16: {results.ratios('int8', 'bfloat16', chips)} as fast; a quarter: "
+            f"{results.ratios('int4', 'bfloat16', chips)}. Bytes alone would make it 2 and 4.",
             f"The kernel waits for copies {waits['bfloat16']} of its time with bfloat16, {waits['int4']} with int4: "
             "the rest is work on weights, which int4 has more of: it unpacks them before it pushes them.",
-            f"Nothing to unpack, float8 against int8: {found.ratios('float8', 'int8', chips)} as fast.",
-            f"Scales of blocks, on sums against on weights: {found.ratios(sums, weights, chips)} as fast.",
+            f"Nothing to unpack, float8 against int8: {results.ratios('float8', 'int8', chips)} as fast.",
+            f"Scales of blocks, on sums against on weights: {results.ratios(sums, weights, chips)} as fast.",
             f"Unpacked in VMEM against XLA, which is told to make the weights first: "
-            f"{found.ratios(sums, ahead, chips)} as fast; systolic.matmul: {found.ratios(ours, ahead, chips)}.",
+            f"{results.ratios(sums, ahead, chips)} as fast; systolic.matmul: {results.ratios(ours, ahead, chips)}.",
         ),
-        rows=found.rows,
-        ok=found.ok,
+        rows=results.rows,
+        ok=results.ok,
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from systolic.explaining import Explanation, Program
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.written import percent, us
 
 
@@ -30,9 +30,9 @@ class Ceiling:
 def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
     """Lists the limits of a program that are known. HBM is as the simulator's copies reach it."""
     roof = explanation.roofline
-    found = []
+    result = []
     if program.flops and roof.peak_flops_per_s:
-        found.append(
+        result.append(
             Ceiling(
                 name="matrix units",
                 amount=f"{program.flops / 1e9:,.1f} Gflop",
@@ -41,7 +41,7 @@ def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
             )
         )
     if program.hbm_bytes:
-        found.append(
+        result.append(
             Ceiling(
                 name="HBM",
                 amount=f"{program.hbm_bytes / 1e6:,.1f} MB",
@@ -51,7 +51,7 @@ def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
         )
     talk = program.communication
     if talk is not None and talk.link_us:
-        found.append(
+        result.append(
             Ceiling(
                 name="links (ICI)",
                 amount=f"{talk.link_bytes / 1e6:,.1f} MB over the busiest",
@@ -59,22 +59,22 @@ def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
                 least_us=talk.link_us,
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def ceilings_table(explanation: Explanation) -> ExplainedTable[Ceiling]:
     """Lists the limits of the function itself, the closest first."""
 
-    def share(each: Ceiling) -> float:
-        return each.least_us / explanation.time_us if explanation.time_us else 0.0
+    def share(ceiling: Ceiling) -> float:
+        return ceiling.least_us / explanation.time_us if explanation.time_us else 0.0
 
     return explained_table(
         (
-            textual("limit", lambda each: each.name),
-            numeric("of one device", lambda each: each.amount),
-            numeric("at", lambda each: each.rate),
-            numeric("takes at least µs", lambda each: us(each.least_us)),
-            numeric("of the time", lambda each: percent(share(each)), share=share),
+            textual("limit", lambda ceiling: ceiling.name),
+            numeric("of one device", lambda ceiling: ceiling.amount),
+            numeric("at", lambda ceiling: ceiling.rate),
+            numeric("takes at least µs", lambda ceiling: us(ceiling.least_us)),
+            numeric("of the time", lambda ceiling: percent(share(ceiling)), share=share),
         ),
-        sorted(ceilings(explanation, explanation.programs[0]), key=lambda each: -each.least_us),
+        sorted(ceilings(explanation, explanation.programs[0]), key=lambda ceiling: -ceiling.least_us),
     )

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.explaining import OperandTraffic, VmemMap
-from systolic.report.explained_tables import UNITS, times_least
+from systolic.report.explained_tables import times_least
+from systolic.report.run_tables import UNITS
 from systolic.report.written import percent
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
@@ -50,9 +51,9 @@ CONFIG: Spec = {
 _KINDS = {"window": "read", "scratch": "code", "temporary": "xla", "spill": "wait"}
 
 
-def vmem_key(found: VmemMap) -> tuple[KeyItem, ...]:
+def vmem_key(vmem_map: VmemMap) -> tuple[KeyItem, ...]:
     """Says what the colours of `vmem` mean."""
-    kinds = [kind for kind in _KINDS if any(part.kind == kind for part in found.parts)]
+    kinds = [kind for kind in _KINDS if any(part.kind == kind for part in vmem_map.parts)]
     return tuple(KeyItem(tone=_KINDS[kind], title=kind) for kind in kinds)
 
 
@@ -85,14 +86,14 @@ def colours(field: str, by_value: Mapping[str, str]) -> Any:
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(by_value), range=list(by_value.values())), legend=None)
 
 
-def vmem(found: VmemMap) -> Spec | None:
+def vmem(vmem_map: VmemMap) -> Spec | None:
     """Draws each operation's buffers end to end, against the limit and, where it is near, the capacity."""
     import altair as alt
 
-    if not found.parts:
+    if not vmem_map.parts:
         return None
     bars, ends = [], {}
-    for part in sorted(found.parts, key=lambda part: (list(_KINDS).index(part.kind), -part.size_bytes)):
+    for part in sorted(vmem_map.parts, key=lambda part: (list(_KINDS).index(part.kind), -part.size_bytes)):
         begin = ends.get(part.op, 0)
         ends[part.op] = begin + part.size_bytes
         bars.append(
@@ -105,12 +106,14 @@ def vmem(found: VmemMap) -> Spec | None:
                 "detail": f"{part.size_bytes / MIB:.2f} MiB" + (f" in {part.copies} copies" * (part.copies > 1)),
             }
         )
-    marks = [{"at": found.limit_bytes / MIB, "text": f"limit {found.limit_bytes / MIB:,.0f} MiB"}]
-    most = max(*ends.values(), found.limit_bytes)
+    marks = [{"at": vmem_map.limit_bytes / MIB, "text": f"limit {vmem_map.limit_bytes / MIB:,.0f} MiB"}]
+    longest = max(*ends.values(), vmem_map.limit_bytes)
     # Beside a capacity that is many times what a kernel may use, the bars would be slivers; the text says it instead.
-    if found.capacity_bytes <= 2 * most:
-        marks.append({"at": found.capacity_bytes / MIB, "text": f"capacity {found.capacity_bytes / MIB:,.0f} MiB"})
-    right = max(most / MIB, *(mark["at"] for mark in marks)) * 1.02
+    if vmem_map.capacity_bytes <= 2 * longest:
+        marks.append(
+            {"at": vmem_map.capacity_bytes / MIB, "text": f"capacity {vmem_map.capacity_bytes / MIB:,.0f} MiB"}
+        )
+    right = max(longest / MIB, *(mark["at"] for mark in marks)) * 1.02
     scale = alt.Scale(domain=[0, right], nice=False)
     kinds = {kind: f"var(--{tone})" for kind, tone in _KINDS.items() if any(bar["kind"] == kind for bar in bars)}
     ops = alt.Y("op:N", title=None, axis=alt.Axis(labelLimit=110, domain=False, ticks=False))

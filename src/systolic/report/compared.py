@@ -37,7 +37,7 @@ def compare(before: Explanation | Run, after: Explanation | Run, *, names: tuple
         return compare_explanations(before, after)
     if isinstance(before, SimulatedRun | SliceRun) and isinstance(after, SimulatedRun | SliceRun):
         return compare_runs(before, after, names=names)
-    kinds = " and ".join(type(each).__name__ for each in (before, after))
+    kinds = " and ".join(type(run).__name__ for run in (before, after))
     raise NotComparableError(f"cannot compare {kinds}: give two explanations, or two simulated runs")
 
 
@@ -61,14 +61,14 @@ def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparis
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
     """Compares the numbers of two explanations, and lists the findings that went and came."""
     first, second = before.run, after.run
-    whole = [each.slice_run or each.run for each in (before, after)]
-    xla = [program(each, "xla") for each in (before, after)]
+    runs = [explanation.slice_run or explanation.run for explanation in (before, after)]
+    xla = [program(explanation, "xla") for explanation in (before, after)]
     rows = [
         *_time_rows(first, second),
-        _row("time", "rate", "Tflop/s", *(rate_tflops(each.programs[0]) for each in (before, after))),
-        _row("time", "XLA", "µs", *(found.time_us if found else None for found in xla)),
+        _row("time", "rate", "Tflop/s", *(rate_tflops(explanation.programs[0]) for explanation in (before, after))),
+        _row("time", "XLA", "µs", *(xla_program.time_us if xla_program else None for xla_program in xla)),
         *_waiting_rows(first, second),
-        *_communication(*whole),
+        *_communication(*runs),
         *_fields(first, second, "units", "share", matrix_busy_share="matrix units busy", copy_busy_share="HBM busy"),
         *_units(first, second),
         *_fields(first, second, "memory", "bytes", hbm_read_bytes="HBM read", hbm_written_bytes="HBM written"),
@@ -85,7 +85,7 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
         findings_new=_only(after, before),
         flags_before=first.flags,
         flags_after=second.flags,
-        **_errors(*whole),
+        **_errors(*runs),
     )
 
 
@@ -134,7 +134,9 @@ def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
         if any(values):
             yield _row("communication", quantity, unit, values[0], values[1])
     times = [
-        {each.name: each.cycles / run.clock_hz * 1e6 for each in run.collectives} if isinstance(run, SliceRun) else {}
+        {collective.name: collective.cycles / run.clock_hz * 1e6 for collective in run.collectives}
+        if isinstance(run, SliceRun)
+        else {}
         for run in (before, after)
     ]
     yield from _each("collective", "µs", *times)

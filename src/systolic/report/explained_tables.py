@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from typing import Generic
+from collections.abc import Callable
 
 from systolic.analysis import LineOps
 from systolic.compiler import short_place
@@ -18,90 +15,66 @@ from systolic.explaining import (
     Saving,
     VmemPart,
 )
-from systolic.report.columns import Column, Row, numeric, textual
+from systolic.report.columns import Column, numeric, textual
+from systolic.report.explained_table import ExplainedTable, explained_table
+from systolic.report.run_tables import UNITS
 from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
-from systolic.simulator import OpRun, SimulatedRun
 
 NO_LINE = "the pipeline around the kernel, and what the compiler adds"
 HOW_SHARED = "each stretch of straight code, shared out among its bundles; waits for copies are not among it"
-_MOST_OPS = 20
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
-_MOST_LINES = 60
-_MOST_PARTS = 40
-# What the simulator's names of units mean.
-UNITS = {
-    "mxu": "matrix units: rows going through",
-    "push": "weights into matrix units",
-    "xlu": "across lanes: transposes, reductions, rotations",
-    "vpu": "elementwise arithmetic",
-    "pop": "results taken from other units",
-    "eup": "transcendental functions",
-    "load": "loads from VMEM",
-    "fill": "loads of spilled registers",
-    "store": "stores to VMEM",
-    "spill": "stores of spilled registers",
-    "scalar": "scalar arithmetic and addresses",
-    "dma": "bytes crossing HBM",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedTable(Generic[Row]):
-    """A table. `left_out` rows were too many to show."""
-
-    columns: tuple[Column[Row], ...]
-    rows: tuple[Row, ...]
-    left_out: int = 0
-
-    def shortened(self, most: int) -> ExplainedTable[Row]:
-        """The same with so many rows at the most."""
-        return replace(self, rows=self.rows[:most], left_out=self.left_out + max(0, len(self.rows) - most))
+_MAX_LINES = 60
+_MAX_PARTS = 40
 
 
 def program(explanation: Explanation, role: str) -> Program | None:
     """Finds the first program of that role."""
-    return next((found for found in explanation.programs if found.role == role), None)
+    return next((program for program in explanation.programs if program.role == role), None)
 
 
-def rate_tflops(found: Program) -> float | None:
+def rate_tflops(program: Program) -> float | None:
     """Computes the rate in Tflop/s; None where there is no time, or the operations are not known."""
-    return found.flops / found.time_us / 1e6 if found.time_us and found.flops else None
+    return program.flops / program.time_us / 1e6 if program.time_us and program.flops else None
 
 
 def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
     """Lists this kernel, XLA's, and the changes that were tried, without those that save nothing."""
-    worth = [each for each in explanation.programs if each.role != "change" or not _saves_nothing(each, explanation)]
+    worth = [
+        program
+        for program in explanation.programs
+        if program.role != "change" or not _saves_nothing(program, explanation)
+    ]
     peak = explanation.roofline.peak_flops_per_s / 1e12
 
-    def of_peak(found: Program) -> float | None:
-        rate = rate_tflops(found)
+    def of_peak(program: Program) -> float | None:
+        rate = rate_tflops(program)
         return None if rate is None or not peak else rate / peak
 
     return explained_table(
         (
-            textual("program", lambda found: found.label),
-            numeric("simulated µs", lambda found: us(found.time_us)),
-            error_column(lambda found: found.error),
+            textual("program", lambda row: row.label),
+            numeric("simulated µs", lambda row: us(row.time_us)),
+            error_column(lambda row: row.error),
             numeric(
                 "relative speed",
-                lambda found: f"{explanation.time_us / found.time_us:.2f} ×" if found.time_us else None,
+                lambda row: f"{explanation.time_us / row.time_us:.2f} ×" if row.time_us else None,
             ),
             numeric("Tflop/s", rate_tflops, ",.1f"),
-            numeric("of peak", lambda found: percent(of_peak(found)), share=of_peak),
-            numeric("HBM MB", lambda found: megabytes(found.hbm_bytes) if found.time_us else None, droppable=True),
+            numeric("of peak", lambda row: percent(of_peak(row)), share=of_peak),
+            numeric("HBM MB", lambda row: megabytes(row.hbm_bytes) if row.time_us else None, droppable=True),
             numeric(
                 "flop/byte",
-                lambda found: found.flops / found.hbm_bytes if found.flops and found.hbm_bytes else None,
+                lambda row: row.flops / row.hbm_bytes if row.flops and row.hbm_bytes else None,
                 ",.0f",
                 droppable=True,
             ),
             numeric(
                 "exposed µs",
-                lambda found: us(found.communication.exposed_us) if found.communication is not None else None,
+                lambda row: us(row.communication.exposed_us) if row.communication is not None else None,
                 optional=True,
             ),
-            textual("no time because", lambda found: found.reason, optional=True),
+            textual("no time because", lambda row: row.reason, optional=True),
         ),
         worth,
         more=len(explanation.programs) - len(worth),
@@ -131,31 +104,8 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
             ),
         ),
         sorted(explanation.vmem.parts, key=lambda part: (part.op, -part.size_bytes)),
-        most=_MOST_PARTS,
+        most=_MAX_PARTS,
     )
-
-
-def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
-    """Lists how busy each unit was that did anything, the busiest first."""
-    issued = Counter[str]()
-    for core in run.cores:
-        issued.update(core.issued)
-    return explained_table(
-        (
-            textual("unit", lambda unit: unit[0], kind="code"),
-            textual("does", lambda unit: UNITS.get(unit[0], ""), optional=True),
-            numeric("busy", lambda unit: percent(unit[1]), share=lambda unit: unit[1]),
-            numeric("issue slots a cycle", lambda unit: run.slots.get(unit[0])),
-            numeric("issued", lambda unit: issued.get(unit[0]), ","),
-        ),
-        sorted((unit for unit in run.busy.items() if unit[1]), key=lambda unit: -unit[1]),
-    )
-
-
-def idle_units(run: SimulatedRun) -> str:
-    """Names the units that did nothing, "idle: xlu, eup"; "" where all did something."""
-    idle = [unit for unit, busy in run.busy.items() if not busy]
-    return f"idle: {', '.join(idle)}" if idle else ""
 
 
 def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
@@ -181,7 +131,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
             ),
         ),
         explanation.regions,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
@@ -199,7 +149,7 @@ def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | Non
             numeric("bundles", lambda line: line.bundles, ",.0f"),
         ),
         explanation.line_times,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
@@ -209,7 +159,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
         return None
 
     def amount(title: str, of: Callable[[LineOps], float], scale: float) -> Column[LineOps]:
-        most = max(1.0, *(float(of(line)) for line in explanation.lines))
+        longest = max(1.0, *(float(of(line)) for line in explanation.lines))
 
         def scaled(line: LineOps) -> str:
             value = float(of(line))
@@ -218,7 +168,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
             return f"{value / scale:,.3g}" if value < 100 * scale else f"{value / scale:,.0f}"
 
         return numeric(
-            title, scaled, share=lambda line: of(line) / most if of(line) else None, droppable=True, optional=True
+            title, scaled, share=lambda line: of(line) / longest if of(line) else None, droppable=True, optional=True
         )
 
     return explained_table(
@@ -233,7 +183,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
             amount("KiB stored", lambda line: line.stored_bytes, 1024),
         ),
         explanation.lines,
-        most=_MOST_LINES,
+        most=_MAX_LINES,
     )
 
 
@@ -287,50 +237,3 @@ def savings_table(explanation: Explanation) -> ExplainedTable[Saving] | None:
 
 def _title(saving: Saving) -> str:
     return f"{saving.title} ({short_place(saving.where)})" if saving.where else saving.title
-
-
-def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
-    """Lists the operations of the later core, the longest first."""
-    core = run.later_core
-
-    def share(op: OpRun) -> float:
-        return op.cycles / max(1, core.cycles)
-
-    return explained_table(
-        (
-            textual("operation", lambda op: op.name, kind="code"),
-            textual("made by", lambda op: "Pallas" if op.is_pallas else "XLA"),
-            textual("written at", lambda op: op.scope, kind="code", optional=True),
-            numeric("simulated µs", lambda op: us(op.cycles / run.clock_hz * 1e6)),
-            numeric("share", lambda op: percent(share(op)), share=share),
-            textual("waits for", _waits, optional=True),
-        ),
-        sorted(core.ops, key=lambda op: -op.cycles),
-        most=_MOST_OPS,
-    )
-
-
-def _waits(op: OpRun) -> str:
-    waits = {
-        "copies": op.copy_stall_cycles + op.overhead_cycles,
-        "matrix units": op.matrix_stall_cycles,
-        "semaphore": op.semaphore_stall_cycles,
-    }
-    return ", ".join(f"{cause} {percent(spent / max(1, op.cycles))}" for cause, spent in waits.items() if spent)
-
-
-def explained_table(
-    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
-) -> ExplainedTable[Row]:
-    """Makes a table of items, at most so many of them, without the optional columns that would be empty.
-
-    Args:
-      columns: its columns.
-      items: its rows.
-      most: rows to show; None: all.
-      more: rows that were left out before.
-    """
-    found = tuple(items)
-    shown = found[:most]
-    kept = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
-    return ExplainedTable(columns=kept, rows=shown, left_out=more + len(found) - len(shown))

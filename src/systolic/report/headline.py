@@ -37,7 +37,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     """Lists time, rate, speed beside XLA, and how far each limit is used."""
     run = explanation.run
     error = (explanation.slice_run or run).error
-    found = [
+    result = [
         Figure(
             title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
@@ -49,14 +49,14 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     rate = rate_tflops(explanation.programs[0])
     peak = explanation.roofline.peak_flops_per_s / 1e12
     if rate is not None and peak:
-        beside = f"{percent(rate / peak)} of the {explanation.roofline.dtype} peak of {peak:,.0f}"
-        found.append(Figure(title="rate", value=f"{rate:,.1f}", unit="Tflop/s", beside=beside, share=rate / peak))
+        note = f"{percent(rate / peak)} of the {explanation.roofline.dtype} peak of {peak:,.0f}"
+        result.append(Figure(title="rate", value=f"{rate:,.1f}", unit="Tflop/s", beside=note, share=rate / peak))
     xla = program(explanation, "xla")
     if xla is not None and xla.time_us:
         speed = xla.time_us / run.time_us
-        beside = f"{xla.label} takes {us(xla.time_us)} µs"
-        found.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=beside))
-    found += [
+        note = f"{xla.label} takes {us(xla.time_us)} µs"
+        result.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=note))
+    result += [
         share_figure(
             "matrix units busy",
             run.matrix_busy_share,
@@ -68,25 +68,27 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     if explanation.steps > 1:
         of_pallas = sum(op.cycles for op in run.later_core.ops if op.is_pallas) / run.clock_hz * 1e6
         overhead = run.stalls.get("overhead", 0.0) * run.time_us
-        beside = f"{us(of_pallas / explanation.steps)} µs each"
+        note = f"{us(of_pallas / explanation.steps)} µs each"
         if overhead >= 0.0005 * run.time_us:
-            beside += f", {us(overhead / explanation.steps)} of it starting copies: {us(overhead)} in all"
-        found.append(Figure(title="steps", value=f"{explanation.steps:,}", unit="", beside=beside))
-    if (whole := explanation.slice_run) is not None:
-        exposed = whole.exposed_us / whole.time_us if whole.time_us else 0.0
-        hidden = f"{us(whole.exposed_us)} µs; {us(whole.hidden_us)} µs more are hidden"
-        found.append(share_figure("exposed communication", exposed, hidden))
-        found.append(
-            share_figure("busiest link busy", whole.link_busy_share, f"of {len(whole.links)} directions of links")
+            note += f", {us(overhead / explanation.steps)} of it starting copies: {us(overhead)} in all"
+        result.append(Figure(title="steps", value=f"{explanation.steps:,}", unit="", beside=note))
+    if (slice_run := explanation.slice_run) is not None:
+        exposed = slice_run.exposed_us / slice_run.time_us if slice_run.time_us else 0.0
+        hidden = f"{us(slice_run.exposed_us)} µs; {us(slice_run.hidden_us)} µs more are hidden"
+        result.append(share_figure("exposed communication", exposed, hidden))
+        result.append(
+            share_figure(
+                "busiest link busy", slice_run.link_busy_share, f"of {len(slice_run.links)} directions of links"
+            )
         )
     if run.vmem_bytes:
         limit = explanation.vmem.limit_bytes if explanation.vmem is not None else 0
-        beside = f"of {round_mib(limit)} MiB that it may use" if limit else "at most"
+        note = f"of {round_mib(limit)} MiB that it may use" if limit else "at most"
         if run.spill_bytes:
-            beside += f"; {mib(run.spill_bytes)} MiB of it spilled registers"
+            note += f"; {mib(run.spill_bytes)} MiB of it spilled registers"
         share = run.vmem_bytes / limit if limit else None
-        found.append(Figure(title="VMEM", value=mib(run.vmem_bytes), unit="MiB", beside=beside, share=share))
-    return tuple(found)
+        result.append(Figure(title="VMEM", value=mib(run.vmem_bytes), unit="MiB", beside=note, share=share))
+    return tuple(result)
 
 
 def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
@@ -107,6 +109,6 @@ def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
     return (working, *sorted(waits, key=lambda part: -part.share))
 
 
-def share_figure(title: str, share: float, beside: str) -> Figure:
+def share_figure(title: str, share: float, note: str) -> Figure:
     """A share, as per cent and as a bar."""
-    return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=beside, share=share)
+    return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=note, share=share)

@@ -7,7 +7,7 @@ from typing import Any
 
 from systolic.chips import with_clock_state
 from systolic.explaining import Explanation
-from systolic.report import charts, explained_tables, slice_tables, timeline_charts
+from systolic.report import charts, explained_tables, run_tables, slice_tables, timeline_charts
 from systolic.report.ceilings import ceilings, ceilings_table
 from systolic.report.headline import figures, time_parts
 from systolic.report.html import Plot, render
@@ -61,7 +61,7 @@ def explanation_page(explanation: Explanation) -> str:
 def _plots(explanation: Explanation) -> dict[str, Plot]:
     """Draws the plots, by name; those of which there is nothing to draw are left out."""
     run = explanation.run
-    found = {
+    result = {
         "roofline": (
             roofline_chart(explanation),
             "The roofline: rate over operations per HBM byte",
@@ -86,7 +86,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
         ),
     }
     if explanation.slice_run is not None:
-        found["slice"] = (
+        result["slice"] = (
             timeline_charts.slice_plot(explanation.slice_run),
             "Timeline of the slice: devices, collectives and links",
             "A row for each class of devices, what the slowest device says to others, and each link in one direction.",
@@ -96,7 +96,7 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
         keys["vmem"] = charts.vmem_key(explanation.vmem)
     return {
         name: Plot(name=name, title=title, words=words, spec=spec, key=keys.get(name, ()), zooms=name == "slice")
-        for name, (spec, title, words) in found.items()
+        for name, (spec, title, words) in result.items()
         if spec is not None
     }
 
@@ -104,12 +104,12 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
 def _windows(explanation: Explanation) -> list[WindowPart]:
     parts = []
     for at, window in enumerate(explanation.windows):
-        found = view(explanation.run, window.begin_us, window.end_us)
+        bars = view(explanation.run, window.begin_us, window.end_us)
         plot = Plot(
             name=f"window-{at + 1}",
             title=f"Timeline, {window.title}",
             words=window.words,
-            spec=timeline_charts.window_plot(found, window.begin_us, window.end_us),
+            spec=timeline_charts.window_plot(bars, window.begin_us, window.end_us),
             zooms=True,
         )
         parts.append(
@@ -117,28 +117,30 @@ def _windows(explanation: Explanation) -> list[WindowPart]:
                 title=window.title,
                 span=f"{window.begin_us:,.2f} to {window.end_us:,.2f} µs",
                 words=window.words,
-                plot=plot if found.bars and window.end_us > window.begin_us else None,
-                left_out=found.left_out,
+                plot=plot if bars.bars and window.end_us > window.begin_us else None,
+                left_out=bars.left_out,
             )
         )
     return parts
 
 
 def _tables(explanation: Explanation) -> dict[str, Any]:
-    tables, whole = explained_tables, explanation.slice_run
+    tables, slice_run = explained_tables, explanation.slice_run
     return {
-        **(_slice_tables(whole) if whole is not None else {}),
-        "ceilings": ceilings_table(explanation) if whole is not None else None,
+        **(_slice_tables(slice_run) if slice_run is not None else {}),
+        "ceilings": ceilings_table(explanation) if slice_run is not None else None,
         "programs": tables.programs_table(explanation),
         "vmem": tables.vmem_table(explanation),
-        "units": tables.units_table(explanation.run),
+        "units": run_tables.units_table(explanation.run),
         "regions": tables.regions_table(explanation),
         "line_times": tables.line_times_table(explanation),
         "lines": tables.lines_table(explanation),
         "traffic": tables.traffic_table(explanation),
         "savings": tables.savings_table(explanation),
         "ops": [
-            (found, tables.ops_table(run)) for found in explanation.programs if (run := found.device_run) is not None
+            (program, run_tables.ops_table(run))
+            for program in explanation.programs
+            if (run := program.device_run) is not None
         ],
     }
 
@@ -158,7 +160,7 @@ def _roof_words(explanation: Explanation) -> str:
     rate = explained_tables.rate_tflops(mine)
     if rate is None or not mine.hbm_bytes:
         return ""
-    limits = {each.name: mine.flops / each.least_us * 1e6 for each in ceilings(explanation, mine)}
+    limits = {ceiling.name: mine.flops / ceiling.least_us * 1e6 for ceiling in ceilings(explanation, mine)}
     closest = min(limits, key=lambda name: limits[name])
     limit = limits[closest]
     words = {"HBM": "HBM, as simulated", "matrix units": f"the {roof.dtype} peak"}

@@ -24,8 +24,8 @@ def picture(rows: Iterable[BenchRow]) -> Picture | None:
     timed = [row for row in rows if row.ours_us is not None]
     for suite, draw in PICTURES.items():
         shown = [row for row in timed if row.case.suite == suite]
-        if shown and (found := draw(shown)).points:
-            return found
+        if shown and (chart := draw(shown)).points:
+            return chart
     return None
 
 
@@ -33,14 +33,14 @@ def _grouped(rows: Sequence[BenchRow]) -> Picture:
     """The product that has most rows, on one chip: everybody's times over the rows of a group."""
     chip, series = _most(rows, lambda row: (row.case.chip, row.case.series))
     shown = [row for row in rows if (row.case.chip, row.case.series) == (chip, series)]
-    one = shown[0]
+    first = shown[0]
     points: list[TimePoint] = []
     for row in shown:
         size = (row.case.m or 0) / (row.case.groups or 1)
         points.append(TimePoint(x=size, time_us=row.limits.model_us or 0.0, series="limit", dashed=True))
         points += _times(size, {"systolic": row.ours_us, "XLA": row.xla_repeated_us})
         points += _times(size, {peer.name: peer.time_us for peer in row.peers})
-    title = f"{series} on {chip}, {one.case.groups} groups, {one.case.k} × {one.case.n}"
+    title = f"{series} on {chip}, {first.case.groups} groups, {first.case.k} × {first.case.n}"
     return Picture(title=title, x_title="rows of a group, on average", points=tuple(points))
 
 

@@ -63,7 +63,7 @@ def rates_plot(
         ours.mark_text(dy=15).encode(text=alt.Text("tflops:Q", format=",.1f")),
     ]
     if missing:
-        rows = [{"size": f"{each.size}³", "tflops": 0, "series": "no time", "text": each.status} for each in missing]
+        rows = [{"size": f"{row.size}³", "tflops": 0, "series": "no time", "text": row.status} for row in missing]
         refused = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour)
         layers += [
             refused.mark_point(shape="cross", angle=45, filled=True, size=90),

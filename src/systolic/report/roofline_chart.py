@@ -18,7 +18,9 @@ _ROLES = {"this": "this kernel", "xla": "XLA", "other": "another function", "cha
 def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
     """Says what the marks of `roofline_chart` mean."""
     roof = explanation.roofline
-    roles = [role for role in _ROLES if any(found.role == role and found.time_us for found in explanation.programs)]
+    roles = [
+        role for role in _ROLES if any(program.role == role and program.time_us for program in explanation.programs)
+    ]
     links = KeyItem(tone="written", title="what the busiest link between chips allows each program", form="line")
     return (
         KeyItem(tone="roof", title=f"HBM as published, {roof.hbm_bytes_per_s / 1e9:,.0f} GB/s", form="line"),
@@ -36,13 +38,13 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
     """
     import altair as alt
 
-    placed = [found for found in explanation.programs if rate_tflops(found) and found.hbm_bytes]
+    placed = [program for program in explanation.programs if rate_tflops(program) and program.hbm_bytes]
     if not placed:
         return None
     roof = explanation.roofline
     # The last is drawn on top: the function itself.
-    placed.sort(key=lambda found: -list(_ROLES).index(found.role))
-    points = [_point(found) for found in placed]
+    placed.sort(key=lambda program: -list(_ROLES).index(program.role))
+    points = [_point(program) for program in placed]
     ridge = roof.peak_flops_per_s / roof.hbm_bytes_per_s
     left = min(ridge, *(point["intensity"] for point in points)) / 2
     right = max(ridge, *(point["intensity"] for point in points)) * 2
@@ -104,7 +106,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
         .encode(x=x, y=y, text="label:N", color=colour)
         for point, down in _apart(points, left=left, right=right, bottom=bottom, top=peak * 1.5)
     ]
-    ceilings = [_link_ceiling(found) for found in placed if _link_us(found)]
+    ceilings = [_link_ceiling(program) for program in placed if _link_us(program)]
     layers = lines + label
     if ceilings:
         layers += (
@@ -127,9 +129,9 @@ def _apart(
     points: Sequence[dict[str, Any]], *, left: float, right: float, bottom: float, top: float
 ) -> list[tuple[dict[str, Any], int]]:
     """Says by how many pixels the name of each point goes down, so that none lies on another on a narrow screen."""
-    found: list[tuple[dict[str, Any], int]] = []
+    result: list[tuple[dict[str, Any], int]] = []
     taken: list[tuple[float, float, float]] = []
-    for point in (each for each in points if each["role"] != _ROLES["change"]):
+    for point in (point for point in points if point["role"] != _ROLES["change"]):
         begin = _NARROW * math.log(point["intensity"] / left) / math.log(right / left)
         end = begin + _LETTER * len(point["label"])
         y = _HEIGHT * math.log(top / point["tflops"]) / math.log(top / bottom)
@@ -137,28 +139,28 @@ def _apart(
         while any(begin < other_end and other < end and abs(y + down - at) < _LINE for other, other_end, at in taken):
             down += _LINE
         taken.append((begin, end, y + down))
-        found.append((point, down))
-    return found
+        result.append((point, down))
+    return result
 
 
-def _link_us(found: Program) -> float:
-    return found.communication.link_us if found.communication is not None else 0.0
+def _link_us(program: Program) -> float:
+    return program.communication.link_us if program.communication is not None else 0.0
 
 
-def _link_ceiling(found: Program) -> dict[str, Any]:
+def _link_ceiling(program: Program) -> dict[str, Any]:
     return {
-        "label": found.label,
-        "intensity": found.flops / found.hbm_bytes,
-        "tflops": found.flops / _link_us(found) / 1e6,
-        "time": f"{_link_us(found):,.2f} µs",
+        "label": program.label,
+        "intensity": program.flops / program.hbm_bytes,
+        "tflops": program.flops / _link_us(program) / 1e6,
+        "time": f"{_link_us(program):,.2f} µs",
     }
 
 
-def _point(found: Program) -> dict[str, Any]:
+def _point(program: Program) -> dict[str, Any]:
     return {
-        "label": found.label,
-        "role": _ROLES[found.role],
-        "intensity": found.flops / found.hbm_bytes,
-        "tflops": rate_tflops(found),
-        "time": f"{found.time_us:,.2f} µs",
+        "label": program.label,
+        "role": _ROLES[program.role],
+        "intensity": program.flops / program.hbm_bytes,
+        "tflops": rate_tflops(program),
+        "time": f"{program.time_us:,.2f} µs",
     }

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.written import megabytes, percent, us
 from systolic.simulator import CollectiveRun, DeviceClass, LinkRun, SliceRun
 
-_MOST_COLLECTIVES = 20
-_MOST_LINKS = 16
-_MOST_CLASSES = 16
+_MAX_COLLECTIVES = 20
+_MAX_LINKS = 16
+_MAX_CLASSES = 16
 WAYS = {
     "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has "
     "an equal share of its links",
@@ -49,29 +49,33 @@ def collectives_table(run: SliceRun) -> ExplainedTable[CollectiveRun] | None:
         return None
     scale = 1e6 / run.clock_hz
 
-    def exposed(each: CollectiveRun) -> float:
-        return each.exposed_cycles / max(1, each.cycles)
+    def exposed(collective: CollectiveRun) -> float:
+        return collective.exposed_cycles / max(1, collective.cycles)
 
     return explained_table(
         (
-            textual("collective", lambda each: each.name, kind="code"),
-            textual("kind", lambda each: each.kind, droppable=True),
-            numeric("calls", lambda each: each.calls, ",", droppable=True),
-            numeric("MB sent", lambda each: megabytes(each.sent_bytes)),
-            textual("links", lambda each: " ".join(each.links), optional=True),
-            numeric("simulated µs", lambda each: us(each.cycles * scale)),
-            numeric("GB/s", lambda each: _rate(each, run), ",.0f", droppable=True),
-            numeric("exposed µs", lambda each: us(each.exposed_cycles * scale)),
-            numeric("hidden µs", lambda each: us(each.hidden_cycles * scale), droppable=True),
-            numeric("exposed", lambda each: percent(exposed(each)), share=exposed, droppable=True),
+            textual("collective", lambda collective: collective.name, kind="code"),
+            textual("kind", lambda collective: collective.kind, droppable=True),
+            numeric("calls", lambda collective: collective.calls, ",", droppable=True),
+            numeric("MB sent", lambda collective: megabytes(collective.sent_bytes)),
+            textual("links", lambda collective: " ".join(collective.links), optional=True),
+            numeric("simulated µs", lambda collective: us(collective.cycles * scale)),
+            numeric("GB/s", lambda collective: _rate(collective, run), ",.0f", droppable=True),
+            numeric("exposed µs", lambda collective: us(collective.exposed_cycles * scale)),
+            numeric("hidden µs", lambda collective: us(collective.hidden_cycles * scale), droppable=True),
+            numeric("exposed", lambda collective: percent(exposed(collective)), share=exposed, droppable=True),
         ),
-        sorted(run.collectives, key=lambda each: (-each.cycles, each.begin_cycles)),
-        most=_MOST_COLLECTIVES,
+        sorted(run.collectives, key=lambda collective: (-collective.cycles, collective.begin_cycles)),
+        most=_MAX_COLLECTIVES,
     )
 
 
-def _rate(each: CollectiveRun, run: SliceRun) -> float | None:
-    return each.sent_bytes / each.cycles * run.clock_hz / 1e9 if each.sent_bytes and each.cycles else None
+def _rate(collective: CollectiveRun, run: SliceRun) -> float | None:
+    return (
+        collective.sent_bytes / collective.cycles * run.clock_hz / 1e9
+        if collective.sent_bytes and collective.cycles
+        else None
+    )
 
 
 def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
@@ -80,22 +84,22 @@ def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
         return None
     cycles = max(1, run.cycles)
 
-    def busiest(each: LinkAxis) -> float:
-        return each.busiest.busy_cycles / cycles
+    def busiest(axis: LinkAxis) -> float:
+        return axis.busiest.busy_cycles / cycles
 
-    def mean(each: LinkAxis) -> float:
-        return sum(link.busy_cycles for link in each.links) / len(each.links) / cycles
+    def mean(axis: LinkAxis) -> float:
+        return sum(link.busy_cycles for link in axis.links) / len(axis.links) / cycles
 
     return explained_table(
         (
-            textual("direction", lambda each: each.axis),
-            numeric("links", lambda each: len(each.links), ","),
-            numeric("in use", lambda each: sum(link.sent_bytes > 0 for link in each.links), ","),
-            numeric("MB in all", lambda each: megabytes(sum(link.sent_bytes for link in each.links))),
-            textual("busiest", lambda each: link_name(each.busiest)),
-            numeric("its MB", lambda each: megabytes(each.busiest.sent_bytes)),
-            numeric("it is busy", lambda each: percent(busiest(each)), share=busiest),
-            numeric("busy on average", lambda each: percent(mean(each)), share=mean, droppable=True),
+            textual("direction", lambda axis: axis.axis),
+            numeric("links", lambda axis: len(axis.links), ","),
+            numeric("in use", lambda axis: sum(link.sent_bytes > 0 for link in axis.links), ","),
+            numeric("MB in all", lambda axis: megabytes(sum(link.sent_bytes for link in axis.links))),
+            textual("busiest", lambda axis: link_name(axis.busiest)),
+            numeric("its MB", lambda axis: megabytes(axis.busiest.sent_bytes)),
+            numeric("it is busy", lambda axis: percent(busiest(axis)), share=busiest),
+            numeric("busy on average", lambda axis: percent(mean(axis)), share=mean, droppable=True),
         ),
         link_axes(run.links),
     )
@@ -119,33 +123,33 @@ def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
             numeric("busy", lambda link: percent(busy(link)), share=busy),
         ),
         sorted(used, key=lambda link: -link.busy_cycles),
-        most=_MOST_LINKS,
+        most=_MAX_LINKS,
     )
 
 
 def devices_table(run: SliceRun) -> ExplainedTable[DeviceClass]:
     """Lists the classes of devices, the slowest first."""
 
-    def share(each: DeviceClass) -> float:
-        return each.run.cycles / max(1, run.cycles)
+    def share(device_class: DeviceClass) -> float:
+        return device_class.run.cycles / max(1, run.cycles)
 
     return explained_table(
         (
-            textual("devices", lambda each: devices_text(each.devices)),
-            numeric("number", lambda each: len(each.devices), ","),
-            numeric("simulated µs", lambda each: us(each.run.time_us)),
-            numeric("of the slowest", lambda each: percent(share(each)), share=share),
-            numeric("matrix units busy", lambda each: percent(each.run.matrix_busy_share)),
-            numeric("HBM busy", lambda each: percent(each.run.copy_busy_share)),
-            textual("waits for", lambda each: _waits(each), optional=True),
+            textual("devices", lambda device_class: devices_text(device_class.devices)),
+            numeric("number", lambda device_class: len(device_class.devices), ","),
+            numeric("simulated µs", lambda device_class: us(device_class.run.time_us)),
+            numeric("of the slowest", lambda device_class: percent(share(device_class)), share=share),
+            numeric("matrix units busy", lambda device_class: percent(device_class.run.matrix_busy_share)),
+            numeric("HBM busy", lambda device_class: percent(device_class.run.copy_busy_share)),
+            textual("waits for", lambda device_class: _waits(device_class), optional=True),
         ),
-        sorted(run.classes, key=lambda each: (-each.run.cycles, each.devices)),
-        most=_MOST_CLASSES,
+        sorted(run.classes, key=lambda device_class: (-device_class.run.cycles, device_class.devices)),
+        most=_MAX_CLASSES,
     )
 
 
-def _waits(each: DeviceClass) -> str:
-    return ", ".join(f"{cause} {percent(share)}" for cause, share in each.run.stalls.items() if share >= 0.0005)
+def _waits(device_class: DeviceClass) -> str:
+    return ", ".join(f"{cause} {percent(share)}" for cause, share in device_class.run.stalls.items() if share >= 0.0005)
 
 
 def link_name(link: LinkRun) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from systolic.report.slice_tables import devices_text, link_name
-from systolic.report.timeline import MOST_BARS, Bar, View, core_bar, longest_spans, pack, size_text
+from systolic.report.timeline import MAX_BARS, Bar, View, core_bar, longest_spans, pack, size_text
 from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
-_MOST_CLASSES = 8  # rows of one picture, of the slowest
-_MOST_LINKS = 16  # and of the busiest
-_MOST_LETTERS = 10  # of devices' numbers beside a row
+_MAX_CLASSES = 8  # rows of one picture, of the slowest
+_MAX_LINKS = 16  # and of the busiest
+_MAX_LETTERS = 10  # of devices' numbers beside a row
 # What a row of devices shows: what the core does at every moment. Copies run beside that, and have rows of their own in
 # the timeline of one device.
 _OF_A_CORE = ("matrix", "stall")
@@ -32,25 +32,25 @@ def collective_spans(run: SliceRun) -> tuple[Span, ...]:
     Of others it is one span, from the first call's begin to the last one's end.
     """
     spans = []
-    for each in run.collectives:
-        calls = [span for span in run.slowest.later_core.spans if (span.kind, span.label) == ("op", each.name)]
-        if len(calls) == each.calls:
-            sent_bytes = each.sent_bytes // max(1, each.calls)
+    for collective in run.collectives:
+        calls = [span for span in run.slowest.later_core.spans if (span.kind, span.label) == ("op", collective.name)]
+        if len(calls) == collective.calls:
+            sent_bytes = collective.sent_bytes // max(1, collective.calls)
             spans += [replace(span, amount=sent_bytes) for span in calls]
             continue
         spans.append(
             Span(
                 kind="op",
-                begin_cycles=each.begin_cycles,
-                end_cycles=each.end_cycles,
-                label=each.name if each.calls == 1 else f"{each.name}, {each.calls} calls",
-                amount=each.sent_bytes,
+                begin_cycles=collective.begin_cycles,
+                end_cycles=collective.end_cycles,
+                label=collective.name if collective.calls == 1 else f"{collective.name}, {collective.calls} calls",
+                amount=collective.sent_bytes,
             )
         )
     return tuple(sorted(spans, key=lambda span: (span.begin_cycles, span.label)))
 
 
-def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:
+def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
     """Collects what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
 
     Of many classes and links the slowest and the busiest have rows; all rows have room for as many bars.
@@ -71,31 +71,33 @@ def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MOS
 
 def drawn_classes(run: SliceRun) -> tuple[DeviceClass, ...]:
     """Picks the classes of devices that have a row, the slowest first."""
-    return tuple(sorted(run.classes, key=lambda each: (-each.run.cycles, each.devices))[:_MOST_CLASSES])
+    return tuple(
+        sorted(run.classes, key=lambda device_class: (-device_class.run.cycles, device_class.devices))[:_MAX_CLASSES]
+    )
 
 
 def drawn_links(run: SliceRun) -> tuple[LinkRun, ...]:
     """Picks the links that have a row: the busiest of those that carried anything, in the order of their directions."""
     used = sorted((link for link in run.links if link.sent_bytes), key=lambda link: -link.busy_cycles)
-    return tuple(sorted(used[:_MOST_LINKS], key=lambda link: (link.axis, link.source)))
+    return tuple(sorted(used[:_MAX_LINKS], key=lambda link: (link.axis, link.source)))
 
 
 def _device_rows(run: SliceRun) -> Iterable[_Row]:
-    for each in drawn_classes(run):
-        lane = _devices_lane(each)
+    for device_class in drawn_classes(run):
+        lane = _devices_lane(device_class)
         yield _Row(
             lane=lane,
-            spans=[span for span in each.run.later_core.spans if span.kind in _OF_A_CORE],
-            bar=lambda span, lane=lane, each=each: core_bar(lane, span, each.run),
+            spans=[span for span in device_class.run.later_core.spans if span.kind in _OF_A_CORE],
+            bar=lambda span, lane=lane, run=device_class.run: core_bar(lane, span, run),
         )
 
 
-def _devices_lane(each: DeviceClass) -> str:
+def _devices_lane(device_class: DeviceClass) -> str:
     """Names the row of a class; no other has its first device."""
-    numbers = devices_text(each.devices)
-    if len(numbers) > _MOST_LETTERS:
-        return f"{len(each.devices)} like device {min(each.devices)}"
-    return f"{'device' if len(each.devices) == 1 else 'devices'} {numbers}"
+    numbers = devices_text(device_class.devices)
+    if len(numbers) > _MAX_LETTERS:
+        return f"{len(device_class.devices)} like device {min(device_class.devices)}"
+    return f"{'device' if len(device_class.devices) == 1 else 'devices'} {numbers}"
 
 
 def _collective_rows(run: SliceRun) -> Iterable[_Row]:

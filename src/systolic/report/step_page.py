@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from systolic.chips import with_clock_state
 from systolic.report import slice_tables, step_tables, timeline_charts
 from systolic.report.charts import KeyItem, Spec, colours, data, finished, tooltips
-from systolic.report.explained_tables import ops_table
 from systolic.report.headline import Figure, share_figure, time_parts
 from systolic.report.html import Plot, render
+from systolic.report.run_tables import ops_table
 from systolic.report.written import percent
 from systolic.steps import PASSES, Pass, StepRun
 from systolic.steps.records import GIB
@@ -36,7 +36,7 @@ def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction]
       DrawingMissing: a library that draws is not installed.
     """
     plots = _plots(run)
-    whole = run.slice_run
+    slice_run = run.slice_run
     return render(
         "step.html.j2",
         plots.values(),
@@ -56,16 +56,16 @@ def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction]
             "changes": step_tables.changes_table(run),
             "trials": step_tables.trials_table(run, trials),
             "kinds": step_tables.kinds_table(run),
-            "collectives": slice_tables.collectives_table(whole) if whole is not None else None,
-            "links": slice_tables.links_table(whole) if whole is not None else None,
+            "collectives": slice_tables.collectives_table(slice_run) if slice_run is not None else None,
+            "links": slice_tables.links_table(slice_run) if slice_run is not None else None,
             "ops": ops_table(run.run),
         },
-        way=slice_tables.WAYS[whole.way] if whole is not None else "",
+        way=slice_tables.WAYS[slice_run.way] if slice_run is not None else "",
     )
 
 
 def _figures(run: StepRun) -> tuple[Figure, ...]:
-    found = [
+    result = [
         Figure(
             title=f"{run.run.provenance} time",
             value=f"{run.time_us / 1e3:,.2f}",
@@ -75,42 +75,42 @@ def _figures(run: StepRun) -> tuple[Figure, ...]:
     ]
     if run.tokens:
         rate = f"{run.tokens_per_s_per_device:,.0f}"
-        beside = f"{run.tokens:,} tokens on {run.devices} device{'s' * (run.devices > 1)}"
-        found.append(Figure(title="tokens a second and device", value=rate, unit="", beside=beside))
+        note = f"{run.tokens:,} tokens on {run.devices} device{'s' * (run.devices > 1)}"
+        result.append(Figure(title="tokens a second and device", value=rate, unit="", beside=note))
     if run.flops:
         half = f"{percent(run.mfu_causal)} with half of causal attention" if run.flops_causal != run.flops else ""
-        found.append(share_figure("MFU", run.mfu, half or f"of {run.peak_ops_per_s / 1e12:,.0f} Tflop/s a device"))
+        result.append(share_figure("MFU", run.mfu, half or f"of {run.peak_ops_per_s / 1e12:,.0f} Tflop/s a device"))
     memory = run.memory
     share = memory.needed_bytes / memory.capacity_bytes
-    beside = f"{memory.needed_bytes / GIB:,.2f} of {memory.capacity_bytes / GIB:,.2f} GiB"
-    found.append(share_figure("HBM taken", share, beside))
-    if (whole := run.slice_run) is not None and whole.time_us:
-        beside = f"{whole.exposed_us / 1e3:,.2f} ms; {whole.hidden_us / 1e3:,.2f} ms more are hidden"
-        found.append(share_figure("exposed communication", whole.exposed_us / whole.time_us, beside))
-    return tuple(found)
+    note = f"{memory.needed_bytes / GIB:,.2f} of {memory.capacity_bytes / GIB:,.2f} GiB"
+    result.append(share_figure("HBM taken", share, note))
+    if (slice_run := run.slice_run) is not None and slice_run.time_us:
+        note = f"{slice_run.exposed_us / 1e3:,.2f} ms; {slice_run.hidden_us / 1e3:,.2f} ms more are hidden"
+        result.append(share_figure("exposed communication", slice_run.exposed_us / slice_run.time_us, note))
+    return tuple(result)
 
 
 def _plots(run: StepRun) -> dict[str, Plot]:
-    found = {
+    result = {
         "parts": Plot(
             name="parts",
             title="Time by part of the model and pass",
             words="One bar for each part, the longest first, cut into passes.",
             spec=parts_plot(run),
             key=tuple(
-                KeyItem(tone=_TONES[each], title=each)
-                for each in PASSES
-                if any(part.in_pass == each for part in run.parts)
+                KeyItem(tone=_TONES[step_pass], title=step_pass)
+                for step_pass in PASSES
+                if any(part.in_pass == step_pass for part in run.parts)
             ),
         )
     }
     timeline = timeline_charts.overview_plot(run.run, ())
     if timeline is not None:
         words = "Height is the busy share."
-        found["overview"] = Plot(name="overview", title="The whole step", words=words, spec=timeline)
+        result["overview"] = Plot(name="overview", title="The whole step", words=words, spec=timeline)
     slices = timeline_charts.slice_plot(run.slice_run) if run.slice_run is not None else None
     if slices is not None:
-        found["slice"] = Plot(
+        result["slice"] = Plot(
             name="slice",
             title="Timeline of the slice: devices, collectives and links",
             words="A row for each class of devices, what the slowest device says to others, and each link.",
@@ -118,7 +118,7 @@ def _plots(run: StepRun) -> dict[str, Plot]:
             key=timeline_charts.SLICE_KEY,
             zooms=True,
         )
-    return found
+    return result
 
 
 def parts_plot(run: StepRun) -> Spec:
@@ -126,19 +126,19 @@ def parts_plot(run: StepRun) -> Spec:
     import altair as alt
 
     totals: dict[str, int] = {}
-    for each in run.parts:
-        totals[each.part] = totals.get(each.part, 0) + each.cycles
+    for model_part in run.parts:
+        totals[model_part.part] = totals.get(model_part.part, 0) + model_part.cycles
     order = sorted(totals, key=lambda part: -totals[part])
     rows = [
         {
-            "part": each.part,
-            "pass": each.in_pass,
-            "order": PASSES.index(each.in_pass),
-            "ms": run.us(each.cycles) / 1e3,
-            "detail": f"{run.us(each.cycles) / 1e3:,.3f} ms",
-            "limit": f"{each.limit} ({percent(each.limit_share)})",
+            "part": part.part,
+            "pass": part.in_pass,
+            "order": PASSES.index(part.in_pass),
+            "ms": run.us(part.cycles) / 1e3,
+            "detail": f"{run.us(part.cycles) / 1e3:,.3f} ms",
+            "limit": f"{part.limit} ({percent(part.limit_share)})",
         }
-        for each in run.parts
+        for part in run.parts
     ]
     chart = (
         data(rows)
@@ -147,7 +147,7 @@ def parts_plot(run: StepRun) -> Spec:
             y=alt.Y("part:N", title=None, sort=order, axis=alt.Axis(domain=False, ticks=False, labelLimit=140)),
             x=alt.X("ms:Q", title="simulated time [ms]", axis=alt.Axis(tickCount=8)),
             order="order:Q",
-            color=colours("pass", {each: f"var(--{tone})" for each, tone in _TONES.items()}),
+            color=colours("pass", {step_pass: f"var(--{tone})" for step_pass, tone in _TONES.items()}),
             tooltip=[*tooltips(part="part", detail="takes", limit="limited by"), alt.Tooltip("pass:N", title="pass")],
         )
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from systolic.report.columns import numeric, textual
-from systolic.report.explained_tables import ExplainedTable, explained_table
+from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
 from systolic.simulator import CollectiveRun
@@ -14,7 +14,7 @@ from systolic.steps import PASSES, PartRun, StepChange, StepRun
 from systolic.steps.parts import BETWEEN
 from systolic.steps.records import GIB
 
-_MOST_PARTS = 40
+_MAX_PARTS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class KindOfCollective:
     @property
     def exposed_cycles(self) -> int:
         """Cycles in which nothing else ran."""
-        return sum(one.exposed_cycles for one in self.each)
+        return sum(collective.exposed_cycles for collective in self.each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,28 +57,28 @@ def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
     cycles = max(1, run.run.later_core.cycles)
     return explained_table(
         (
-            textual("part", lambda each: each.part),
-            textual("pass", lambda each: each.in_pass),
-            numeric("simulated ms", lambda each: ms_of(run, each.cycles)),
-            numeric("share", lambda each: percent(each.cycles / cycles), share=lambda each: each.cycles / cycles),
+            textual("part", lambda part: part.part),
+            textual("pass", lambda part: part.in_pass),
+            numeric("simulated ms", lambda part: ms_of(run, part.cycles)),
+            numeric("share", lambda part: percent(part.cycles / cycles), share=lambda part: part.cycles / cycles),
             numeric(
                 "MXU busy",
-                lambda each: percent(each.matrix_busy_cycles / (each.cycles * run.run.matrix_units)),
+                lambda part: percent(part.matrix_busy_cycles / (part.cycles * run.run.matrix_units)),
                 droppable=True,
             ),
-            numeric("HBM MB", lambda each: f"{each.hbm_bytes / 1e6:,.0f}", droppable=True),
-            numeric("exposed ms", lambda each: ms_of(run, each.exposed_cycles)),
-            textual("limited by", lambda each: f"{each.limit} ({percent(each.limit_share)})"),
+            numeric("HBM MB", lambda part: f"{part.hbm_bytes / 1e6:,.0f}", droppable=True),
+            numeric("exposed ms", lambda part: ms_of(run, part.exposed_cycles)),
+            textual("limited by", lambda part: f"{part.limit} ({percent(part.limit_share)})"),
         ),
         run.parts,
-        most=_MOST_PARTS,
+        most=_MAX_PARTS,
     )
 
 
 def passes_text(run: StepRun) -> str:
     """Says which share of the time each pass takes."""
     cycles = max(1, run.run.later_core.cycles)
-    totals = {name: sum(each.cycles for each in run.parts if each.in_pass == name) for name in PASSES}
+    totals = {name: sum(part.cycles for part in run.parts if part.in_pass == name) for name in PASSES}
     # What the program does between operations is of no pass.
     names = {"all": BETWEEN}
     return ", ".join(f"{names.get(name, name)} {percent(total / cycles)}" for name, total in totals.items() if total)
@@ -86,11 +86,12 @@ def passes_text(run: StepRun) -> str:
 
 def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
     """Lists communication by kind, what is exposed longest first."""
-    kinds = {each.kind for each in run.collectives}
+    kinds = {collective.kind for collective in run.collectives}
     if not kinds:
         return None
     rows = [
-        KindOfCollective(kind=kind, each=tuple(one for one in run.collectives if one.kind == kind)) for kind in kinds
+        KindOfCollective(kind=kind, each=tuple(collective for collective in run.collectives if collective.kind == kind))
+        for kind in kinds
     ]
 
     def total(values: Sequence[int]) -> str:
@@ -100,11 +101,11 @@ def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
         (
             textual("collective", lambda row: row.kind),
             numeric("operations", lambda row: len(row.each)),
-            numeric("calls", lambda row: sum(one.calls for one in row.each), ","),
-            numeric("MB sent", lambda row: f"{sum(one.sent_bytes for one in row.each) / 1e6:,.1f}"),
-            numeric("simulated ms", lambda row: total([one.cycles for one in row.each])),
+            numeric("calls", lambda row: sum(collective.calls for collective in row.each), ","),
+            numeric("MB sent", lambda row: f"{sum(collective.sent_bytes for collective in row.each) / 1e6:,.1f}"),
+            numeric("simulated ms", lambda row: total([collective.cycles for collective in row.each])),
             numeric("exposed ms", lambda row: ms_of(run, row.exposed_cycles)),
-            numeric("hidden ms", lambda row: total([one.hidden_cycles for one in row.each])),
+            numeric("hidden ms", lambda row: total([collective.hidden_cycles for collective in row.each])),
         ),
         sorted(rows, key=lambda row: -row.exposed_cycles),
         most=len(rows),
@@ -117,9 +118,9 @@ def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
         return None
     return explained_table(
         (
-            textual("what would help", lambda each: each.title),
-            numeric("saves at most (modelled)", lambda each: percent(each.saving)),
-            textual("how", lambda each: each.change),
+            textual("what would help", lambda change: change.title),
+            numeric("saves at most (modelled)", lambda change: percent(change.saving)),
+            textual("how", lambda change: change.change),
         ),
         run.changes,
         most=len(run.changes),
@@ -132,14 +133,14 @@ def trials_table(base: StepRun, trials: Sequence[Prediction]) -> ExplainedTable[
         return None
 
     def of_run(words: Callable[[StepRun], str]) -> Callable[[Prediction], str]:
-        return lambda each: "" if each.run is None else words(each.run)
+        return lambda trial: "" if trial.run is None else words(trial.run)
 
     return explained_table(
         (
-            textual("change", lambda each: each.label),
+            textual("change", lambda trial: trial.label),
             textual(
                 "simulated",
-                lambda each: each.reason if each.run is None else time_text(each.run.time_us, each.run.error),
+                lambda trial: trial.reason if trial.run is None else time_text(trial.run.time_us, trial.run.error),
             ),
             numeric("against the step", of_run(lambda run: gain_text(base, run))),
             numeric("MFU", of_run(lambda run: percent(run.mfu) if run.flops else "")),

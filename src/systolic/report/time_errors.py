@@ -24,17 +24,17 @@ def error_column(
     """A column of errors, to stand behind that of the times."""
 
     def cell(row: _Row) -> str | None:
-        found = error(row)
-        return found.cell if found is not None else None
+        row_error = error(row)
+        return row_error.cell if row_error is not None else None
 
     return numeric(title, cell, droppable=droppable, optional=True)
 
 
 def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
     """What the column means, and why there is no number in it; nothing where it is empty."""
-    found = [error for error in errors if error is not None]
-    reasons = dict.fromkeys(error.reason for error in found if error.percent is None)
-    return [LEGEND] * bool(found) + [f"± ?: {reason}" for reason in reasons]
+    result = [error for error in errors if error is not None]
+    reasons = dict.fromkeys(error.reason for error in result if error.percent is None)
+    return [LEGEND] * bool(result) + [f"± ?: {reason}" for reason in reasons]
 
 
 def verdict_text(verdict: RatioVerdict, error_percent: float | None, *, same_kernel: bool = False) -> str:

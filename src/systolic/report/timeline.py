@@ -26,7 +26,7 @@ TITLES: dict[Activity, str] = {
 }
 BUSY: tuple[Activity, ...] = ("read", "written", "moved", "matrix", "code", "wait")
 # The most bars of one plot: a browser draws so many without a pause, and the page stays small.
-MOST_BARS = 900
+MAX_BARS = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +83,16 @@ def activity(span: Span) -> Activity:
     return "wait" if span.kind == "stall" else span.kind
 
 
-def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MOST_BARS) -> View:
+def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
     """Collects the later core's spans and SparseCores' programs from `begin_us` to `end_us`, and as much around it."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
-    sparse = {id(span): f"SparseCore {each.core}" for each in run.sparse_cores for span in each.spans}
+    sparse = {id(span): f"SparseCore {core.core}" for core in run.sparse_cores for span in core.spans}
     # One operation fills the plot from end to end, and says nothing.
-    one = len({op.name for op in core.ops}) < 2 and not sparse
-    spans = [span for span in core.spans if not (one and span.kind == "op")]
-    spans += [span for each in run.sparse_cores for span in each.spans if span.kind == "op"]
+    is_one_op = len({op.name for op in core.ops}) < 2 and not sparse
+    spans = [span for span in core.spans if not (is_one_op and span.kind == "op")]
+    spans += [span for core in run.sparse_cores for span in core.spans if span.kind == "op"]
     inside = [span for span in spans if span.end_cycles > begin and span.begin_cycles < end]
     left_out = max(0, len(inside) - most)
     if left_out:
@@ -135,14 +135,14 @@ def core_bar(lane: str, span: Span, run: SimulatedRun) -> Bar:
     )
 
 
-def longest_spans(spans: Iterable[Span], most: int) -> list[Span]:
+def longest_spans(spans: Iterable[Span], limit: int) -> list[Span]:
     """Picks the longest of each kind, as many of one kind as of another."""
     ranks: dict[str, int] = {}
     ranked = []
     for span in sorted(spans, key=lambda span: span.begin_cycles - span.end_cycles):
         ranks[span.kind] = ranks.get(span.kind, 0) + 1
         ranked.append((ranks[span.kind], span))
-    return [span for _, span in sorted(ranked, key=lambda item: item[0])[:most]]
+    return [span for _, span in sorted(ranked, key=lambda item: item[0])[:limit]]
 
 
 def busy_lanes(run: SimulatedRun, begin_us: float, end_us: float, pieces: int) -> tuple[BusyLane, ...]:
@@ -196,11 +196,11 @@ def _gaps(core: CoreRun) -> dict[str, tuple[float, float]]:
     by_kind: dict[str, list[Span]] = {}
     for span in core.spans:
         by_kind.setdefault(span.kind, []).append(span)
-    most = max(map(len, by_kind.values()), default=0)
+    longest = max(map(len, by_kind.values()), default=0)
     return {
-        kind: (max(span.end_cycles for span in spans[: most // 2]), spans[most // 2].begin_cycles)
+        kind: (max(span.end_cycles for span in spans[: longest // 2]), spans[longest // 2].begin_cycles)
         for kind, spans in by_kind.items()
-        if len(spans) == most and most > 1
+        if len(spans) == longest and longest > 1
     }
 
 

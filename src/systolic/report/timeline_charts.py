@@ -36,7 +36,7 @@ SLICE_KEY = (
 )
 
 
-def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
+def window_plot(timeline: View, begin_us: float, end_us: float) -> Spec:
     """Draws one stretch of the timeline, to be moved by dragging and zoomed by Ctrl and the wheel."""
     import altair as alt
 
@@ -49,7 +49,7 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
             "what": bar.what,
             "detail": bar.detail,
         }
-        for bar in found.bars
+        for bar in timeline.bars
     ]
     # Vega's default takes every wheel event, and a page full of plots could not be scrolled.
     zoom = alt.selection_interval(
@@ -59,9 +59,11 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
         zoom="wheel![event.ctrlKey || event.metaKey]",
     )
     base = data(rows).encode(
-        y=alt.Y("lane:N", title=None, sort=list(found.lanes), axis=alt.Axis(domain=False, ticks=False, labelLimit=110))
+        y=alt.Y(
+            "lane:N", title=None, sort=list(timeline.lanes), axis=alt.Axis(domain=False, ticks=False, labelLimit=110)
+        )
     )
-    kinds = {kind: COLOURS[kind] for kind in TITLES if any(bar.activity == kind for bar in found.bars)}
+    kinds = {kind: COLOURS[kind] for kind in TITLES if any(bar.activity == kind for bar in timeline.bars)}
     bars = (
         base.mark_bar(clip=True, height={"band": 0.78}, cornerRadius=2, stroke="var(--paper)", strokeWidth=0.75)
         .encode(
@@ -88,13 +90,13 @@ def window_plot(found: View, begin_us: float, end_us: float) -> Spec:
         opacity=alt.condition(room, alt.value(1), alt.value(0)),
         tooltip=alt.Tooltip("detail:N"),
     )
-    return finished((bars + words).properties(height=_STEP_PX * len(found.lanes)))
+    return finished((bars + words).properties(height=_STEP_PX * len(timeline.lanes)))
 
 
 def slice_plot(run: SliceRun) -> Spec | None:
     """Draws devices, collectives and links of a slice; None without a timeline."""
-    found = slice_view(run, 0.0, run.time_us)
-    return window_plot(found, 0.0, run.time_us) if found.bars else None
+    bars = slice_view(run, 0.0, run.time_us)
+    return window_plot(bars, 0.0, run.time_us) if bars.bars else None
 
 
 def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
@@ -179,8 +181,8 @@ def _marks(windows: Sequence[Window], x: Any) -> Any:
 
     marks = data(
         [
-            {"begin": each.begin_us, "end": each.end_us, "number": str(at + 1), "title": each.title}
-            for at, each in enumerate(windows)
+            {"begin": window.begin_us, "end": window.end_us, "number": str(at + 1), "title": window.title}
+            for at, window in enumerate(windows)
         ]
     )
     bands = marks.mark_rect(color="var(--this)", opacity=0.13, stroke="var(--this)", strokeWidth=1)

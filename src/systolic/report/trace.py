@@ -29,8 +29,8 @@ def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
     scale = 1e6 / run.clock_hz
     events: list[dict[str, Any]] = []
     for number, process in enumerate(processes):
-        said = f"{title}, {process.name} of {run.chip} ({process.provenance})"
-        events.append(_named("process_name", number, 0, said))
+        label = f"{title}, {process.name} of {run.chip} ({process.provenance})"
+        events.append(_named("process_name", number, 0, label))
         events += [_named("thread_name", number, row, name) for row, name in process.rows.items()]
         for row, span in process.spans:
             events.append(
@@ -72,7 +72,7 @@ class _Process:
 def _of_a_device(run: SimulatedRun, of: str = "") -> list[_Process]:
     """Makes the processes of a device; `of` says which devices it is one of."""
     cores = [(f"{of}TensorCore {core.core}", "simulated", core.spans, core.spans_left_out) for core in run.cores]
-    cores += [(f"{of}SparseCore {each.core}", "modelled", each.spans, each.spans_left_out) for each in run.sparse_cores]
+    cores += [(f"{of}SparseCore {core.core}", "modelled", core.spans, core.spans_left_out) for core in run.sparse_cores]
     processes = []
     for name, provenance, spans, left_out in cores:
         copies = [span for span in spans if span.kind == "copy"]
@@ -92,9 +92,9 @@ def _of_a_device(run: SimulatedRun, of: str = "") -> list[_Process]:
 
 def _of_a_slice(run: SliceRun) -> list[_Process]:
     processes = []
-    for each in run.classes:
-        of = f"device{'s' * (len(each.devices) > 1)} {devices_text(each.devices)}, "
-        processes += _of_a_device(each.run, of)
+    for device_class in run.classes:
+        of = f"device{'s' * (len(device_class.devices) > 1)} {devices_text(device_class.devices)}, "
+        processes += _of_a_device(device_class.run, of)
     spans = collective_spans(run)
     rows = dict(enumerate(dict.fromkeys(span.label for span in spans)))
     places = {name: row for row, name in rows.items()}

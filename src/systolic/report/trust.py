@@ -59,12 +59,12 @@ def trust_page(facts: TrustFacts) -> str:
 
 def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[str, ErrorStatistics]]:
     lines = []
-    for chip, found in statistics.items():
-        lines.append((f"{chip}, all", found.every))
-        lines.append((f"{chip}, from 2048", found.from_2048))
-        if found.from_2048_not_in_view.rows < found.from_2048.rows:
-            lines.append((f"{chip}, from 2048, not in view", found.from_2048_not_in_view))
-    return [(name, found) for name, found in lines if found.rows]
+    for chip, chip_errors in statistics.items():
+        lines.append((f"{chip}, all", chip_errors.every))
+        lines.append((f"{chip}, from 2048", chip_errors.from_2048))
+        if chip_errors.from_2048_not_in_view.rows < chip_errors.from_2048.rows:
+            lines.append((f"{chip}, from 2048, not in view", chip_errors.from_2048_not_in_view))
+    return [(name, errors) for name, errors in lines if errors.rows]
 
 
 def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:

@@ -1,4 +1,4 @@
-"""What counts for values that XLA's own operations compute for themselves and that the simulator does not have.
+"""Assumptions about values that XLA's own operations compute for themselves and that the simulator does not have.
 
 They clamp and mask by indices that they compute, which cannot be asked of anybody and mostly decides a few cycles. So
 such an operation runs with zeros in their place, and for comparison with numbers that rise and that fall from one value
@@ -22,7 +22,7 @@ _MORE_ITERATIONS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progression:
-    """What counts for the first value of a call that is not known, and how much more for each further one."""
+    """The first value of a call that is not known, and the step to each further one."""
 
     first: int
     step: int
@@ -64,7 +64,7 @@ class Assumption:
 
 
 class ProgramRun(Protocol):
-    """What all cores did that ran a program."""
+    """The run of a program on all cores."""
 
     @property
     def cores(self) -> Sequence[CoreRun]:
@@ -72,9 +72,7 @@ class ProgramRun(Protocol):
         ...
 
     @property
-    def iterations(self) -> int:
-        """How often loops went round on the busiest."""
-        ...
+    def iterations(self) -> int: ...
 
     @property
     def cycles(self) -> int:
@@ -84,7 +82,7 @@ class ProgramRun(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRun:
-    """What the cores of a device did, and how often loops went round on the busiest."""
+    """The run of a device's cores, and the iterations of loops on the busiest."""
 
     cores: Sequence[CoreRun]
     iterations: int

@@ -28,7 +28,7 @@ from systolic.simulator.translating.translate import Translation
 
 # Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
 _UNKNOWN_WORDS = 1 << 20
-_MOST_DEPTH = 30
+_MAX_DEPTH = 30
 
 
 class Core:
@@ -89,12 +89,10 @@ class Core:
 
     @property
     def iterations(self) -> int:
-        """How often loops have gone round so far."""
         return self._setup.max_iterations - self._iterations.left
 
     @property
     def waits_for(self) -> str:
-        """What the innermost program waits for."""
         return self._depth[-1].waits_for if self._depth else "nothing"
 
     def run(self) -> Progress:
@@ -102,7 +100,7 @@ class Core:
         return (yield from self._inside(self._sequencer(TOP_LEVEL, 0, {}), 0))
 
     def _inside(self, sequencer: Sequencer, time: int) -> Progress:
-        check_most(len(self._depth), _MOST_DEPTH, "programs, each called by the one before")
+        check_most(len(self._depth), _MAX_DEPTH, "programs, each called by the one before")
         self._depth.append(sequencer)
         end = yield from sequencer.run(time)
         self._depth.pop()
@@ -228,12 +226,12 @@ class Core:
         brought = self._memory.brought_word(operand.space or "", address)
         if isinstance(brought, Unknown):
             return
-        said, mask = contents(), operand.first_word_mask
-        if isinstance(said, Unknown) or not said or isinstance(said[0], Unknown):
+        content, mask = contents(), operand.first_word_mask
+        if isinstance(content, Unknown) or not content or isinstance(content[0], Unknown):
             return
-        if said[0] & mask != brought & mask:
+        if content[0] & mask != brought & mask:
             raise SimulationError(
-                f"operand {operand.index} of {name} begins with {said[0]} by the function's own account, with "
+                f"operand {operand.index} of {name} begins with {content[0]} by the function's own account, with "
                 f"{brought} by the program's copies: a call was taken for another"
             )
 

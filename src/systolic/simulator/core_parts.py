@@ -28,7 +28,7 @@ Passed = Sequence[tuple[str, "int | Unknown"]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceParts:
-    """What the cores of a device share; `others` are the other devices of a slice, None where there are none."""
+    """Parts that the cores of a device share; `others` are the other devices of a slice, None where there are none."""
 
     dma: DmaEngine
     mailboxes: Mailboxes
@@ -38,7 +38,7 @@ class DeviceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
-    """What all programs of one core share.
+    """Parts that all programs of one core share.
 
     Attributes:
       number: index of the core within its device; programs split their grid by it.

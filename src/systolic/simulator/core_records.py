@@ -1,4 +1,4 @@
-"""What a simulation reports of one core: plain records."""
+"""Plain records of one core's simulation."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class CopySize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreRun:
-    """What one core did."""
+    """The run of one core."""
 
     core: Count
     cycles: Count
@@ -85,7 +85,7 @@ class CoreRun:
     def host_bytes(self) -> int:
         """Bytes that it copied between chip and host, both ways."""
         return sum(
-            each.size_bytes * each.count for each in self.copy_sizes if "host" in (each.source, each.destination)
+            size.size_bytes * size.count for size in self.copy_sizes if "host" in (size.source, size.destination)
         )
 
     @property
@@ -109,7 +109,7 @@ class SparseOpRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCoreRun:
-    """What one SparseCore did. Cycles are of the TensorCore's clock; spans of streams are those of the first tile."""
+    """The run of one SparseCore. Cycles are of the TensorCore's clock; spans of streams are those of the first tile."""
 
     core: Count
     ops: tuple[SparseOpRun, ...]

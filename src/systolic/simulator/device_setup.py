@@ -1,4 +1,4 @@
-"""What all cores of a device run."""
+"""The programs and contents that all cores of a device run with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OperandWords = Callable[[str, int, int], Contents | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSetup:
-    """What all cores of a device run, and what the program is given."""
+    """The programs of a device's cores, and their contents."""
 
     chip: Chip
     translations: Mapping[str, Translation]

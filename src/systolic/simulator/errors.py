@@ -1,4 +1,4 @@
-"""What can go wrong when a compiled program is read and executed."""
+"""Errors of reading and executing a compiled program."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def reading(what: str) -> Iterator[None]:
         raise SimulationError(f"{what} is not understood: {type(error).__name__}: {str(error)[:200]}") from error
 
 
-def check_most(count: int, most: int, what: str) -> None:
+def check_most(count: int, limit: int, what: str) -> None:
     """Keeps a program that is damaged from filling memory; the limits are far above what programs need.
 
     Raises:
       SimulationError: `count` is more than `most`.
     """
-    if count > most:
-        raise SimulationError(f"{count:,} {what}, where {most:,} are the most that a program can be meant to have")
+    if count > limit:
+        raise SimulationError(f"{count:,} {what}, where {limit:,} are the most that a program can be meant to have")

@@ -1,4 +1,4 @@
-"""What cores of one device push to each other: the meeting points of their barriers."""
+"""Mailboxes by which cores of one device meet in their barriers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from systolic.simulator.errors import check_most
 from systolic.simulator.schedule import Schedule, Waited
 
-_MOST_MESSAGES = 1 << 16
+_MAX_MESSAGES = 1 << 16
 
 
 class Mailboxes:
@@ -24,7 +24,7 @@ class Mailboxes:
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))
                 self._schedule.changed(self._waited[other])
-                check_most(len(box), _MOST_MESSAGES, "messages to a core that does not read them")
+                check_most(len(box), _MAX_MESSAGES, "messages to a core that does not read them")
 
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
         """Takes a message: when the core goes on and with which value; None while there is none."""

@@ -95,17 +95,16 @@ class Opcode:
 
     @property
     def latency(self) -> Latency:
-        """How long it may take."""
         return "event" if self.translator == "events" else "matrix" if self.translator == "mxu" else "issue"
 
     @property
     def is_wait(self) -> bool:
-        """Whether it holds the program up until a flag changes."""
+        """True if it holds the program up until a flag changes."""
         return self.kind in ("wait for copy", "wait", "wait for value", "unsupported wait")
 
     @property
     def is_vector(self) -> bool:
-        """Whether the vector side issues it."""
+        """True if the vector side issues it."""
         return self.name.startswith("v")
 
 

@@ -12,7 +12,7 @@ from systolic.simulator.reading.global_barriers import GlobalBarrier
 
 @dataclass(frozen=True, slots=True)
 class RemoteTarget:
-    """Whom a copy or a signal is meant for: a device of the slice, and one of its cores."""
+    """The target of a copy or a signal: a device of the slice, and one of its cores."""
 
     device: int
     core: int

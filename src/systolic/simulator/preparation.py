@@ -86,7 +86,11 @@ def prepare_listings(
         for name, text in (utilization or {}).items()
         if name in translations
     }
-    copies = any(each.traits.kind == "copy" for bundle in programs[TOP_LEVEL].bundles for each in bundle.instructions)
+    copies = any(
+        instruction.traits.kind == "copy"
+        for bundle in programs[TOP_LEVEL].bundles
+        for instruction in bundle.instructions
+    )
     return PreparedProgram(
         translations=translations,
         flags=flags,

@@ -1,4 +1,4 @@
-"""What a simulation reports of a whole program: a plain record, which serialises to JSON and back."""
+"""The record of a simulated program, which serialises to JSON and back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SimulatedRun(Summarised):
 
     @property
     def provenance(self) -> Literal["simulated", "modelled"]:
-        """How the time is known: "modelled" where SparseCores worked, whose constants too few published times check."""
+        """Return "modelled" where SparseCores worked, whose constants too few published times check."""
         return "modelled" if self.sparse_cores else "simulated"
 
     @property

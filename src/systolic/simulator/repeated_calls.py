@@ -32,13 +32,13 @@ from systolic.simulator.translating.translate import Translation
 
 # Not one that is computed, for which a zero may count.
 _HANDED_OVER = Unknown("what an operation is handed", computed=False)
-_MOST_KEPT = 64  # beginnings of one operation
+_MAX_KEPT = 64  # beginnings of one operation
 _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at different hours differ in the last ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """What an operation did by itself; times count from its begin."""
+    """An execution of an operation alone; times count from its begin."""
 
     cycles: int
     iterations: int  # of its loops
@@ -72,7 +72,7 @@ class OwnMemory(Memory):
         if source == "smem":
             _refuse()  # known words, which may be meant for somebody else
         super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
-        if destination != "smem" and not any(isinstance(each, Unknown) for each in (first, size)):
+        if destination != "smem" and not any(isinstance(word, Unknown) for word in (first, size)):
             self.overwritten[destination, first, size] = None
 
 
@@ -84,7 +84,7 @@ class _Operation:
 
 
 class RepeatedCalls:
-    """What operations did by themselves, for all cores that run the same program.
+    """Executions of operations alone, for all cores that run the same program.
 
     Args:
       machine: the model of the chip, whose devices have one core.
@@ -121,22 +121,22 @@ class RepeatedCalls:
         if not operation.closed or operation.calls == 1:
             return None
         key = (round(pipe_cycles, _PIPE_DIGITS), flags)
-        found = operation.executions.get(key)
-        if found is None and len(operation.executions) < _MOST_KEPT:
+        execution = operation.executions.get(key)
+        if execution is None and len(operation.executions) < _MAX_KEPT:
             timeline = Timeline(self._spans) if self._spans else None
             try:
-                found = _alone(translation, self._machine, mxus(timeline), pipe_cycles, flags, iterations, timeline)
+                execution = _alone(translation, self._machine, mxus(timeline), pipe_cycles, flags, iterations, timeline)
             except SimulationError:
                 operation.closed = False
                 return None
-            operation.executions[key] = found
-        elif found is not None:
-            iterations.spend(found.iterations)
-        return found
+            operation.executions[key] = execution
+        elif execution is not None:
+            iterations.spend(execution.iterations)
+        return execution
 
 
 def _may_be_closed(translation: Translation) -> bool:
-    """Whether its results are in memory that only copies and vectors write."""
+    """True if its results are in memory that only copies and vectors write."""
     return all(operand.is_input or operand.space in ("hbm", "vmem", "cmem") for operand in translation.operands)
 
 

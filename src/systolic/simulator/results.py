@@ -1,4 +1,4 @@
-"""Where the runtime lets a program's results go: it leaves a pointer, or, for several results, one to a table."""
+"""Places of a program's results: the runtime leaves a pointer, or, for several results, one to a table."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _HOST_MODELLED = (
 
 
 def _nothing_known(*_: object) -> None:
-    """What operands hold that the program's own copies do not bring."""
+    """Contents of operands that the program's own copies do not bring: none."""
 
 
 _Run = TypeVar("_Run", bound=ProgramRun)
@@ -103,14 +103,14 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
-        known = self._known(parameters)
+        words = self._known(parameters)
 
         def device(attempt: Attempt) -> DeviceRun:
             progression = attempt.progression
-            kept = spans if progression == ZEROS else 0
-            setup = self._setup(chip, attempt, kept, remember=remember)
-            setup = replace(setup, parameters=known, operand_words=operand_words)
-            run = _run_device(setup, kept)
+            kept_spans = spans if progression == ZEROS else 0
+            setup = self._setup(chip, attempt, kept_spans, remember=remember)
+            setup = replace(setup, parameters=words, operand_words=operand_words)
+            run = _run_device(setup, kept_spans)
             if progression != ZEROS or attempt.skipped or not self.may_prefetch:
                 return run
             cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
@@ -156,19 +156,19 @@ class PreparedProgram:
         facts = self.slice_facts
         if facts is None and len(shape.devices) == len(assignment) == 1:
             words = operand_words[0] if operand_words else _nothing_known
-            known = parameters[0] if parameters else ()
-            return alone(self.run(chip, parameters=known, operand_words=words, spans=spans), shape)
+            parameter_words = parameters[0] if parameters else ()
+            return alone(self.run(chip, parameters=parameter_words, operand_words=words, spans=spans), shape)
         if facts is None:
             raise SliceError("the program is for one device: nothing in it is sharded")
         where = SliceSetup.of(shape, assignment, facts)
-        given = PartitionContents(
+        contents = PartitionContents(
             parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
         )
 
         def devices(attempt: Attempt) -> DevicesRun:
-            kept = spans if attempt.progression == ZEROS else 0
-            setup = self._setup(chip, attempt, kept, remember=remember)
-            return run_devices(setup, where, facts, given, kept, one_for_all=one_for_all)
+            kept_spans = spans if attempt.progression == ZEROS else 0
+            setup = self._setup(chip, attempt, kept_spans, remember=remember)
+            return run_devices(setup, where, facts, contents, kept_spans, one_for_all=one_for_all)
 
         run, assumed = self._assuming(devices, max_iterations)
         kernels = self.hlo.kernels if self.hlo is not None else frozenset[str]()
@@ -197,7 +197,7 @@ class PreparedProgram:
             skipped=attempt.skipped,
         )
 
-    def _assuming(self, run_with: Callable[[Attempt], _Run], most: int) -> tuple[_Run, dict[str, str]]:
+    def _assuming(self, run_with: Callable[[Attempt], _Run], limit: int) -> tuple[_Run, dict[str, str]]:
         """Runs the program, with zeros for values that XLA's own operations compute and nobody knows.
 
         Which operations have such values is found out by running it, again and again. Kernels, which have none and take
@@ -207,12 +207,14 @@ class PreparedProgram:
           The run, and what is taken as zero, by operation.
         """
         kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
-        long = frozenset(each for each in kernels if each in self.translations and self.translations[each].alone)
+        long = frozenset(
+            kernel for kernel in kernels if kernel in self.translations and self.translations[kernel].alone
+        )
         assumed: dict[str, str] = {}
         skipped: frozenset[str] = frozenset()
         shorter: _Run | None = None
         while True:
-            attempt = Attempt(assumed=frozenset(assumed), most_iterations=most, skipped=skipped)
+            attempt = Attempt(assumed=frozenset(assumed), most_iterations=limit, skipped=skipped)
             try:
                 run = run_with(attempt)
             except UnknownValueError as error:
@@ -231,8 +233,8 @@ class PreparedProgram:
         if assumed:
             base, without = (run, frozenset[str]()) if shorter is None else (shorter, long)
 
-            def other(progression: Progression, most: int) -> ProgramRun:
-                assuming = Attempt(assumed=frozenset(assumed), progression=progression, most_iterations=most)
+            def other(progression: Progression, limit: int) -> ProgramRun:
+                assuming = Attempt(assumed=frozenset(assumed), progression=progression, most_iterations=limit)
                 return run_with(replace(assuming, skipped=without))
 
             check_time(base, run.cycles, assumed, other)
@@ -246,7 +248,6 @@ class PreparedProgram:
         prefetch_cycles: int,
         assumed: Mapping[str, str],
     ) -> SimulatedRun:
-        """What one device did, as a record."""
         return SimulatedRun(
             chip=chip.name,
             flags=dict(chip.compiler_flags),

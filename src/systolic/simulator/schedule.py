@@ -96,21 +96,23 @@ class Schedule:
                 self._wake(self._woken)
                 self._woken = []
         if self._parked:
-            raise DeadlockError("; ".join(f"{self._stuck[each]()} waits for what never comes" for each in self._parked))
+            raise DeadlockError(
+                "; ".join(f"{self._stuck[program]()} waits for what never comes" for program in self._parked)
+            )
         return [ends[program] for program in range(len(self._programs))]
 
     def _step(self, time: float, program: int, ends: dict[int, float]) -> None:
         before = self._changes()
         self._running, self._said, self._due = program, False, None
         try:
-            wanted = next(self._programs[program])
+            request = next(self._programs[program])
         except StopIteration as end:
             ends[program] = end.value
         else:
-            if wanted is None:
+            if request is None:
                 self._park(time, program)
             else:
-                self._push(wanted, program, 0)
+                self._push(request, program, 0)
         if self._silent and self._changes() != before:
             self._wake(self._silent)
             self._silent.clear()
@@ -125,6 +127,6 @@ class Schedule:
 
     def _wake(self, programs: list[int] | set[int]) -> None:
         """Tries programs again, in the order in which they began to wait."""
-        found = {program: self._parked.pop(program) for program in programs if program in self._parked}
-        for program, (since, _) in sorted(found.items(), key=lambda each: each[1]):
+        result = {program: self._parked.pop(program) for program in programs if program in self._parked}
+        for program, (since, _) in sorted(result.items(), key=lambda entry: entry[1]):
             self._push(since, program, 0)

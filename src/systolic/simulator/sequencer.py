@@ -128,7 +128,7 @@ class Sequencer:
     # ---- other devices ----
 
     def own(self, word: Any) -> Any:
-        """What counts for what a device does by itself, where devices have words of their own."""
+        """Return device 0's value of a per-device word."""
         return self._others.first(word.values) if type(word) is Lanes and self._others is not None else word
 
     def general(

@@ -1,4 +1,4 @@
-"""Which lines of the source the instructions of a kernel came from, where it was compiled with them.
+"""Source lines of a kernel's instructions, where it was compiled with them.
 
 Mosaic writes the place behind an instruction: `vmatmul … /* loc("kernel.py":45:21 to :97) */`. What the compiler adds,
 or makes of several instructions, has none, nor has the pipeline that Pallas puts around a kernel.
@@ -22,12 +22,14 @@ def lines_of_bundles(listing: str) -> dict[int, dict[str, float]]:
     """Says of each bundle which lines its instructions came from, "/home/me/kernel.py:45", and which share of those
     that came from any. Bundles of no line are left out.
     """
-    found: dict[int, dict[str, float]] = {}
+    result: dict[int, dict[str, float]] = {}
     for text in listing.splitlines():
         if (places := _PLACE.findall(text)) and (bundle := _BUNDLE.match(text)) is not None:
             count = Counter(f"{file}:{line}" for file, line in places)
-            found[int(bundle["number"], 16)] = {line: each / len(places) for line, each in count.items()}
-    return found
+            result[int(bundle["number"], 16)] = {
+                line: bundles_of_line / len(places) for line, bundles_of_line in count.items()
+            }
+    return result
 
 
 def with_source_lines(run: SimulatedRun, listings: Mapping[str, str]) -> SimulatedRun:
@@ -39,15 +41,19 @@ def with_source_lines(run: SimulatedRun, listings: Mapping[str, str]) -> Simulat
     """
     bundles = {name: lines_of_bundles(text) for name, text in listings.items()}
 
-    def region(known: Mapping[int, Mapping[str, float]], its: RegionRun) -> RegionRun:
+    def region(lines_of: Mapping[int, Mapping[str, float]], region_run: RegionRun) -> RegionRun:
         lines = defaultdict[str, float](float)
-        for bundle in range(its.first_bundle, its.first_bundle + its.bundles):
-            for line, share in known.get(bundle, {}).items():
+        for bundle in range(region_run.first_bundle, region_run.first_bundle + region_run.bundles):
+            for line, share in lines_of.get(bundle, {}).items():
                 lines[line] += share
-        return replace(its, lines=dict(lines))
+        return replace(region_run, lines=dict(lines))
 
-    def op(its: OpRun) -> OpRun:
-        known = bundles.get(its.name, {})
-        return replace(its, regions=tuple(region(known, each) for each in its.regions)) if known else its
+    def op(op_run: OpRun) -> OpRun:
+        lines_of = bundles.get(op_run.name, {})
+        return (
+            replace(op_run, regions=tuple(region(lines_of, stretch) for stretch in op_run.regions))
+            if lines_of
+            else op_run
+        )
 
     return replace(run, cores=tuple(replace(core, ops=tuple(map(op, core.ops))) for core in run.cores))

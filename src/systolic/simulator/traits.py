@@ -1,4 +1,4 @@
-"""Which published programs a run is like, and with that, how far its time may be off."""
+"""Traits that find the published programs which a run is like, and with that the error of its time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NUMBER = re.compile(r"\.\d+$")  # that the compiler adds to a name
 
 
 def traits_of(run: SimulatedRun) -> ProgramTraits:
-    """What decides which published programs a run is like."""
+    """Return the traits by which a run is compared with published programs."""
     core = run.later_core
-    sparse = max((sum(op.end_cycles - op.begin_cycles for op in each.ops) for each in run.sparse_cores), default=0)
+    sparse = max((sum(op.end_cycles - op.begin_cycles for op in core.ops) for core in run.sparse_cores), default=0)
     sparse /= max(1, core.cycles)
     pallas = sum(op.cycles for op in core.ops if op.is_pallas)
     return ProgramTraits(
@@ -30,7 +30,7 @@ def traits_of(run: SimulatedRun) -> ProgramTraits:
 
 
 def same_kernel(mine: SimulatedRun, other: SimulatedRun) -> bool:
-    """Whether most of the time of both goes to Pallas kernels of one name."""
+    """True if most of the time of both goes to Pallas kernels of one name."""
     return kernel_name(mine) == kernel_name(other) != ""
 
 

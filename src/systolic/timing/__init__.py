@@ -1,4 +1,4 @@
-"""How long does this function take on this chip: modelled, simulated or measured, and every answer says which."""
+"""The time of a function on a chip: modelled, simulated or measured, and every answer says which."""
 
 from systolic.timing.compiled import prepare_program, target_of, vmem_buffers
 from systolic.timing.measured import NoDeviceError, device_of, measure

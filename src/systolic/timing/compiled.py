@@ -46,7 +46,7 @@ def kernel_contents(
     settings: Mapping[str, Any],
     partitions: int = 1,
 ) -> list[KernelContents]:
-    """What the kernels of a program find in their operands on each device, worked out when one asks."""
+    """Return the contents of kernels' operands on each device, worked out on request."""
 
     @functools.cache
     def traced() -> Any:
@@ -55,17 +55,17 @@ def kernel_contents(
     def executions(partition: int) -> DeviceExecutions:
         jaxpr = traced()
         names = [parameter_name(prepared, number) for number in range(len(values))]
-        given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
-        return device_executions(jaxpr, given, names, partition=partition)
+        arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+        return device_executions(jaxpr, arguments, names, partition=partition)
 
     hlo = top_level_hlo(prepared)
     first = KernelContents(hlo, functools.partial(executions, 0))
-    others = (KernelContents(hlo, functools.partial(executions, each), first) for each in range(1, partitions))
+    others = (KernelContents(hlo, functools.partial(executions, index), first) for index in range(1, partitions))
     return [first, *others]
 
 
 def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:
-    """What a compiled program's HLO says; `prepare_program` has always read it."""
+    """Return the top-level HLO, which `prepare_program` has always read."""
     assert prepared.hlo is not None
     return prepared.hlo
 
@@ -88,7 +88,7 @@ def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
 
 
 def parameter_name(prepared: PreparedProgram, number: int) -> str:
-    """What the program calls one of its arguments."""
+    """Return the program's name of one of its arguments."""
     parameter = prepared.hlo.parameters.get(number) if prepared.hlo is not None else None
     return parameter.name if parameter is not None else str(number)
 
@@ -96,12 +96,12 @@ def parameter_name(prepared: PreparedProgram, number: int) -> str:
 def vmem_buffers(report: str) -> list[VmemBuffer]:
     """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
     try:
-        known = json.loads(report) if report else {}
+        fields = json.loads(report) if report else {}
     except (ValueError, RecursionError):
-        known = {}
+        fields = {}
     return [
         buffer
-        for op, breakdown in (known.items() if isinstance(known, dict) else ())
+        for op, breakdown in (fields.items() if isinstance(fields, dict) else ())
         if not op.startswith("<")  # the callers of inlined operations, which are listed by themselves
         for block in _records(breakdown, "blocks")
         for buffer in _buffers(op, block)
@@ -109,8 +109,8 @@ def vmem_buffers(report: str) -> list[VmemBuffer]:
 
 
 def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
-    kind, whole = str(block.get("block_type", "")), block.get("block_size", 0)
-    for allocation in _records(block, "allocations") or [{"size": whole}]:
+    kind, block_size = str(block.get("block_type", "")), block.get("block_size", 0)
+    for allocation in _records(block, "allocations") or [{"size": block_size}]:
         tag, size = str(allocation.get("tag", "")), str(allocation.get("size", 0))
         if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also where it was written as text
             what = tag or str(allocation.get("shape", ""))
@@ -118,5 +118,5 @@ def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
 
 
 def _records(record: object, name: str) -> list[dict[str, Any]]:
-    found = record.get(name) if isinstance(record, dict) else None
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    entries = record.get(name) if isinstance(record, dict) else None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -1,4 +1,4 @@
-"""Which contents a compiled program's arguments and kernels' operands have, in the form that the simulator takes."""
+"""Contents of a compiled program's arguments and of kernels' operands, in the form that the simulator takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperand
 from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 
 # What decides control flow is small; larger arrays are not turned into words for nothing.
-_MOST_ELEMENTS = 1 << 20
+_MAX_ELEMENTS = 1 << 20
 
 _Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
 
@@ -24,7 +24,7 @@ Contents = Callable[[], Words | Unknown]
 
 
 class DeviceContents(Protocol):
-    """What is known on one device of the program's arguments and of kernels' operands."""
+    """Known contents of the program's arguments and of kernels' operands on one device."""
 
     @property
     def parameters(self) -> Sequence[Words | Unknown]:
@@ -50,8 +50,8 @@ class ProgramContents:
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of an operand, as `KernelContents.operand_words` gave them."""
-        known = self.operands.get((name, call, index))
-        return None if known is None else lambda: known
+        words = self.operands.get((name, call, index))
+        return None if words is None else lambda: words
 
 
 def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
@@ -60,26 +60,26 @@ def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) ->
     Args:
       values: of the flat arguments; None where only a shape was given.
     """
-    found: list[Words | Unknown] = []
+    result: list[Words | Unknown] = []
     for number, value in enumerate(values):
         parameter = hlo.parameters.get(number)
         name = parameter.name if parameter is not None else str(number)
         if value is None:
-            found.append(Unknown(f"argument {name}, of which only the shape was given", computed=False))
-        elif value.size > _MOST_ELEMENTS or parameter is None or parameter.shape is None:
-            found.append(
+            result.append(Unknown(f"argument {name}, of which only the shape was given", computed=False))
+        elif value.size > _MAX_ELEMENTS or parameter is None or parameter.shape is None:
+            result.append(
                 Unknown(f"argument {name}, of which {value.size:,} values are too many to follow", computed=False)
             )
         else:
             words = words_of(value, parameter.shape)
-            found.append(
+            result.append(
                 Unknown(f"argument {name}, {words.why}", computed=False) if isinstance(words, Unknown) else words
             )
-    return found
+    return result
 
 
 class KernelContents:
-    """What kernels find in their operands.
+    """Contents of kernels' operands.
 
     A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
     there. Calls with the same shapes of operands are matched in the order in which both were written: the compiler
@@ -107,10 +107,10 @@ class KernelContents:
         """
         key = name, call, index
         if self._first is not None:
-            found = self._first.operand_words(*key)
+            words = self._first.operand_words(*key)
             if key not in self._first._local:
-                return found
-            if found is not None and not self._first._executed.local and key not in self._found:
+                return words
+            if words is not None and not self._first._executed.local and key not in self._found:
                 # The same call with an operand of its own, for which this device's are worked out if anybody asks.
                 self._found[key] = functools.cache(lambda: self._contents(*key))
         if key not in self._found:
@@ -126,7 +126,7 @@ class KernelContents:
         shape = self._hlo.operand_shape(name, index)
         if name not in self._hlo.kernels or shape is None:
             return None
-        if math.prod(shape.sizes) > _MOST_ELEMENTS:
+        if math.prod(shape.sizes) > _MAX_ELEMENTS:
             return None
         if self._executed.local:
             self._local.add((name, call, index))
@@ -142,7 +142,7 @@ class KernelContents:
         else:
             # The compiler has joined, copied, or numbered calls in another order (the bodies of loops are numbered from
             # the last one on): which one this is nobody knows, but what all of them find there.
-            operand = _alike([each.operands[index] for calls in sites for each in calls])
+            operand = _alike([call.operands[index] for calls in sites for call in calls])
         if operand is None:
             return None
         if operand.local:
@@ -164,10 +164,10 @@ class KernelContents:
     @functools.cached_property
     def _names(self) -> dict[_Key, list[str]]:
         """Kernels by the shapes of their operands, in the order in which the compiler numbered them."""
-        found: dict[_Key, list[str]] = {}
+        result: dict[_Key, list[str]] = {}
         for name in sorted(self._hlo.kernels, key=_natural):
-            found.setdefault(self._key(name), []).append(name)
-        return found
+            result.setdefault(self._key(name), []).append(name)
+        return result
 
     @functools.cached_property
     def _executed(self) -> DeviceExecutions:
@@ -176,10 +176,10 @@ class KernelContents:
     @functools.cached_property
     def _sites(self) -> dict[_Key, list[list[PallasOperands]]]:
         """Executions by the shapes of their operands, then by the place in the function, in order."""
-        found: dict[_Key, dict[tuple[int, ...], list[PallasOperands]]] = {}
+        result: dict[_Key, dict[tuple[int, ...], list[PallasOperands]]] = {}
         for execution in self._executed.found:
-            found.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
-        return {key: list(sites.values()) for key, sites in found.items()}
+            result.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
+        return {key: list(sites.values()) for key, sites in result.items()}
 
 
 class RecordedContents:
@@ -208,9 +208,9 @@ class RecordedContents:
 
 def _alike(operands: Sequence[Deferred]) -> Deferred | None:
     """Any of several operands, where all are known to hold the same."""
-    first, *others = (each.get() for each in operands)
+    first, *others = (operand.get() for operand in operands)
     same = not isinstance(first, Missing) and all(
-        not isinstance(each, Missing) and np.array_equal(first, each) for each in others
+        not isinstance(other, Missing) and np.array_equal(first, other) for other in others
     )
     return operands[0] if same else None
 

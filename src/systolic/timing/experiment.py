@@ -1,4 +1,4 @@
-"""What to compile for a chip, and to simulate on its model."""
+"""A function to compile for a chip, and to simulate on its model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long many functions take, or one with many arguments: `simulate` in several processes at once."""
+"""Times of many functions, or of one with many arguments: `simulate` in several processes at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.timing.runner import Progress, Runner
 
 
 class CallError(ValueError):
-    """What is to be simulated is no function with a tuple of its arguments."""
+    """A call to simulate is no function with a tuple of its arguments."""
 
 
 class _Told(Progress):
@@ -67,11 +67,11 @@ def simulate_many(
       CompilerMissing: there is no TPU compiler on the machine.
       SystolicBug: this package is at fault, and not a function.
     """
-    known = chip_named(chip) if isinstance(chip, str) else chip
+    target_chip = chip_named(chip) if isinstance(chip, str) else chip
     if topology is not None:
-        SliceShape.parse(known, topology)
-    every = list(calls)
-    for number, call in enumerate(every, 1):
+        SliceShape.parse(target_chip, topology)
+    all_calls = list(calls)
+    for number, call in enumerate(all_calls, 1):
         # An array in place of the tuple would be taken for as many arguments as it has rows.
         if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple | list)):
             raise CallError(f"call {number} is no function with a tuple of its arguments, as in (fn, (x, y))")
@@ -79,13 +79,13 @@ def simulate_many(
         Experiment(
             fn=fn,
             args=args,
-            chip=known,
+            chip=target_chip,
             topology=topology,
-            label=f"{function_name(fn)} for {known.name} ({number} of {len(every)})",
+            label=f"{function_name(fn)} for {target_chip.name} ({number} of {len(all_calls)})",
             spans=spans,
             cached=cached,
         )
-        for number, (fn, args) in enumerate(every, 1)
+        for number, (fn, args) in enumerate(all_calls, 1)
     ]
     with WorkerPool(workers, time_limit_s, memory_limit_bytes) as pool:
         return Runner(pool, _Told(done)).run(experiments)

@@ -29,11 +29,11 @@ def device_of(chip: Chip) -> Any:
     """
     import jax
 
-    found = jax.local_devices()
-    for device in found:
+    devices = jax.local_devices()
+    for device in devices:
         if device.device_kind == chip.device_kind:
             return device
-    kinds = ", ".join(sorted({device.device_kind for device in found}))
+    kinds = ", ".join(sorted({device.device_kind for device in devices}))
     raise NoDeviceError(
         f"no {chip.device_kind} is attached, only {kinds}: leave measuring out, or run this where one is"
     )
@@ -53,7 +53,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
 
     device = device_of(chip)
     leaves, structure = jax.tree.flatten(list(args))
-    arrays = structure.unflatten(jax.device_put(_contents(one, number), device) for number, one in enumerate(leaves))
+    arrays = structure.unflatten(jax.device_put(_contents(leaf, number), device) for number, leaf in enumerate(leaves))
     run = jax.jit(fn).lower(*arrays).compile(compiler_options=dict(chip.compiler_flags) or None)
     for _ in range(_WARM_UP):
         jax.block_until_ready(run(*arrays))
@@ -78,7 +78,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
 
 
 def module_times_us(profile: Any, device_number: int) -> list[float]:
-    """How long each program ran on a TPU, in the order of a `jax.profiler.ProfileData`."""
+    """Return the duration of each program on a TPU, in the order of a `jax.profiler.ProfileData`."""
     return [
         event.duration_ns / 1e3
         for plane in profile.planes
@@ -89,14 +89,14 @@ def module_times_us(profile: Any, device_number: int) -> list[float]:
     ]
 
 
-def _contents(one: Any, number: int) -> Any:
+def _contents(leaf: Any, number: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    if not isinstance(one, jax.ShapeDtypeStruct):
-        return one
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
     key = jax.random.key(number)
-    if jnp.issubdtype(one.dtype, jnp.integer):
-        info = jnp.iinfo(one.dtype)
-        return jax.random.randint(key, one.shape, max(info.min, -128), min(info.max, 127), one.dtype)
-    return jax.random.normal(key, one.shape, jnp.float32).astype(one.dtype)
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        info = jnp.iinfo(leaf.dtype)
+        return jax.random.randint(key, leaf.shape, max(info.min, -128), min(info.max, 127), leaf.dtype)
+    return jax.random.normal(key, leaf.shape, jnp.float32).astype(leaf.dtype)

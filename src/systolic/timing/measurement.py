@@ -13,7 +13,7 @@ Provenance = Literal["modelled", "simulated", "measured"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """How long a function takes on one device of a chip, or on a slice, and where that number is from.
+    """The time of a function on one device of a chip, or on a slice, and its provenance.
 
     `modelled`: arithmetic alone. `simulated`: compiled by the TPU compiler and executed on the chip's model.
     `measured`: on a device. `run` holds what the simulator saw, for `simulated` only; on a slice it is the run of the

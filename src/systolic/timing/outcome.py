@@ -1,4 +1,4 @@
-"""How an experiment ended: with a time, or with the reason why there is none."""
+"""The end of an experiment: a time, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _JAX_NOTE = "\n--------------------\n"  # behind it JAX says that its own frames
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Summarised):
-    """How one experiment ended.
+    """The end of one experiment.
 
     Attributes:
       label: of the experiment.
@@ -98,12 +98,12 @@ class Outcome(Summarised):
 
     @property
     def run(self) -> SimulatedRun | None:
-        """What the simulator saw."""
+        """Return the simulated run."""
         return self.measurement.run if self.measurement is not None else None
 
     @property
     def slice_run(self) -> SliceRun | None:
-        """What the simulator saw of all devices of a slice; `run` is that of the device that ends last."""
+        """Return the simulated run of a slice; `run` is that of the device that ends last."""
         return self.measurement.slice_run if self.measurement is not None else None
 
     @property
@@ -126,8 +126,8 @@ class Outcome(Summarised):
         run = self.slice_run or self.run
         if run is None:
             return Summary(heading=f"{self.label}: {self.status}", facts={"why": self.located_reason})
-        found = run.summary()
-        return dataclasses.replace(found, heading=f"{self.label}: {found.heading}")
+        summary = run.summary()
+        return dataclasses.replace(summary, heading=f"{self.label}: {summary.heading}")
 
     @property
     def located_reason(self) -> str:
@@ -146,7 +146,7 @@ class Outcome(Summarised):
 
     @property
     def lasting(self) -> bool:
-        """Whether the same would come of it again: a lost worker or a slow machine is not the function's fault."""
+        """True if a repetition would end alike: a lost worker or a slow machine is not the function's fault."""
         return self.status not in ("timed out", "out of memory", "failed")
 
     def required(self) -> SimulatedRun:

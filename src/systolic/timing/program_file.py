@@ -41,9 +41,9 @@ FORMAT = 5  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_MOST_FILE_BYTES = 2 * MOST_BYTES
-_MOST_WORDS = MOST_BYTES // 4
-_LEAST_HOST_BYTES_PER_S = 1e6
+_MAX_FILE_BYTES = 2 * MOST_BYTES
+_MAX_WORDS = MOST_BYTES // 4
+_MIN_HOST_BYTES_PER_S = 1e6
 _KEPT = (
     "machine",
     "sparse_core",
@@ -58,7 +58,7 @@ class ProgramFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedProgram:
-    """What a file holds."""
+    """The contents of a file."""
 
     name: str
     chip: Chip
@@ -103,9 +103,9 @@ def write_program(path: Path, saved: SavedProgram) -> None:
       ProgramFileError: the program is too large.
       OSError: the file cannot be written.
     """
-    known = _shared(saved.contents)
-    words = [each for _, each, _ in known if not isinstance(each, Unknown)]
-    if sum(map(len, words)) > _MOST_WORDS:
+    shared = _shared(saved.contents)
+    words = [words_of for _, words_of, _ in shared if not isinstance(words_of, Unknown)]
+    if sum(map(len, words)) > _MAX_WORDS:
         raise ProgramFileError(f"the arguments hold more than the {MOST_BYTES:,} bytes that a file of a program takes")
     try:
         entry = encode(saved.compiled.key, saved.compiled)
@@ -120,9 +120,9 @@ def write_program(path: Path, saved: SavedProgram) -> None:
         topology=saved.topology,
         key=saved.compiled.key,
         entry_bytes=len(entry),
-        contents=tuple(_content(*each) for each in known),
+        contents=tuple(_content(*entry) for entry in shared),
     )
-    packed = zlib.compress(np.concatenate([np.zeros(0, "<u4"), *(np.asarray(each, "<u4") for each in words)]).tobytes())
+    packed = zlib.compress(np.concatenate([np.zeros(0, "<u4"), *(np.asarray(word, "<u4") for word in words)]).tobytes())
     rest = json.dumps(asdict(head), allow_nan=False).encode() + b"\n" + entry + packed
     with whole_file(path) as partial:
         partial.write_bytes(b"systolic program, format %d\n" % FORMAT + hashlib.sha256(rest).digest() + rest)
@@ -130,13 +130,13 @@ def write_program(path: Path, saved: SavedProgram) -> None:
 
 def _shared(contents: Sequence[ProgramContents]) -> list[tuple[OperandKey, Words | Unknown, tuple[int, ...]]]:
     """Lists what is known of arguments and operands, each content once, with the partitions that have it."""
-    found: dict[OperandKey, dict[object, tuple[Words | Unknown, list[int]]]] = {}
-    for partition, each in enumerate(contents):
-        parameters = ((("", 0, number), words) for number, words in enumerate(each.parameters))
-        for key, words in (*parameters, *each.operands.items()):
+    result: dict[OperandKey, dict[object, tuple[Words | Unknown, list[int]]]] = {}
+    for partition, partition_words in enumerate(contents):
+        parameters = ((("", 0, number), words) for number, words in enumerate(partition_words.parameters))
+        for key, words in (*parameters, *partition_words.operands.items()):
             same = (words.why, words.computed) if isinstance(words, Unknown) else id(words)
-            found.setdefault(key, {}).setdefault(same, (words, []))[1].append(partition)
-    return [(key, words, tuple(partitions)) for key, values in found.items() for words, partitions in values.values()]
+            result.setdefault(key, {}).setdefault(same, (words, []))[1].append(partition)
+    return [(key, words, tuple(partitions)) for key, values in result.items() for words, partitions in values.values()]
 
 
 def _content(key: OperandKey, words: Words | Unknown, partitions: tuple[int, ...]) -> _Content:
@@ -165,23 +165,23 @@ def read_program(path: Path, chip: Chip | None) -> SavedProgram:
     """
     try:
         with open_regular(path) as file:
-            found = file.read(_MOST_FILE_BYTES + 1)
+            data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise ProgramFileError(f"cannot read {path}: {error.strerror}") from error
     try:
-        return _decoded(found, chip)
+        return _decoded(data, chip)
     except (UntrustedError, EntryError, ConstantsError, FlagError, SliceError, zlib.error) as error:
         raise ProgramFileError(f"{path} is no program that can be read here: {error}") from error
 
 
-def _decoded(found: bytes, chip: Chip | None) -> SavedProgram:
-    first = _FIRST_LINE.match(found)
+def _decoded(data: bytes, chip: Chip | None) -> SavedProgram:
+    first = _FIRST_LINE.match(data)
     if first is None:
         raise UntrustedError("it does not begin as `Program.save` writes")
     if int(first.group(1)) != FORMAT:
         raise UntrustedError(f"it has format {int(first.group(1))}, and this is format {FORMAT}; prepare it anew")
-    digest, rest = found[first.end() :][:_DIGEST_BYTES], found[first.end() + _DIGEST_BYTES :]
-    if len(found) > _MOST_FILE_BYTES or digest != hashlib.sha256(rest).digest():
+    digest, rest = data[first.end() :][:_DIGEST_BYTES], data[first.end() + _DIGEST_BYTES :]
+    if len(data) > _MAX_FILE_BYTES or digest != hashlib.sha256(rest).digest():
         raise UntrustedError("it is damaged: its checksum is wrong")
     line, _, binary = rest.partition(b"\n")
     head = structured(read_json(line), _Head)
@@ -190,63 +190,70 @@ def _decoded(found: bytes, chip: Chip | None) -> SavedProgram:
     compiled = decode(head.key, binary[: head.entry_bytes])
     if not isinstance(compiled, CompiledProgram):
         raise UntrustedError("it holds no program")
-    known = _chip(head, chip)
+    described_chip = _chip(head, chip)
     count = len(compiled.assignment) or 1
-    devices = 1 if head.topology is None else SliceShape.parse(known, head.topology).chips * known.devices_per_chip
+    devices = (
+        1
+        if head.topology is None
+        else SliceShape.parse(described_chip, head.topology).chips * described_chip.devices_per_chip
+    )
     if count != devices:
         raise UntrustedError(f"it is for {count} devices, where {head.topology or 'no slice'} has {devices}")
     contents = _contents(head.contents, _unpacked(binary[head.entry_bytes :]), count)
-    return SavedProgram(name=head.name, chip=known, compiled=compiled, contents=contents, topology=head.topology)
+    return SavedProgram(
+        name=head.name, chip=described_chip, compiled=compiled, contents=contents, topology=head.topology
+    )
 
 
 def _chip(head: _Head, chosen: Chip | None) -> Chip:
     try:
-        known = chosen if chosen is not None else chip_named(head.chip)
+        named_chip = chosen if chosen is not None else chip_named(head.chip)
     except UnknownChipError as error:
         raise UntrustedError(f"{error}; pass `chip=` for one of your own") from error
-    if known.name != head.chip or known.cores_per_device != head.cores_per_device:
+    if named_chip.name != head.chip or named_chip.cores_per_device != head.cores_per_device:
         raise UntrustedError(
-            f"it is of {head.chip} with {head.cores_per_device} cores a device, not of {known.name} with "
-            f"{known.cores_per_device}"
+            f"it is of {head.chip} with {head.cores_per_device} cores a device, not of {named_chip.name} with "
+            f"{named_chip.cores_per_device}"
         )
-    check_constants(known.machine, head.machine)
+    check_constants(named_chip.machine, head.machine)
     check_constants(head.machine, head.machine)
-    check_sparse_core(head.sparse_core, known.sparse_core)
-    check_links(head.links, known.links)
-    if not _LEAST_HOST_BYTES_PER_S <= head.host_bytes_per_s <= known.machine.hbm_bytes_per_s:
+    check_sparse_core(head.sparse_core, named_chip.sparse_core)
+    check_links(head.links, named_chip.links)
+    if not _MIN_HOST_BYTES_PER_S <= head.host_bytes_per_s <= named_chip.machine.hbm_bytes_per_s:
         raise UntrustedError(f"its link to the host has {head.host_bytes_per_s} bytes a second, which no hardware has")
-    kept = {name: getattr(head, name) for name in (*_KEPT, "links")}
+    changes = {name: getattr(head, name) for name in (*_KEPT, "links")}
     if checked_flags(head.compiler_flags) != head.compiler_flags:
         raise UntrustedError("its compiler flags are none")
     if chosen is not None:
         chosen_too = ("machine", "sparse_core", "links", "host_bytes_per_s")
-        kept |= {name: getattr(known, name) for name in chosen_too}
-    return replace(known, **kept)
+        changes |= {name: getattr(named_chip, name) for name in chosen_too}
+    return replace(named_chip, **changes)
 
 
 def _contents(described: tuple[_Content, ...], words: np.ndarray, count: int) -> tuple[ProgramContents, ...]:
     parameters: list[list[Words | Unknown]] = [[] for _ in range(count)]
     operands: list[dict[OperandKey, Words | Unknown]] = [{} for _ in range(count)]
     at = 0
-    for each in described:
-        if not 0 <= each.words <= len(words) - at:
+    for item in described:
+        if not 0 <= item.words <= len(words) - at:
             raise UntrustedError("its contents have other lengths")
-        here = words[at : at + each.words].tolist()
-        at += each.words
-        value = Unknown(each.unknown, computed=each.computed) if each.unknown else here
-        for partition in each.partitions:
+        here = words[at : at + item.words].tolist()
+        at += item.words
+        value = Unknown(item.unknown, computed=item.computed) if item.unknown else here
+        for partition in item.partitions:
             if not 0 <= partition < count:
                 raise UntrustedError(f"it has contents for more than {count} devices")
-            if each.operation:
-                operands[partition][each.operation, each.call, each.index] = value
-            elif each.index == len(parameters[partition]):
+            if item.operation:
+                operands[partition][item.operation, item.call, item.index] = value
+            elif item.index == len(parameters[partition]):
                 parameters[partition].append(value)
             else:
                 raise UntrustedError("its arguments are not in order")
     if at != len(words):
         raise UntrustedError("its contents have other lengths")
     return tuple(
-        ProgramContents(parameters=tuple(mine), operands=its) for mine, its in zip(parameters, operands, strict=True)
+        ProgramContents(parameters=tuple(mine), operands=words)
+        for mine, words in zip(parameters, operands, strict=True)
     )
 
 

@@ -50,9 +50,9 @@ class Running:
 
 def first_ended(running: Iterable[Running], timeout_s: float) -> list[Running]:
     """Waits until one of them has ended, or more; none: the time is over."""
-    every = list(running)
-    done = wait([each.job for each in every], timeout=timeout_s, return_when=FIRST_COMPLETED).done
-    return [each for each in every if each.job in done]
+    jobs = list(running)
+    done = wait([experiment.job for experiment in jobs], timeout=timeout_s, return_when=FIRST_COMPLETED).done
+    return [experiment for experiment in jobs if experiment.job in done]
 
 
 class Stopped(KeyboardInterrupt):
@@ -97,20 +97,30 @@ class Runner:
         Raises:
           Stopped: by Ctrl-C, with an outcome for each that has ended, None for the others.
         """
-        every = list(experiments)
-        self.progress.planned(len(every))
+        all_experiments = list(experiments)
+        self.progress.planned(len(all_experiments))
         sent: list[Running] = []
         try:
-            sent += map(self.start, every)
+            sent += map(self.start, all_experiments)
             return [running.outcome() for running in sent]
         except KeyboardInterrupt:
-            ended = [one.outcome() if one.job.done() and not one.job.cancelled() else None for one in sent]
-            raise Stopped([*ended, *[None] * (len(every) - len(sent))]) from None
+            ended = [
+                experiment.outcome() if experiment.job.done() and not experiment.job.cancelled() else None
+                for experiment in sent
+            ]
+            raise Stopped([*ended, *[None] * (len(all_experiments) - len(sent))]) from None
 
 
 def _sent_to(pool: WorkerPool) -> Submit:
-    def submit(its: Experiment) -> Future[Measurement]:
-        options = {"label": its.label, "cached": its.cached, "spans": its.spans, "topology": its.topology}
-        return submit_simulation(pool, its.fn, its.args, its.chip, **options, lines=its.lines)
+    def submit(experiment: Experiment) -> Future[Measurement]:
+        options = {
+            "label": experiment.label,
+            "cached": experiment.cached,
+            "spans": experiment.spans,
+            "topology": experiment.topology,
+        }
+        return submit_simulation(
+            pool, experiment.fn, experiment.args, experiment.chip, **options, lines=experiment.lines
+        )
 
     return submit

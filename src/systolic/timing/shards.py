@@ -1,4 +1,4 @@
-"""How a compiled program's arguments are cut among devices, as its HLO says it, and the part of each device."""
+"""The cut of a compiled program's arguments among devices, from its HLO, and the part of each device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TILED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharding:
-    """How one array is cut.
+    """The cut of one array.
 
     Attributes:
       tiles: along each dimension of the array.
@@ -36,8 +36,8 @@ class Sharding:
         """The part of the array that a partition has. The last tiles may reach past its end, and are filled with 0."""
         sizes = [math.ceil(size / tiles) for size, tiles in zip(array.shape, self.tiles, strict=True)]
         starts = [at * size for at, size in zip(self.place[partition], sizes, strict=True)]
-        found = array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
-        return np.pad(found, [(0, size - there) for size, there in zip(sizes, found.shape, strict=True)])
+        part = array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
+        return np.pad(part, [(0, size - part_size) for size, part_size in zip(sizes, part.shape, strict=True)])
 
 
 def parameter_shardings(hlo_text: str) -> dict[int, Sharding]:
@@ -47,8 +47,8 @@ def parameter_shardings(hlo_text: str) -> dict[int, Sharding]:
       SimulationError: a sharding of another form than is known.
     """
     entry = hlo_text[max(0, hlo_text.rfind("\nENTRY ")) :]
-    found = {int(each[1]): _sharding(each[2]) for each in _PARAMETER.finditer(entry)}
-    return {number: sharding for number, sharding in found.items() if sharding is not None}
+    result = {int(match[1]): _sharding(match[2]) for match in _PARAMETER.finditer(entry)}
+    return {number: sharding for number, sharding in result.items() if sharding is not None}
 
 
 def _sharding(text: str) -> Sharding | None:

@@ -46,10 +46,10 @@ def simulate_in_worker(
     """
     call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
     program = call.compiled(cached=cached, lines=lines)
-    found = measured_run(call, program, spans)
-    if not lines or found.run is None or found.slice_run is not None:
-        return found
-    return replace(found, run=with_source_lines(found.run, program.listings))
+    measurement = measured_run(call, program, spans)
+    if not lines or measurement.run is None or measurement.slice_run is not None:
+        return measurement
+    return replace(measurement, run=with_source_lines(measurement.run, program.listings))
 
 
 def simulate_compiled(
@@ -165,7 +165,7 @@ def simulate(
     memory_limit_bytes: int | None = None,
     **keywords: Any,
 ) -> SimulatedRun | SliceRun:
-    """How long `fn(*args)` takes on a chip that is not there, and why: compiled for it, then executed on its model.
+    """Return the time of `fn(*args)` on a chip that is not there, and why: compiled for it, executed on its model.
 
     With `topology` it is a slice of such chips, over which the function is sharded: its arguments have a
     `NamedSharding` over a mesh of `systolic.slice_mesh`, or it is a `jax.jit` with shardings, or a `jax.shard_map`.
@@ -206,12 +206,14 @@ def simulate(
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.
     """
-    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
-    label = " ".join(filter(None, (function_name(fn), "for", known.name, topology)))
+    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    label = " ".join(filter(None, (function_name(fn), "for", target_chip.name, topology)))
     bound = with_options_of(fn, functools.partial(fn, **keywords)) if keywords else fn
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        job = submit_simulation(pool, bound, args, known, label=label, cached=cached, spans=spans, topology=topology)
-        found = job.result()
-    run = found.slice_run or found.run
+        job = submit_simulation(
+            pool, bound, args, target_chip, label=label, cached=cached, spans=spans, topology=topology
+        )
+        measurement = job.result()
+    run = measurement.slice_run or measurement.run
     assert run is not None
     return run

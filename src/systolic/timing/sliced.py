@@ -36,12 +36,12 @@ def slice_of(chip: Chip, topology: str) -> SliceShape:
 
 
 def check_offloading(program: CompiledProgram) -> None:
-    """Whether all communication is in listings that are executed.
+    """Check that all communication is in listings that are executed.
 
     Raises:
       SparseCoreCollectiveError: some is not; the message says which flag keeps it on the TensorCore.
     """
-    kinds = sorted({found[1] for found in _OFFLOADED.finditer(program.top_level_hlo)})
+    kinds = sorted({match[1] for match in _OFFLOADED.finditer(program.top_level_hlo)})
     if kinds:
         flags = (
             f"xla_tpu_enable_sparse_core_collective_offload_{_OFFLOAD_FLAGS.get(kind, kind).replace('-', '_')}=false"
@@ -56,7 +56,7 @@ def check_offloading(program: CompiledProgram) -> None:
 def device_parameters(
     program: CompiledProgram, hlo: TopLevelHlo, values: Sequence[np.ndarray | None]
 ) -> list[Sequence[Words | Unknown]]:
-    """What the program's arguments hold on each device, in the order of the partitions.
+    """Return the contents of the program's arguments on each device, in the order of the partitions.
 
     Args:
       program: sharded over as many devices as its assignment has.

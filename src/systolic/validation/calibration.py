@@ -27,19 +27,19 @@ from systolic.chips import Chip
 from systolic.chips.constants import Bounds, fittable, is_cycles
 from systolic.support.call_errors import WrongCallError
 
-LEAST_PROGRAMS = 4
+MIN_PROGRAMS = 4
 BRACKET = 0.15
 USUALLY_FITTED = ("hbm_bytes_per_s", "dma_latency_cycles", "dma_issue_cycles", "dma_wait_cycles")
 SPLIT = "distinct programs in the order of their published times, one to fit and the next to check in turn"
 
 # In shares of the range between a constant's bounds.
 _SLOPE_STEP = 0.01  # over which an error's slope is taken; a few cycles, so that rounding to whole ones does not show
-_FIRST_REACH, _LAST_REACH, _MOST_REACH = 0.10, 0.002, 0.30
+_FIRST_REACH, _LAST_REACH, _MAX_REACH = 0.10, 0.002, 0.30
 _BRACKET_STEP = 0.02  # doubled until the objective is too large, then halved
 _BISECTIONS = 3
 
-_LEAST_GAIN = 1e-5  # of the objective, for another step
-_LEAST_DIFFERENCE = 1e-3  # of two objectives: published times are not known to a thousandth
+_MIN_GAIN = 1e-5  # of the objective, for another step
+_MIN_DIFFERENCE = 1e-3  # of two objectives: published times are not known to a thousandth
 
 
 class TooFewProgramsError(WrongCallError, ValueError):
@@ -101,11 +101,11 @@ def require_programs(programs: int, chip: Chip) -> None:
     Raises:
       TooFewProgramsError: there are fewer.
     """
-    if programs < LEAST_PROGRAMS:
+    if programs < MIN_PROGRAMS:
         raise TooFewProgramsError(
             f"{chip.name} has {programs} distinct program{'s' * (programs != 1)} with a published time to compare "
             "with; "
-            f"a fit that is also checked needs at least {LEAST_PROGRAMS}"
+            f"a fit that is also checked needs at least {MIN_PROGRAMS}"
         )
 
 
@@ -158,10 +158,10 @@ class _Search:
     def __init__(
         self, samples: Sequence[Sample], chip: Chip, names: Sequence[str], done: Callable[[str], None]
     ) -> None:
-        known = fittable(chip)
+        all_bounds = fittable(chip)
         self._samples = samples
         self._chip = chip
-        self._bounds: Mapping[str, Bounds] = {name: known[name] for name in names}
+        self._bounds: Mapping[str, Bounds] = {name: all_bounds[name] for name in names}
         self._done = done
         self._weights = np.concatenate(
             [np.full(len(sample.device_us), 1 / len(samples) / len(sample.device_us)) for sample in samples]
@@ -178,11 +178,11 @@ class _Search:
 
     def values(self, shares: np.ndarray) -> dict[str, float]:
         """Return the constants at that place, cycles rounded to whole ones."""
-        found = {}
+        result = {}
         for share, (name, bounds) in zip(shares, self._bounds.items(), strict=True):
             value = float(bounds.least + min(1.0, max(0.0, float(share))) * (bounds.most - bounds.least))
-            found[name] = round(value) if is_cycles(name) else value
-        return found
+            result[name] = round(value) if is_cycles(name) else value
+        return result
 
     def chip_at(self, shares: np.ndarray) -> Chip:
         return replace(self._chip, machine=replace(self._chip.machine, **self.values(shares)))  # pyright: ignore[reportArgumentType]
@@ -210,16 +210,16 @@ class _Search:
         while reach > _LAST_REACH and self.rounds < _search_rounds(len(place)):
             step = self._linear_step(place, slopes, reach)
             promised = self.at(place) - float(self._weights @ np.abs(self.errors(place) + slopes @ step))
-            if promised < _LEAST_GAIN:
+            if promised < _MIN_GAIN:
                 break
-            kept = self.at(place) - self.at(place + step)
-            if kept < 0.1 * promised:
+            saving = self.at(place) - self.at(place + step)
+            if saving < 0.1 * promised:
                 reach /= 3
                 continue
             place = place + step
             slopes = self._slopes(place)
-            if kept > 0.7 * promised:
-                reach = min(2 * reach, _MOST_REACH)
+            if saving > 0.7 * promised:
+                reach = min(2 * reach, _MAX_REACH)
         return place
 
     def _slopes(self, place: np.ndarray) -> np.ndarray:
@@ -248,7 +248,7 @@ class _Search:
         """Return one constant with its bracket, the others left at the best."""
         name = list(self._bounds)[index]
         bounds = self._bounds[name]
-        allowed = max(objective * (1 + BRACKET), objective + _LEAST_DIFFERENCE)
+        allowed = max(objective * (1 + BRACKET), objective + _MIN_DIFFERENCE)
 
         def moved(share: float) -> np.ndarray:
             place = best.copy()

@@ -87,11 +87,11 @@ def permuted(x: Array, *, mesh: Mesh, repeats: int) -> Array:
 
 
 def _gather(row: PublishedRow, topology: str) -> Rebuilt:
-    known, shape, dtype = chip_of(row), *_array(row)
+    chip, shape, dtype = chip_of(row), *_array(row)
     if "same core of each" not in row.shape_note:
         raise OpError("all_gather is known in groups of all chips, 'same core of each', and the row has no such note")
-    devices = sorted(slice_devices(known, topology), key=lambda device: device.id)
-    mesh = Mesh(np.asarray(devices).reshape(-1, known.devices_per_chip), (_ALL, "core"))
+    devices = sorted(slice_devices(chip, topology), key=lambda device: device.id)
+    mesh = Mesh(np.asarray(devices).reshape(-1, chip.devices_per_chip), (_ALL, "core"))
     chips = mesh.shape[_ALL]
     return Rebuilt(
         what=f"all_gather {row.shape_note.partition(' ->')[0]} over the {chips} chips of {topology}",
@@ -107,8 +107,8 @@ def gathered(x: Array, *, mesh: Mesh) -> Array:
 
 
 def _sum(row: PublishedRow, topology: str) -> Rebuilt:
-    known, shape, dtype = chip_of(row), *_array(row)
-    mesh = slice_mesh(known, topology, **{_ALL: len(slice_devices(known, topology))})
+    chip, shape, dtype = chip_of(row), *_array(row)
+    mesh = slice_mesh(chip, topology, **{_ALL: len(slice_devices(chip, topology))})
     return Rebuilt(
         what=f"psum {dtype}{list(shape)} over {mesh.size} devices of {topology}",
         function=functools.partial(summed, mesh=mesh),
@@ -132,10 +132,10 @@ def _placed(shape: tuple[int, ...], dtype: str, mesh: Mesh, spec: PartitionSpec)
 
 
 def _array(row: PublishedRow) -> tuple[tuple[int, ...], str]:
-    found = _SHAPE.search(row.shape_note)
-    if found is None:
+    match = _SHAPE.search(row.shape_note)
+    if match is None:
         raise OpError(f"{row.op} needs the array of a device, as in f32[64,8,128], and the row has none")
-    return tuple(map(int, found[2].split(","))), _DTYPES[found[1]]
+    return tuple(map(int, match[2].split(","))), _DTYPES[match[1]]
 
 
 _OPS: dict[str, Callable[[PublishedRow, str], Rebuilt]] = {"all_gather": _gather, "psum": _sum, "ppermute": _permute}

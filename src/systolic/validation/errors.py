@@ -135,28 +135,28 @@ def chip_of(row: PublishedRow) -> Chip:
       UnknownChipError: there is no such chip.
       FlagError: the flags ask for a clock state that is not known.
     """
-    known = chip(row.chip)
-    asked = [state for state in known.clock_states if state.flags and state.flags.items() <= row.flags.items()]
-    return with_flags(known.in_clock_state(asked[0].name) if asked else known, row.flags)
+    row_chip = chip(row.chip)
+    states = [state for state in row_chip.clock_states if state.flags and state.flags.items() <= row.flags.items()]
+    return with_flags(row_chip.in_clock_state(states[0].name) if states else row_chip, row.flags)
 
 
 def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProgram | str:
     """Return the program of a row, or the reason why there is none to predict."""
     try:
-        known = chip_of(row)
-        if known.cores_per_device > 1 and _ONE_CORE.search(row.notes):
-            return f"one of the device's {known.cores_per_device} cores was timed; a simulated device uses all"
-        found = program_of(row)
+        row_chip = chip_of(row)
+        if row_chip.cores_per_device > 1 and _ONE_CORE.search(row.notes):
+            return f"one of the device's {row_chip.cores_per_device} cores was timed; a simulated device uses all"
+        program = program_of(row)
     except (UnknownChipError, ValueError) as error:
         return str(error)
     return PublishedProgram(
-        chip=known.name,
-        what=found.what,
-        flags=tuple(sorted(known.given_flags.items())),
-        topology=found.topology,
-        repeats=found.repeats,
-        function=found.function,
-        arguments=found.arguments,
+        chip=row_chip.name,
+        what=program.what,
+        flags=tuple(sorted(row_chip.given_flags.items())),
+        topology=program.topology,
+        repeats=program.repeats,
+        function=program.function,
+        arguments=program.arguments,
     )
 
 
@@ -182,12 +182,12 @@ def compared(
       dispatch_us: what the host needs to send one call off, taken off wall-clock rows.
       fitted_on: programs to which the constants in use were fitted, beside the shipped ones.
     """
-    found = predicted if isinstance(program, PublishedProgram) else program
-    run = found.run if isinstance(found, Measurement) else None
-    time_us = found.time_us if isinstance(found, Measurement) else None if isinstance(found, str) else found
+    rebuilt = predicted if isinstance(program, PublishedProgram) else program
+    run = rebuilt.run if isinstance(rebuilt, Measurement) else None
+    time_us = rebuilt.time_us if isinstance(rebuilt, Measurement) else None if isinstance(rebuilt, str) else rebuilt
     if time_us is not None and isinstance(program, PublishedProgram):
         time_us /= program.repeats
-    reason = found if isinstance(found, str) else ""
+    reason = rebuilt if isinstance(rebuilt, str) else ""
     left_us = device_us(row, dispatch_us)
     if not reason and left_us is None:
         reason = f"the published wall clock is within the {dispatch_us:g} µs of dispatch: nothing is left to compare"
@@ -256,8 +256,8 @@ def collective_statistics(rows: Sequence[ComparedRow]) -> dict[str, ErrorStatist
     """The statistics of collectives of all chips, of small and of large ones; those without rows are left out."""
     of_slices = [row for row in rows if row.device_bytes is not None]
     parts = {
-        f"collectives of {LARGE_COLLECTIVE_MIB} MiB and more": [each for each in of_slices if _is_large(each)],
-        f"collectives below {LARGE_COLLECTIVE_MIB} MiB": [each for each in of_slices if not _is_large(each)],
+        f"collectives of {LARGE_COLLECTIVE_MIB} MiB and more": [slice_ for slice_ in of_slices if _is_large(slice_)],
+        f"collectives below {LARGE_COLLECTIVE_MIB} MiB": [slice_ for slice_ in of_slices if not _is_large(slice_)],
     }
     return {name: error_statistics(part) for name, part in parts.items() if part}
 
@@ -271,13 +271,13 @@ def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]
 
     Collectives are left out, for they are about slices; see `collective_statistics`.
     """
-    found = {}
+    result = {}
     for name in dict.fromkeys(row.chip for row in rows):
         of_chip = [row for row in rows if row.chip == name and row.kind != COLLECTIVE]
         large = [row for row in of_chip if min(row.m or 0, row.k or 0, row.n or 0) >= LARGE]
-        found[name] = ChipStatistics(
+        result[name] = ChipStatistics(
             every=error_statistics(of_chip),
             from_2048=error_statistics(large),
             from_2048_not_in_view=error_statistics([row for row in large if not row.in_view]),
         )
-    return found
+    return result

@@ -100,8 +100,8 @@ def splash_attention(q: Array, k: Array, v: Array, *, block: int) -> Array:
         head_shards=1,
         q_seq_shards=1,
     )
-    found: Any = jax.vmap(attend)(q, k, v)  # with residuals it would be a pair
-    return found
+    result: Any = jax.vmap(attend)(q, k, v)  # with residuals it would be a pair
+    return result
 
 
 def _ragged(row: PublishedRow) -> Rebuilt:
@@ -160,12 +160,12 @@ def sizes_of(row: PublishedRow) -> tuple[int, int, int]:
 
 def _dtype(name: str) -> np.dtype[Any]:
     try:
-        found = jnp.dtype(name)
+        dtype = jnp.dtype(name)
     except TypeError:
         raise OpError(f"dtype {name!r} is not known") from None
-    if found.itemsize > 4:
+    if dtype.itemsize > 4:
         raise OpError(f"{name} is no dtype of at most 32 bits that a TPU computes with")
-    return found
+    return dtype
 
 
 def _group_array(row: PublishedRow) -> np.ndarray:

@@ -15,7 +15,7 @@ from systolic.support.regular_file import read_regular
 from systolic.support.untrusted import UntrustedError, read_json, shown
 
 _DRAWN = "rng"
-_MOST_GROUPS, _MOST_ROWS = 2**16, 2**26  # far above every published product, and drawn in a second
+_MAX_GROUPS, _MAX_ROWS = 2**16, 2**26  # far above every published product, and drawn in a second
 
 
 class GroupSizesError(ValueError):
@@ -34,8 +34,8 @@ class GroupSizes:
         Raises:
           GroupSizesError: there are no such sizes, or they are not of so many groups or rows.
         """
-        if groups > _MOST_GROUPS or rows > _MOST_ROWS:
-            raise GroupSizesError(f"{groups} groups of {rows} rows are more than {_MOST_GROUPS} and {_MOST_ROWS}")
+        if groups > _MAX_GROUPS or rows > _MAX_ROWS:
+            raise GroupSizesError(f"{groups} groups of {rows} rows are more than {_MAX_GROUPS} and {_MAX_ROWS}")
         if name == _DRAWN:
             chosen = np.random.default_rng(0).choice(groups, (rows,))
             return tuple(np.bincount(chosen, minlength=groups).tolist())
@@ -58,13 +58,13 @@ class GroupSizes:
     @cached_property
     def _lists(self) -> Mapping[str, Any]:
         try:
-            found = read_json(read_regular(self.path))
+            data = read_json(read_regular(self.path))
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise GroupSizesError(f"cannot read {self._file}: {error.strerror}") from error
         except UntrustedError as error:
             raise GroupSizesError(f"{self._file} is {error}") from error
-        if not isinstance(found, dict):
+        if not isinstance(data, dict):
             raise GroupSizesError(f"{self._file} holds no object with a list for each name")
-        return found
+        return data

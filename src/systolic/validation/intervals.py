@@ -29,11 +29,11 @@ from systolic.simulator import SimulatedRun, kernel_name, traits_of
 from systolic.validation.errors import WALL_CLOCK, ComparedRow
 
 _COVERED = 0.9
-_LEAST_PROGRAMS = 3
+_MIN_PROGRAMS = 3
 FITTED_CONSTANTS = 6  # constants that were fitted together for one chip, at the most: v6e's
 _LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
 # What a host needs to send a call off is known to a seventh of it; of a time of which it is more, too little is known.
-_MOST_DISPATCH = 0.2
+_MAX_DISPATCH = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedR
     """
     of_program: dict[str, list[ComparedRow]] = {}
     for row in rows:
-        dispatched = row.dispatch_us > _MOST_DISPATCH * row.published_us and row.timing == WALL_CLOCK
+        dispatched = row.dispatch_us > _MAX_DISPATCH * row.published_us and row.timing == WALL_CLOCK
         if row.counted and row.program in runs and not dispatched:
             of_program.setdefault(row.program, []).append(row)
     return [
@@ -111,16 +111,20 @@ def time_errors(
     Args:
       chips: records in place of those that are known, by name.
     """
-    records = {name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(each.chip for each in programs)}
+    records = {
+        name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(program.chip for program in programs)
+    }
     kinds = []
     for name, record in records.items():
         widening = _widening(record, programs)
-        of_chip = [_Weighed(each, widening if each.in_view else 1.0) for each in programs if each.chip == name]
-        apart = _apart(of_chip)
+        of_chip = [
+            _Weighed(program, widening if program.in_view else 1.0) for program in programs if program.chip == name
+        ]
+        distances = _apart(of_chip)
         of_kind: dict[str, list[_Weighed]] = {}
-        for each in of_chip:
-            of_kind.setdefault(traits_of(each.program.run).kind, []).append(each)
-        kinds += [_checked(name, kind, alike, apart) for kind, alike in sorted(of_kind.items()) if kind]
+        for weighed in of_chip:
+            of_kind.setdefault(traits_of(weighed.program.run).kind, []).append(weighed)
+        kinds += [_checked(name, kind, alike, distances) for kind, alike in sorted(of_kind.items()) if kind]
     return TimeErrors(
         command=command,
         versions=dict(versions),
@@ -132,32 +136,32 @@ def time_errors(
 def half_width(deviations: Sequence[float]) -> float | None:
     """Return the half width that holds the next deviation nine times out of ten; None: too few deviations."""
     count = len(deviations)
-    if count < _LEAST_PROGRAMS:
+    if count < _MIN_PROGRAMS:
         return None
     rank = math.ceil(_COVERED * (count + 1))
     if rank <= count:
         return sorted(map(abs, deviations))[rank - 1]
     from scipy.stats import t  # takes a while, and only this needs it
 
-    spread = math.sqrt(sum(each**2 for each in deviations) / count)
+    spread = math.sqrt(sum(deviation**2 for deviation in deviations) / count)
     return float(spread * t.ppf((1 + _COVERED) / 2, count))
 
 
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
     """Return the factor on deviations of programs in view; infinite where as many constants were fitted."""
-    seen = sum(each.in_view and chip(each.chip).generation == known.generation for each in programs)
+    seen = sum(program.in_view and chip(program.chip).generation == known.generation for program in programs)
     return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 
 
-def _checked(name: str, kind: str, alike: Sequence[_Weighed], apart: Sequence[float]) -> CheckedKind:
-    runs = [each.program.run for each in alike]
-    deviations = [each.program.deviation * each.factor for each in alike if each.counts]
-    with_another = apart if any(each.program.kernel for each in alike) else ()
+def _checked(name: str, kind: str, alike: Sequence[_Weighed], distances: Sequence[float]) -> CheckedKind:
+    runs = [weighed.program.run for weighed in alike]
+    deviations = [weighed.program.deviation * weighed.factor for weighed in alike if weighed.counts]
+    with_another = distances if any(weighed.program.kernel for weighed in alike) else ()
     return CheckedKind(
         chip=name,
         kind=kind,
         programs=len(deviations),
-        bias_percent=round(100 * statistics.median(each.program.deviation for each in alike), 2),
+        bias_percent=round(100 * statistics.median(weighed.program.deviation for weighed in alike), 2),
         error_percent=_percent(half_width(deviations)),
         ratio_programs=len(with_another),
         ratio_percent=_percent(half_width(with_another)),
@@ -172,23 +176,23 @@ def _apart(programs: Sequence[_Weighed]) -> list[float]:
     None of its sizes may be more than twice as large or as small. A program that is the nearest of several counts with
     each.
     """
-    known = [each for each in programs if each.program.kernel and each.counts]
-    found = []
-    for one in known:
+    of_kernels = [program for program in programs if program.program.kernel and program.counts]
+    result = []
+    for compared in of_kernels:
         others = [
-            (_distance(one.program, other.program), one.apart(other))
-            for other in known
-            if other is not one and other.program.kernel == one.program.kernel
+            (_distance(compared.program, other.program), compared.apart(other))
+            for other in of_kernels
+            if other is not compared and other.program.kernel == compared.program.kernel
         ]
-        distance, apart = min(others, default=(math.inf, 0.0))
+        distance, difference = min(others, default=(math.inf, 0.0))
         if distance <= math.log(_LIKE_SIZES):
-            found.append(apart)
-    return found
+            result.append(difference)
+    return result
 
 
-def _distance(one: Compared, other: Compared) -> float:
+def _distance(first: Compared, other: Compared) -> float:
     """Return the largest factor between two sizes, as a logarithm."""
-    return max((abs(math.log(a / b)) for a, b in zip(one.sizes, other.sizes, strict=True)), default=0.0)
+    return max((abs(math.log(a / b)) for a, b in zip(first.sizes, other.sizes, strict=True)), default=0.0)
 
 
 def _percent(share: float | None) -> float | None:

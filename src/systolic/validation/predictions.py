@@ -34,16 +34,16 @@ def simulated(
     distinct = _distinct(programs)
     experiments = [
         Experiment(
-            fn=each.function,
-            args=each.arguments,
-            chip=with_flags(chips.get(each.chip) or chip_named(each.chip), dict(each.flags)),
-            label=str(each),
-            topology=each.topology,
+            fn=program.function,
+            args=program.arguments,
+            chip=with_flags(chips.get(program.chip) or chip_named(program.chip), dict(program.flags)),
+            label=str(program),
+            topology=program.topology,
         )
-        for each in distinct
+        for program in distinct
     ]
     runner.progress.planned(len(experiments))
-    sent = [runner.start(each) for each in experiments]
+    sent = [runner.start(experiment) for experiment in experiments]
     return {program: _measurement_or_reason(running) for program, running in zip(distinct, sent, strict=True)}
 
 
@@ -59,8 +59,8 @@ def prepared(
     pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
 ) -> dict[PublishedProgram, Program | str]:
     """Return each distinct program, compiled and read, ready to run again and again; or why not."""
-    every = _distinct(programs)
-    distinct = [program for program in every if program.topology is None]
+    different = _distinct(programs)
+    distinct = [program for program in different if program.topology is None]
     progress.planned(len(distinct))
     jobs = {
         program: submit_preparation(
@@ -68,18 +68,19 @@ def prepared(
         )
         for program in distinct
     }
-    found: dict[PublishedProgram, Program | str] = dict.fromkeys(
-        (program for program in every if program.topology is not None), "constants are not fitted to times of slices"
+    result: dict[PublishedProgram, Program | str] = dict.fromkeys(
+        (program for program in different if program.topology is not None),
+        "constants are not fitted to times of slices",
     )
     for program, job in jobs.items():
         try:
-            found[program] = _prepared(job)
+            result[program] = _prepared(job)
         except CompilerFlagError as error:
-            found[program] = str(error)
+            result[program] = str(error)
         except Exception as error:  # noqa: BLE001 -- whatever a program raises as it is traced is its reason
-            found[program] = Outcome.failed(str(program), error).reason
+            result[program] = Outcome.failed(str(program), error).reason
         progress.done(str(program))
-    return found
+    return result
 
 
 @runs_user_code
@@ -91,16 +92,16 @@ def predicted_us(
     ready: Mapping[PublishedProgram, Program | str], chip: Chip
 ) -> tuple[dict[PublishedProgram, float | str], dict[str, float]]:
     """Return simulated µs with this chip's constants, or why there are none, and the seconds of each simulation."""
-    found: dict[PublishedProgram, float | str] = {}
+    result: dict[PublishedProgram, float | str] = {}
     seconds: dict[str, float] = {}
-    for program, its in ready.items():
+    for program, calls in ready.items():
         started = time.perf_counter()
         try:
-            found[program] = its if isinstance(its, str) else _simulated_us(its, chip)
+            result[program] = calls if isinstance(calls, str) else _simulated_us(calls, chip)
         except SimulationError as error:
-            found[program] = Outcome.failed(str(program), error).reason
+            result[program] = Outcome.failed(str(program), error).reason
         seconds[str(program)] = time.perf_counter() - started
-    return found, seconds
+    return result, seconds
 
 
 def compared_rows(
@@ -131,13 +132,13 @@ def samples(
     for row, program in zip(rows, programs, strict=True):
         if row.counted and isinstance(program, PublishedProgram):
             times.setdefault(program, []).append(row.published_us - row.dispatch_us)
-    found = []
+    result = []
     for program, device_us in times.items():
-        its = ready[program]
-        assert not isinstance(its, str)  # its rows would not be counted
-        predict_us = functools.partial(_simulated_us, its)
-        found.append(Sample(name=str(program), device_us=tuple(device_us), predict_us=predict_us))
-    return found
+        prepared = ready[program]
+        assert not isinstance(prepared, str)  # its rows would not be counted
+        predict_us = functools.partial(_simulated_us, prepared)
+        result.append(Sample(name=str(program), device_us=tuple(device_us), predict_us=predict_us))
+    return result
 
 
 def _simulated_us(ready: Program, chip: Chip) -> float:

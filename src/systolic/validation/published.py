@@ -106,10 +106,10 @@ class PublishedRow:
         """Bytes that each device has of what a collective takes, where the note on arrays says so."""
         if self.kind != COLLECTIVE:
             return None
-        if found := _DEVICE_BYTES.search(self.shape_note):
-            return int(found[1])
-        if found := _DEVICE_ARRAY.search(self.shape_note):
-            return math.prod(map(int, found[2].split(","))) * {"f32": 4, "bf16": 2}[found[1]]
+        if match := _DEVICE_BYTES.search(self.shape_note):
+            return int(match[1])
+        if match := _DEVICE_ARRAY.search(self.shape_note):
+            return math.prod(map(int, match[2].split(","))) * {"f32": 4, "bf16": 2}[match[1]]
         return None
 
 
@@ -137,7 +137,7 @@ def _lines(file: TextIO, name: str) -> Iterator[str]:
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
         if len(line) == _LONGEST_LINE:
             raise PublishedFileError(f"{name}, line {number} has {_LONGEST_LINE:,} characters or more")
-        if not line.isascii() and any("\ud800" <= each <= "\udfff" for each in line):
+        if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
             raise PublishedFileError(f"{name}, line {number} is no UTF-8 text")
         if not line.strip().replace("\t", "").isprintable():
             raise PublishedFileError(f"{name}, line {number} has a control character: {shown(line.strip())}")
@@ -199,10 +199,10 @@ class _Cells:
         """Those of the column `flags`, NAME=VALUE with spaces between; else what `software` and `notes` state."""
         pairs = [word.partition("=") for word in self.text("flags").split()]
         try:
-            given = checked_flags({name: value for name, _, value in pairs})
+            flags = checked_flags({name: value for name, _, value in pairs})
         except FlagError as error:
             raise PublishedFileError(f"{self.where}: flags={shown(self.text('flags'))}: {error}") from error
-        return given or stated_flags(f"{self.text('software')}\n{self.text('notes')}")
+        return flags or stated_flags(f"{self.text('software')}\n{self.text('notes')}")
 
 
 def _form(header: Iterable[str]) -> tuple[tuple[str, ...], Callable[[_Cells, GroupSizes], PublishedRow]]:

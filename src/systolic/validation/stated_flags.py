@@ -19,13 +19,13 @@ _SWITCH = re.compile(r"\b(?:xla_)?jf_bounds_check=(true|false)\b")
 
 def stated_flags(text: str) -> dict[str, str]:
     """The flags that a text states with their values; a flag stated with two values is none."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for pattern, name, factor in _STATED:
         for match in pattern.finditer(text):
-            found.setdefault(name, set()).add(str(int(match[1]) * factor))
+            result.setdefault(name, set()).add(str(int(match[1]) * factor))
     for match in _SWITCH.finditer(text):
-        found.setdefault("xla_jf_bounds_check", set()).add(match[1])
+        result.setdefault("xla_jf_bounds_check", set()).add(match[1])
     for match in _OFFLOADED.finditer(text):
         name = f"xla_tpu_enable_sparse_core_collective_offload_{_COLLECTIVES[match[1]]}"
-        found.setdefault(name, set()).add("true")
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+        result.setdefault(name, set()).add("true")
+    return {name: values.pop() for name, values in result.items() if len(values) == 1}

@@ -16,7 +16,8 @@ from quantized_operands import exact, quantized, rows, scales_of
 
 import systolic
 from systolic.compat import interpret_params, races_found
-from systolic.ops.quantized.route import Route, route_of
+from systolic.ops.quantized.route import Route
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.schedule import aligned_sizes
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import KernelConfig, Tiles

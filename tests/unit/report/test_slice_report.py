@@ -15,7 +15,7 @@ from slices import BARRIER, GATHER, a_device, a_slice, us
 from systolic.cli import main
 from systolic.cli.slice_tables import show_slice
 from systolic.report import chrome_trace, compare_runs
-from systolic.report.explained_tables import ExplainedTable
+from systolic.report.explained_table import ExplainedTable
 from systolic.report.slice_tables import (
     collectives_table,
     devices_table,

@@ -198,16 +198,16 @@ def test_a_copy_of_more_than_scalar_memory(ends: str, granules: int) -> None:
 
 
 def test_what_loops_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_MOST_SCALAR_WORDS", 100)
+    monkeypatch.setattr(memory, "_MAX_SCALAR_WORDS", 100)
     with pytest.raises(SimulationError, match="101 words of scalar memory"):
         simulate(*loop(200, "%7 = sst [smem:[%s2_s1]] 1"), "%s8_s8 = sld [smem:[%s3_s1]]", *shown("%s8_s8"))
-    monkeypatch.setattr(mxu, "_MOST_RESULTS", 100)
+    monkeypatch.setattr(mxu, "_MAX_RESULTS", 100)
     with pytest.raises(SimulationError, match="results of matrix unit 0 that nobody takes"):
         simulate(*loop(200, "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"))
-    monkeypatch.setattr(dma, "_MOST_UNDER_WAY", 100)
+    monkeypatch.setattr(dma, "_MAX_UNDER_WAY", 100)
     with pytest.raises(SimulationError, match="101 copies under way to one flag"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, 1, %s92_s92, [#allocation1]"))
-    monkeypatch.setattr(dma, "_MOST_SIZES", 50)
+    monkeypatch.setattr(dma, "_MAX_SIZES", 50)
     with pytest.raises(SimulationError, match="51 sizes of copies"):
         simulate(*loop(200, "%7 = dma.hbm_to_vmem [thread:$0]  %s91_s91, %s2_s1, %s92_s92, [#allocation1]"))
     monkeypatch.setattr(sync_flags, "_MAX_FLAGS", 50)

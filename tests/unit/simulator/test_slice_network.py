@@ -161,7 +161,7 @@ def test_two_cores_of_a_chip_share_its_links() -> None:
 
 
 def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "MOST_COPIES", 2)
+    monkeypatch.setattr(network, "MAX_COPIES", 2)
     sends = Sends(slice_of("v6e", "2x2"))
     sends.send("first", 0, 1, 100)
     sends.send("second", 0, 1, 100)

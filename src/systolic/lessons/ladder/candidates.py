@@ -20,16 +20,16 @@ def candidates(rung: Rung, spec: MatmulSpec, chip: Chip) -> list[Tiles]:
     Each side divides the matrix and is aligned, from 128 to 2048; all of the matrix where nothing else is legal.
     """
     sides = {letter: _sides(getattr(spec, letter), multiple) for letter, multiple in alignment(spec).items()}
-    every = (
+    candidates = (
         Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
         for tile_m, tile_k, tile_n in itertools.product(sides["m"], sides["k"], sides["n"])
     )
-    found = [
+    result = [
         tiles
-        for tiles in every
+        for tiles in candidates
         if not rung.violations(spec, tiles, chip) and total_bytes(rung.buffers(spec, tiles)) <= chip.scoped_vmem_bytes
     ]
-    return sorted(found, key=lambda tiles: (modelled_us(spec, tiles, chip), tiles))
+    return sorted(result, key=lambda tiles: (modelled_us(spec, tiles, chip), tiles))
 
 
 def modelled_us(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> float:

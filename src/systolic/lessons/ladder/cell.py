@@ -78,9 +78,9 @@ class Cell:
         cell = cls(request=request, rung=rung, spec=spec, tiles=tiles)
         multiplied = request.dtype in request.chip.dtypes
         if request.sweep_trials is not None and rung.sweeps and request.tiles is None and multiplied:
-            found = _to_sweep(cell, request.sweep_trials)
-            violations = () if found else (no_candidates(size, request.chip),)
-            return replace(cell, swept=bool(found), tried=found, violations=violations)
+            swept = _to_sweep(cell, request.sweep_trials)
+            violations = () if swept else (no_candidates(size, request.chip),)
+            return replace(cell, swept=bool(swept), tried=swept, violations=violations)
         if violations := rung.violations(spec, tiles, request.chip):
             return replace(cell, violations=tuple(violations))
         foregone = _foregone(cell)

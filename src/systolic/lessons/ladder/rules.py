@@ -13,9 +13,9 @@ from systolic.spec import MatmulSpec, accumulator_dtype
 
 def operand_rules(spec: MatmulSpec) -> list[Violation]:
     """Dtypes that no rung takes: two different operands, or integers summed into something other than int32."""
-    found = []
+    result = []
     if spec.dtype_lhs != spec.dtype_rhs:
-        found.append(
+        result.append(
             Violation(
                 rule="dtypes-agree",
                 value=f"lhs is {spec.dtype_lhs} and rhs is {spec.dtype_rhs}",
@@ -25,7 +25,7 @@ def operand_rules(spec: MatmulSpec) -> list[Violation]:
         )
     integers = [accumulator_dtype(dtype) == "int32" for dtype in (spec.dtype_lhs, spec.dtype_out)]
     if integers[0] != integers[1] or (integers[0] and spec.dtype_out != "int32"):
-        found.append(
+        result.append(
             Violation(
                 rule="dtype-out",
                 value=f"{spec.dtype_lhs} operands and a {spec.dtype_out} result",
@@ -34,7 +34,7 @@ def operand_rules(spec: MatmulSpec) -> list[Violation]:
                 + ", or the lesson first_matmul, which rescales to int8" * integers[0],
             )
         )
-    return found
+    return result
 
 
 def block_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
@@ -44,13 +44,13 @@ def block_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 def whole_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """There is one tile: everything."""
-    whole = Tiles.whole(spec)
-    found = size_violations(spec, tiles)
-    if not found and tiles != whole:
+    full = Tiles.whole(spec)
+    violations = size_violations(spec, tiles)
+    if not violations and tiles != full:
         limit = "v1 has no grid and takes the matrices whole"
-        found = [Violation(rule="tile-is-whole", value=f"tiles {tiles} of {whole}", limit=limit, fix="")]
-    fix = f"v1 takes {whole} only; go on to v3 for tiles"
-    return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in found)]
+        violations = [Violation(rule="tile-is-whole", value=f"tiles {tiles} of {full}", limit=limit, fix="")]
+    fix = f"v1 takes {full} only; go on to v3 for tiles"
+    return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in violations)]
 
 
 def bands(spec: MatmulSpec, splits: int) -> Tiles:
@@ -75,10 +75,10 @@ def bands(spec: MatmulSpec, splits: int) -> Tiles:
 
 def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """Bands are equal and aligned, as many of rows as of columns, over all of k; the fix is the N that would do."""
-    found = [*size_violations(spec, tiles), *alignment_violations(spec, tiles)]
+    result = [*size_violations(spec, tiles), *alignment_violations(spec, tiles)]
     grid_m, grid_n, grid_k = tiles.grid(spec)
-    if not found and (grid_m != grid_n or grid_k != 1):
-        found.append(
+    if not result and (grid_m != grid_n or grid_k != 1):
+        result.append(
             Violation(
                 rule="rows-by-columns",
                 value=f"tiles {tiles} make {grid_m} bands of rows, {grid_n} of columns, and cut k in {grid_k}",
@@ -93,7 +93,7 @@ def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     both = math.gcd(spec.m, spec.n)
     usable = [str(splits) for splits in range(1, min(both, 64) + 1) if both % splits == 0 and works(splits)]
     fix = f"for {spec.m}×{spec.k}×{spec.n} use N={' or '.join(usable)}"
-    return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in found)]
+    return [*operand_rules(spec), *(dataclasses.replace(violation, fix=fix) for violation in result)]
 
 
 def no_candidates(size: int, chip: Chip) -> Violation:

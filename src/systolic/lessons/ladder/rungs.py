@@ -90,9 +90,9 @@ class Rung:
 
         Whether the blocks fit VMEM is not among them: there the compiler has the last word.
         """
-        found = [*dtype_violations(spec, chip), *self.rules(spec, tiles)]
-        if not found and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
-            found.append(
+        result = [*dtype_violations(spec, chip), *self.rules(spec, tiles)]
+        if not result and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
+            result.append(
                 Violation(
                     rule="not-on-this-chip",
                     value=f"{self.name} asks for {self.vmem_limit_bytes / MIB:.0f} MiB of VMEM",
@@ -100,19 +100,19 @@ class Rung:
                     fix="use v5",
                 )
             )
-        return found
+        return result
 
     def buffers(self, spec: MatmulSpec, tiles: Tiles) -> tuple[VmemBuffer, ...]:
         """The VMEM buffers that the launcher asks for."""
         m, k, n, buffers = tiles.tile_m, tiles.tile_k, tiles.tile_n, self.operand_buffers
-        found = [
+        result = [
             VmemBuffer(name="lhs", shape=(m, k), dtype=spec.dtype_lhs, copies=buffers),
             VmemBuffer(name="rhs", shape=(k, n), dtype=spec.dtype_rhs, copies=buffers),
             VmemBuffer(name="out", shape=(m, n), dtype=spec.dtype_out, copies=min(buffers, 2)),
         ]
         if self.accumulator:
-            found.append(VmemBuffer(name="acc", shape=(m, n), dtype=spec.dtype_accumulator, copies=1))
-        return tuple(found)
+            result.append(VmemBuffer(name="acc", shape=(m, n), dtype=spec.dtype_accumulator, copies=1))
+        return tuple(result)
 
     def output_roundings(self, spec: MatmulSpec, tiles: Tiles) -> int:
         """How often the running sum is rounded to the output's dtype: a number that the error tolerance needs."""
@@ -241,8 +241,8 @@ def multiply_by(
     dtype_lhs, dtype_rhs = np.dtype(lhs.dtype).name, np.dtype(rhs.dtype).name
     spec = MatmulSpec(m=m, k=k, n=n, dtype_lhs=dtype_lhs, dtype_rhs=dtype_rhs, dtype_out=dtype_out)
     rung = RUNGS[name]
-    if found := rung.rules(spec, tiles):
-        raise IllegalTilesError(name, found)
+    if violations := rung.rules(spec, tiles):
+        raise IllegalTilesError(name, violations)
     chosen: dict[str, int] = {
         "whole": {},
         "bands": {"bands": m // tiles.tile_m},

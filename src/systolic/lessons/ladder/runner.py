@@ -40,11 +40,11 @@ def run_ladder(request: Request, pool: WorkerPool | None, progress: Progress = Q
         runner = Runner(pool, progress)
         xla = {size: [runner.start(experiment) for experiment in forms] for size, forms in opponents.items()}
         jobs = [{tiles: runner.start(cell.experiment(tiles)) for tiles in cell.tried} for cell in cells]
-    checked = [_checked(*each, progress) for each in zip(cells, jobs, strict=True)]  # while the workers compile
+    checked = [_checked(*pair, progress) for pair in zip(cells, jobs, strict=True)]  # while the workers compile
     baselines = {size: _opponent(request, size, running) for size, running in xla.items()}
     return [
-        row_of(cell, _outcomes(its), baselines.get(cell.size, NOT_RUN), accuracy)
-        for cell, its, accuracy in zip(cells, jobs, checked, strict=True)
+        row_of(cell, _outcomes(cell_jobs), baselines.get(cell.size, NOT_RUN), accuracy)
+        for cell, cell_jobs, accuracy in zip(cells, jobs, checked, strict=True)
     ]
 
 
@@ -67,8 +67,8 @@ def _checked(cell: Cell, jobs: Mapping[Tiles, Running], progress: Progress) -> A
     interpret = pltpu.InterpretParams(uninitialized_memory="nan")
     roundings = cell.rung.output_roundings(cell.spec, tiles)
     try:
-        found = check(cell.multiply(tiles, interpret=interpret), cell.spec, roundings)
+        check_result = check(cell.multiply(tiles, interpret=interpret), cell.spec, roundings)
     except ResultError as error:
-        found = error
+        check_result = error
     progress.done(f"{cell.rung.name} {cell.size} checked")
-    return found
+    return check_result

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig, legal_configs
-from systolic.ops.quantized.route import route_of
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.schedule import SUBLANES, QuantizedSchedule, rows_multiple, stretch_cycles
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles

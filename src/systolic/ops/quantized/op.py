@@ -11,7 +11,8 @@ from systolic.ops.engine.listed import ListedOp
 from systolic.ops.op import Layout
 from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.ops.quantized.cost import product_configs, timed
-from systolic.ops.quantized.route import route_of, rows_per_cycle
+from systolic.ops.quantized.route_cycles import rows_per_cycle
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import KernelConfig, total_bytes

@@ -11,7 +11,9 @@ import math
 from dataclasses import dataclass, replace
 
 from systolic.chips import Chip
-from systolic.ops.quantized.route import Route, route_cycles, route_of
+from systolic.ops.quantized.route import Route
+from systolic.ops.quantized.route_cycles import route_cycles
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig

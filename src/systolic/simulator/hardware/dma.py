@@ -30,8 +30,8 @@ _HALF = 16
 _REMOTE_CORE_BIT = 14
 _OTHER_CORE = 1 << _REMOTE_CORE_BIT
 
-_MOST_UNDER_WAY = 1 << 18
-_MOST_SIZES = 1 << 18
+_MAX_UNDER_WAY = 1 << 18
+_MAX_SIZES = 1 << 18
 
 StallCause = Literal["copy", "matrix", "semaphore"]
 Relation = Literal["eq", "ne", "lt"]
@@ -155,7 +155,7 @@ class DmaEngine:
         counts.overhead_cycles += self._machine.dma_issue_cycles
         counts.copies += 1
         counts.sizes[source, destination, size, run_bytes] += 1
-        check_most(len(counts.sizes), _MOST_SIZES, "sizes of copies")
+        check_most(len(counts.sizes), _MAX_SIZES, "sizes of copies")
         if source == "hbm":
             counts.hbm_read_bytes += size
         return time + self._machine.dma_issue_cycles, size
@@ -185,11 +185,11 @@ class DmaEngine:
         return max(0.0, self._pipe_free - time)
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
-        """What a program's own flags count, as far as they are not zero; None: something is under way to one."""
+        """Return the counts of a program's own flags that are not zero; None: something is under way to one."""
         return self._flags.own_flags(core, program, time)
 
     def acts_on_others(self, program: str) -> bool:
-        """Whether a flag was used that is not the first core's own."""
+        """True if a flag was used that is not the first core's own."""
         return not self._flags.only_owner_is(0, program)
 
     def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
@@ -203,7 +203,7 @@ class DmaEngine:
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
-        check_most(len(landing), _MOST_UNDER_WAY, "copies under way to one flag")
+        check_most(len(landing), _MAX_UNDER_WAY, "copies under way to one flag")
         if len(landing) > 1 and landing[-2][0] > time:
             flag.landing = deque(sorted(landing))
 

@@ -1,4 +1,4 @@
-"""What one core has copied, and what that cost it."""
+"""Copies of one core, and their cost."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ from systolic.simulator.errors import SimulationError
 
 
 class IterationBudget:
-    """How often the loops of a core's programs may still go round, all together.
+    """A limit of loop iterations for all programs of a core together.
 
     Other work counts as well: a call as one iteration, and a copy of words of scalar memory as the iterations that take
     as long.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.left = most
+    def __init__(self, limit: int) -> None:
+        self._most = limit
+        self.left = limit
 
     def spend(self, iterations: int) -> None:
         """Takes iterations off the budget.

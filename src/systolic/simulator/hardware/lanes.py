@@ -47,22 +47,26 @@ class _Memo:
         self._found: dict[tuple[object, ...], tuple[Any, tuple[Any, ...]]] = {}
 
     def __call__(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-        key = (function, *(id(each) if type(each) is Lanes else each for each in operands), *map(type, operands))
-        found = self._found.get(key)
-        if found is None:
-            if len(self._found) >= _MOST_KEPT:
+        key = (
+            function,
+            *(id(operand) if type(operand) is Lanes else operand for operand in operands),
+            *map(type, operands),
+        )
+        entry = self._found.get(key)
+        if entry is None:
+            if len(self._found) >= _MAX_KEPT:
                 self._found.clear()
-            found = self._found[key] = (_on_each_lane(function, operands), operands)
-        return found[0]
+            entry = self._found[key] = (_on_each_lane(function, operands), operands)
+        return entry[0]
 
 
-_MOST_KEPT = 1 << 12
+_MAX_KEPT = 1 << 12
 _memo = _Memo()
 
 
 def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
     """Computes something on every lane; of a function that returns several words, the lanes of each."""
-    if any(type(each) is Unknown for each in operands):
+    if any(type(operand) is Unknown for operand in operands):
         return _on_each_lane(function, operands)
     return _memo(function, operands)
 
@@ -70,11 +74,11 @@ def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
 def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     at_once = _AT_ONCE.get(function)
     if at_once is not None:
-        arrays = [_array(each) for each in operands]
-        most = _MOST.get(function)
-        if all(each is not None for each in arrays) and (most is None or most(*map(_largest, operands)) <= _FITS):
+        arrays = [_array(operand) for operand in operands]
+        bound = _MOST.get(function)
+        if all(array is not None for array in arrays) and (bound is None or bound(*map(_largest, operands)) <= _FITS):
             return _joined_array(at_once(*arrays))
-    results = [function(*(lane(each, number) for each in operands)) for number in range(lanes_in(operands))]
+    results = [function(*(lane(operand, number) for operand in operands)) for number in range(lanes_in(operands))]
     return tuple(map(joined, zip(*results, strict=True))) if type(results[0]) is tuple else joined(results)
 
 
@@ -98,9 +102,15 @@ _MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
 }
 # Functions for which NumPy computes the same of such words.
 _AT_ONCE: dict[Callable[..., Any], Callable[..., Any]] = {
-    **{each: each for each in (operator.add, operator.sub, operator.and_, operator.or_, operator.xor, operator.neg)},
-    **{each: each for each in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)},
-    **{each: each for each in (operator.mul, operator.lshift, operator.rshift)},
+    **{
+        function: function
+        for function in (operator.add, operator.sub, operator.and_, operator.or_, operator.xor, operator.neg)
+    },
+    **{
+        function: function
+        for function in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+    },
+    **{function: function for function in (operator.mul, operator.lshift, operator.rshift)},
     smaller: np.minimum,
     larger: np.maximum,
 }
@@ -123,7 +133,7 @@ class Lanes:
 
     def __init__(self, values: tuple[Any, ...]) -> None:
         self._values: tuple[Any, ...] | None = values
-        numbers = all(type(each) is int for each in values)
+        numbers = all(type(value) is int for value in values)
         self.largest = max(map(abs, values)) if numbers else 0  # where there is an array
         # The same for arithmetic at once, where all are numbers of no more than 62 bits, or truths.
         self.array: np.ndarray | None = np.array(values, np.int64) if numbers and self.largest <= _LARGEST else None
@@ -138,7 +148,7 @@ class Lanes:
 
     @property
     def key(self) -> Any:
-        """What is the same for the same words."""
+        """Return a key that is equal for equal words."""
         return self.values if self.array is None else (self.array.dtype, self.array.tobytes())
 
     @property
@@ -187,24 +197,23 @@ class Lanes:
 
 
 def lane(value: Any, number: int) -> Any:
-    """What one lane has."""
     return value.values[number] if type(value) is Lanes else value
 
 
 def lanes_in(values: Sequence[Any]) -> int:
-    """How many lanes there are; 0 where every value is the same on all devices."""
+    """Return the number of lanes; 0 where every value is the same on all devices."""
     return next((len(value.values) for value in values if type(value) is Lanes), 0)
 
 
 def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def found(*operands: Any) -> Any:
-        for each in operands:
-            if each.__class__ is Lanes:
+    def on_lanes(*operands: Any) -> Any:
+        for operand in operands:
+            if operand.__class__ is Lanes:
                 return each_lane(function, *operands)
         return function(*operands)
 
-    return found
+    return on_lanes
 
 
 def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How an array's elements lie in memory, as words of four bytes."""
+"""The layout of an array's elements in memory, as words of four bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from systolic.simulator.reading.hlo import HloShape
 _LAYOUT = re.compile(r"([\d,]*)(?::(?:T((?:\([\d,]+\))+))?(?:S\(\d+\))?)?", re.ASCII)
 _TILE = re.compile(r"\(([\d,]+)\)")
 _WORD_BYTES = 4
-_MOST_WORDS = 1 << 25  # with padding; an array that decides something is small
-_MOST_DIMENSIONS = 32
+_MAX_WORDS = 1 << 25  # with padding; an array that decides something is small
+_MAX_DIMENSIONS = 32
 
 
 def words_of(array: np.ndarray, shape: HloShape) -> list[int] | Unknown:
@@ -23,21 +23,21 @@ def words_of(array: np.ndarray, shape: HloShape) -> list[int] | Unknown:
     Elements are ordered by the layout's minor-to-major list. Its tiles cut the most minor dimensions, each the result
     of the one before: `T(8,128)(4,1)` puts four rows of bytes into one word.
     """
-    found = _LAYOUT.fullmatch(shape.layout)
-    if found is None or array.dtype.itemsize > _WORD_BYTES:
+    match = _LAYOUT.fullmatch(shape.layout)
+    if match is None or array.dtype.itemsize > _WORD_BYTES:
         return Unknown(f"an array of {array.dtype} in the layout {{{shape.layout}}}, which is not understood")
     try:
-        order = [int(dimension) for dimension in found.group(1).split(",") if dimension]
-        tiles = [[int(size) for size in tile.split(",")] for tile in _TILE.findall(found.group(2) or "")]
+        order = [int(dimension) for dimension in match.group(1).split(",") if dimension]
+        tiles = [[int(size) for size in tile.split(",")] for tile in _TILE.findall(match.group(2) or "")]
     except ValueError:  # no digits between two commas, or five thousand
         return Unknown(f"an array of {array.dtype} in a layout that is not understood")
-    if sorted(order) != list(range(array.ndim)) or any(min(tile) < 1 or len(tile) > _MOST_DIMENSIONS for tile in tiles):
+    if sorted(order) != list(range(array.ndim)) or any(min(tile) < 1 or len(tile) > _MAX_DIMENSIONS for tile in tiles):
         return Unknown(f"an array of {array.ndim} dimensions in the layout {{{shape.layout}}}")
     ordered = array.transpose(order[::-1])
     for tile in tiles:
         while ordered.ndim < len(tile):
             ordered = ordered[np.newaxis]
-        if _tiled_words(ordered, tile) > _MOST_WORDS or ordered.ndim + len(tile) > _MOST_DIMENSIONS:
+        if _tiled_words(ordered, tile) > _MAX_WORDS or ordered.ndim + len(tile) > _MAX_DIMENSIONS:
             return Unknown(f"an array in tiles so large that they are not followed: {{{shape.layout}}}")
         ordered = _tiled(ordered, tile)
     raw = np.ascontiguousarray(ordered).tobytes()
@@ -70,11 +70,11 @@ def array_bytes(shape: HloShape) -> int:
       ValueError: an element type whose size is not in its name.
     """
     bits = 8 if shape.dtype == "pred" else int(re.sub(r"\D.*", "", shape.dtype.lstrip("bfscu")))
-    found = _LAYOUT.fullmatch(shape.layout)
+    match = _LAYOUT.fullmatch(shape.layout)
     sizes = list(shape.sizes)
-    if found is not None and found.group(1) and found.group(2):
-        order = [int(dimension) for dimension in found.group(1).split(",")]
-        tile = [int(size) for size in _TILE.findall(found.group(2))[0].split(",")]
+    if match is not None and match.group(1) and match.group(2):
+        order = [int(dimension) for dimension in match.group(1).split(",")]
+        tile = [int(size) for size in _TILE.findall(match.group(2))[0].split(",")]
         for dimension, step in zip(order, reversed(tile), strict=False):
             sizes[dimension] = -(-sizes[dimension] // step) * step
     return math.prod(sizes) * bits // 8

@@ -1,4 +1,4 @@
-"""How long an operation's outermost loop takes: its first iterations, the steady ones and the last."""
+"""The time of an operation's outermost loop: its first iterations, the steady ones and the last."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class LoopTimer:
 
     def add(self, loop: int, time: int) -> None:
         """Counts a round of the loop that begins with that block."""
-        found = self._loops.get(loop)
-        if found is None:
-            found = self._loops[loop] = ([0], [], deque(maxlen=_KEPT))
-        count, first, last = found
+        history = self._loops.get(loop)
+        if history is None:
+            history = self._loops[loop] = ([0], [], deque(maxlen=_KEPT))
+        count, first, last = history
         count[0] += 1
         if len(first) < _KEPT:
             first.append(time)
@@ -63,11 +63,11 @@ class LoopTimer:
     def longest(self, begin: int, end: int) -> LoopTime | None:
         """Finds the loop that took longest in an operation from `begin` to `end`; None where nothing went round."""
         best: LoopTime | None = None
-        most = -1
+        longest = -1
         for count, first, last in self._loops.values():
-            if last[-1] - first[0] <= most:
+            if last[-1] - first[0] <= longest:
                 continue
-            most = last[-1] - first[0]
+            longest = last[-1] - first[0]
             rounds = count[0] + 1  # a round ends with a lap but the last, which falls through
             filled = first[1] if rounds > 3 else last[-1]
             best = LoopTime(

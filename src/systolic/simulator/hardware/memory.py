@@ -1,4 +1,4 @@
-"""What is known of a core's memories: words of scalar memory, and the contents of buffers that decide control flow.
+"""Known contents of a core's memories: words of scalar memory, and buffers that decide control flow.
 
 Almost all bytes that a program moves decide nothing, and are not kept. Kept are the words that scalar code stores, and
 the contents of arguments and operands that were given as values; these are followed through the program's own copies.
@@ -22,8 +22,8 @@ ROW_WORDS = 128  # addresses in VMEM, and those that are made up, count rows of 
 ROW_BYTES = ROW_WORDS * WORD_BYTES
 
 _SCALAR_WORDS = 1 << 18  # of a core's scalar memory
-_MOST_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
-_MOST_BUFFERS = 1 << 20
+_MAX_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
+_MAX_BUFFERS = 1 << 20
 _WORDS_AN_ITERATION = 64  # so many words are moved while a loop goes round once
 
 Words = Sequence[int | Unknown]
@@ -39,11 +39,11 @@ class _Buffer:
     brought: bool = True  # by the program itself; else it was said to be there when an operation was called
 
     def words(self, first: int, size: int) -> Words | Unknown:
-        found = self.contents()
-        if isinstance(found, Unknown):
-            return found
+        contents = self.contents()
+        if isinstance(contents, Unknown):
+            return contents
         begin = first - self.first + self.skip
-        return found[begin : begin + size]
+        return contents[begin : begin + size]
 
 
 class Memory:
@@ -65,9 +65,9 @@ class Memory:
         if isinstance(address, Unknown):
             return address
         if type(address) is Lanes:
-            return joined([lane(self.load(each), number) for number, each in enumerate(address.values)])
-        found = self._scalar.get(address)
-        return self._initial(address) if found is None else found
+            return joined([lane(self.load(value), number) for number, value in enumerate(address.values)])
+        word = self._scalar.get(address)
+        return self._initial(address) if word is None else word
 
     def store(self, address: int | Unknown, value: int | Unknown) -> None:
         """Writes a word of scalar memory."""
@@ -81,7 +81,7 @@ class Memory:
                 self.store(place, picked(address == place, value, self.load(place)))
             return
         self._scalar[address] = value
-        if len(self._scalar) > _MOST_SCALAR_WORDS:
+        if len(self._scalar) > _MAX_SCALAR_WORDS:
             self._check_scalar(len(self._scalar))
 
     def repeat(self, words: Mapping[int, int | Unknown], overwritten: Iterable[tuple[str, int, int]]) -> None:
@@ -92,7 +92,6 @@ class Memory:
 
     @property
     def scalar_words(self) -> Mapping[int, int | Unknown]:
-        """What was stored in scalar memory, by address."""
         return self._scalar
 
     def knows(self, space: str, first: int, size: int) -> bool:
@@ -115,7 +114,7 @@ class Memory:
     def _define(self, space: str, buffer: _Buffer) -> None:
         self.forget(space, buffer.first, buffer.size)
         buffers = self._buffers.setdefault(space, [])
-        check_most(len(buffers), _MOST_BUFFERS, f"buffers in {space}")
+        check_most(len(buffers), _MAX_BUFFERS, f"buffers in {space}")
         bisect.insort(buffers, buffer, key=lambda b: b.first)
 
     def forget(self, space: str, first: int, size: int) -> None:
@@ -196,17 +195,17 @@ class Memory:
     def _copy_lanes(self, source: str, begin: Any, destination: str, first: Any, size: int) -> None:
         """Copies from or to an address that differs between devices, or as much as each of them says."""
         count = lanes_in((begin, first, size))
-        most = max(lane(size, number) for number in range(count))
+        largest = max(lane(size, number) for number in range(count))
         begins = [lane(begin, number) for number in range(count)]
         if destination == "smem" and source != "smem" and not lanes_in((first, size)):
             for offset in range(size):
-                word = joined([lane(self.word(source, each + offset), number) for number, each in enumerate(begins)])
+                word = joined([lane(self.word(source, begin + offset), number) for number, begin in enumerate(begins)])
                 self.store(first + offset, word)
-        elif any(self._knows(source, each) for each in set(begins)):
+        elif any(self._knows(source, begin) for begin in set(begins)):
             raise DivergedError("contents that are known go to different places on different devices")
         else:
             for place in dict.fromkeys(lane(first, number) for number in range(count)):
-                self.forget(destination, place, most)
+                self.forget(destination, place, largest)
 
     def _buffer(self, space: str, address: int) -> _Buffer | None:
         buffers = self._buffers.get(space, [])
@@ -225,5 +224,5 @@ class Memory:
         self._scalar.update(zip(range(first, first + len(words)), words, strict=True))
 
     def _check_scalar(self, words: int) -> None:
-        check_most(words, _MOST_SCALAR_WORDS, "words of scalar memory")
+        check_most(words, _MAX_SCALAR_WORDS, "words of scalar memory")
         self._iterations.spend(words // _WORDS_AN_ITERATION)

@@ -24,8 +24,8 @@ _UNIT = re.compile(r"mxu(\d)")
 _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
 _OPERAND_TYPE = re.compile(r"\.(f32|bf16|s8|u8|f8\w*|s4|u4)\b")
 _BITS = {"f32": 32, "bf16": 16, "s8": 8, "u8": 8, "f8": 8, "s4": 4, "u4": 4}
-_MOST_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues hold a few dozen
-_MOST_REMEMBERED = 1 << 20
+_MAX_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues hold a few dozen
+_MAX_REMEMBERED = 1 << 20
 _REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
 _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 
@@ -44,12 +44,10 @@ class MatrixOp:
 
     @property
     def is_pop(self) -> bool:
-        """Whether it takes a result out."""
         return self.rows == 0 and self.results > 0
 
     @property
     def is_push(self) -> bool:
-        """Whether it brings weights."""
         return self.results == 0
 
 
@@ -162,13 +160,12 @@ class Mxus:
 
     def stalls_by_block(self) -> dict[int, int]:
         """Adds up the stall cycles of each basic block."""
-        found: dict[int, int] = {}
+        result: dict[int, int] = {}
         for segment, stall in zip(self._segments, self.stalls, strict=True):
-            found[segment.block] = found.get(segment.block, 0) + stall
-        return found
+            result[segment.block] = result.get(segment.block, 0) + stall
+        return result
 
     def is_idle(self, time: int) -> bool:
-        """Whether nothing is under way."""
         free, queued, placed = _shifted(self._state, time - self._at)
         return not any(free) and not any(queued) and not any(placed)
 
@@ -182,13 +179,13 @@ class Mxus:
         """Runs a segment from `time`; returns when it is over."""
         state = _shifted(self._state, time - self._at)
         key = (segment, conditions, state)
-        known = self._memo.get(key) if self._remember else None
-        if known is None:
-            known = self._run(self._segments[segment], conditions, state)
-            if len(self._memo) >= _MOST_REMEMBERED:
+        segment_run = self._memo.get(key) if self._remember else None
+        if segment_run is None:
+            segment_run = self._run(self._segments[segment], conditions, state)
+            if len(self._memo) >= _MAX_REMEMBERED:
                 self._memo.clear()
-            self._memo[key] = known
-        cycles, self._state, busy = known
+            self._memo[key] = segment_run
+        cycles, self._state, busy = segment_run
         self._at = time + cycles
         stall = cycles - self._segments[segment].cycles
         self.stalls[segment] += stall
@@ -223,7 +220,7 @@ class Mxus:
             ready = begin + self._latency
             if op.place is None:
                 queued[unit].extend([ready] * op.results)
-                check_most(len(queued[unit]), _MOST_RESULTS, f"results of matrix unit {unit} that nobody takes")
+                check_most(len(queued[unit]), _MAX_RESULTS, f"results of matrix unit {unit} that nobody takes")
             else:
                 placed[unit].update((op.place + i, ready) for i in range(op.results))
         cycles = segment.cycles + stall

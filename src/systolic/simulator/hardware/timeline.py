@@ -1,4 +1,4 @@
-"""What happened when: spans of copies, stalls, matrix work, rounds and operations, as many as are asked for.
+"""A timeline: spans of copies, stalls, matrix work, rounds and operations, up to the number that was requested.
 
 A program of a quarter of a million steps has a million spans, nearly all alike. The first and the last of each kind are
 kept: there a pipeline fills and drains.
@@ -81,5 +81,5 @@ class Timeline:
     @property
     def left_out(self) -> int:
         """The number of spans that were not kept."""
-        kept = sum(len(self._first[kind]) + len(self._last[kind]) for kind in self._counts)
-        return sum(self._counts.values()) - kept
+        span_count = sum(len(self._first[kind]) + len(self._last[kind]) for kind in self._counts)
+        return sum(self._counts.values()) - span_count

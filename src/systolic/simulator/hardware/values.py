@@ -81,11 +81,11 @@ def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets a function of words return the first of them that is not known."""
 
     @functools.wraps(function)
-    def found(*operands: Any) -> Any:
-        unknown = next((each for each in operands if isinstance(each, Unknown)), None)
+    def of_words(*operands: Any) -> Any:
+        unknown = next((operand for operand in operands if isinstance(operand, Unknown)), None)
         return function(*operands) if unknown is None else unknown
 
-    return found
+    return of_words
 
 
 def as_float(word: int) -> float:

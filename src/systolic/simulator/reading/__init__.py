@@ -1,1 +1,1 @@
-"""What the compiler left behind, read: listings, their blocks, copies and calls, the HLO, the table of units."""
+"""Reads the compiler's output: listings, their blocks, copies and calls, the HLO, the table of units."""

@@ -1,4 +1,4 @@
-"""What a called program is handed: its operands, by the registers that they come in."""
+"""Operands of a called program, by the registers that they come in."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CallOperand:
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:
     """Reads the operands that a program declares."""
-    found = []
+    result = []
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             if instruction.traits.kind != "operand" or instruction.dest is None:
@@ -61,7 +61,7 @@ def call_operands(program: Program) -> tuple[CallOperand, ...]:
                 continue
             dtype, shape, index, kind = annotation.groups()
             space = instruction.opcode.partition(".")[2]
-            found.append(
+            result.append(
                 CallOperand(
                     register=physical(instruction.dest),
                     space=space if re.fullmatch(r"\w+", space) else None,
@@ -72,4 +72,4 @@ def call_operands(program: Program) -> tuple[CallOperand, ...]:
                     shape=tuple(int(size) for size in shape.split(",") if size),
                 )
             )
-    return tuple(found)
+    return tuple(result)

@@ -1,4 +1,4 @@
-"""What the HLO says of communication between devices: which operations."""
+"""Communication between devices in the HLO."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class HloCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceHlo:
-    """What the HLO says of devices.
+    """The devices of a program, as the HLO gives them.
 
     Attributes:
       partitions: devices that run the program, each on its part.
@@ -63,7 +63,7 @@ class SliceHlo:
 def parse_collectives(text: str) -> SliceHlo:
     """Reads what an HLO module says of communication."""
     header = text.partition("\n")[0]
-    partitions, replicas = (_count(each, header) for each in (_PARTITIONS, _REPLICAS))
+    partitions, replicas = (_count(pattern, header) for pattern in (_PARTITIONS, _REPLICAS))
     inside: dict[str, list[HloCollective]] = {}
     order: dict[str, list[tuple[str, str]]] = {}  # computation → (instruction, or "" and a computation that it runs)
     fusions: list[tuple[str, str]] = []
@@ -75,11 +75,11 @@ def parse_collectives(text: str) -> SliceHlo:
             entry = computation if line.startswith("ENTRY ") else entry
             inside[computation], order[computation] = [], []
             continue
-        found = _INSTRUCTION.match(line)
-        if found is None or computation not in inside:
+        match = _INSTRUCTION.match(line)
+        if match is None or computation not in inside:
             continue
-        name, opcode, rest = found.groups()
-        kind = next((each for each in get_args(Kind) if opcode.startswith(each)), None)
+        name, opcode, rest = match.groups()
+        kind = next((arg for arg in get_args(Kind) if opcode.startswith(arg)), None)
         if kind is not None and not opcode.endswith(_DONE):
             inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest, partitions)))
             order[computation].append((name, kind))
@@ -88,10 +88,10 @@ def parse_collectives(text: str) -> SliceHlo:
                 order[computation].append(("", called.group(1)))
             else:
                 fusions.append((name, called.group(1)))
-    collectives = {each.name: each for found in inside.values() for each in found}
+    collectives = {collective.name: collective for members in inside.values() for collective in members}
     for name, called in fusions:
-        for each in inside.get(called, ())[:1]:
-            collectives[name] = replace(each, name=name, fused=True)
+        for collective in inside.get(called, ())[:1]:
+            collectives[name] = replace(collective, name=name, fused=True)
     return SliceHlo(
         partitions=partitions,
         replicas=replicas,
@@ -101,14 +101,14 @@ def parse_collectives(text: str) -> SliceHlo:
 
 
 def _groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
-    if found := _GROUPS.search(text):
-        return tuple(map(_numbers, _GROUP.findall(found.group(1)))) or (tuple(range(partitions)),)
-    if found := _RANGE.search(text):
-        extents, cut = _numbers(found["range"]), _numbers(found["cut"])
-        turned = _numbers(found["turned"] or "") or tuple(range(len(extents)))
-    elif found := _MESH.search(text):
-        sizes = {name: int(size) for name, _, size in (axis.partition("=") for axis in found["axes"].split(","))}
-        names, named = list(sizes), found["named"].split(",")
+    if match := _GROUPS.search(text):
+        return tuple(map(_numbers, _GROUP.findall(match.group(1)))) or (tuple(range(partitions)),)
+    if match := _RANGE.search(text):
+        extents, cut = _numbers(match["range"]), _numbers(match["cut"])
+        turned = _numbers(match["turned"] or "") or tuple(range(len(extents)))
+    elif match := _MESH.search(text):
+        sizes = {name: int(size) for name, _, size in (axis.partition("=") for axis in match["axes"].split(","))}
+        names, named = list(sizes), match["named"].split(",")
         if not set(named) <= set(names):
             return ()
         extents = tuple(sizes.values())
@@ -122,12 +122,12 @@ def _groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(each) for each in text.split(",") if each)
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 def _count(pattern: re.Pattern[str], header: str) -> int:
-    found = pattern.search(header)
-    return int(found.group(1)) if found else 1
+    match = pattern.search(header)
+    return int(match.group(1)) if match else 1
 
 
 def _permutes(computation: str, order: Mapping[str, list[tuple[str, str]]], above: frozenset[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where a program's copies go from and to, and in what pieces: HBM, VMEM, v4's CMEM, scalar memory or the host."""
+"""Sources, targets and pieces of a program's copies: HBM, VMEM, v4's CMEM, scalar memory or the host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CopyEnds:
 
 
 class CopyReader:
-    """What a program's copies are, as far as the text says."""
+    """Reads a program's copies, as far as the text names them."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -111,16 +111,16 @@ class CopyReader:
 
     def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
         """Reads what the program stores in scalar memory, by allocation and place; None: not always the same."""
-        found: dict[str, dict[int, int | None]] = {}
+        result: dict[str, dict[int, int | None]] = {}
         for bundle in program.bundles:
             for instruction in bundle.instructions:
                 match = _STORE.match(instruction.operands[0]) if instruction.traits.kind == "store" else None
                 if match is None:
                     continue
-                words = found.setdefault(match.group(1), {})
+                words = result.setdefault(match.group(1), {})
                 place, value = int(match.group(2) or "0", 16), self._constant(instruction.operands[1])
                 words[place] = value if words.get(place, value) == value else None
-        return found
+        return result
 
     def _described_run(self, instruction: Instruction) -> int | None:
         """Finds the bytes in one piece: what lies together in HBM, in whatever order it is moved."""
@@ -130,9 +130,9 @@ class CopyReader:
         numbers = [words.get(place) for place in range(_DESCRIPTOR_WORDS)]
         if "hbm" not in (ends.source, ends.destination) or len(words) != _DESCRIPTOR_WORDS or None in numbers:
             return None
-        known = [number or 0 for number in numbers]
-        outer, *inner = known[::3] if ends.source == "hbm" else known[1::3]
-        middle_runs, inner_runs, steps = known[2::3]
+        addresses = [number or 0 for number in numbers]
+        outer, *inner = addresses[::3] if ends.source == "hbm" else addresses[1::3]
+        middle_runs, inner_runs, steps = addresses[2::3]
         run = steps * _STEP_BYTES
         for stride, runs in sorted(zip(inner, (middle_runs, inner_runs), strict=True)):
             if stride * _STRIDE_BYTES != run:

@@ -45,37 +45,42 @@ class GlobalBarrier:
 
 def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
     """Finds barriers of the one form that was seen, by the block that ends with the first question who is first."""
-    found: dict[int, GlobalBarrier] = {}
+    result: dict[int, GlobalBarrier] = {}
     for first in range(len(blocks) - 7):
         barrier = _barrier_at(first, program, blocks)
         if barrier is not None:
-            found[first] = barrier
-    return found
+            result[first] = barrier
+    return result
 
 
 def _barrier_at(first: int, program: Program, blocks: Sequence[Block]) -> GlobalBarrier | None:
-    signal, ask, wait, loop, again, own, end = range(first + 1, first + 8)
-    waits = [list(_of_kind(program, blocks[each], "wait")) for each in (wait, own)]
-    if any(len(each) != 1 or _WAIT not in each[0].comment for each in waits):
+    signal, ask, wait, loop, again, own_wait, end = range(first + 1, first + 8)
+    waits = [list(_of_kind(program, blocks[block], "wait")) for block in (wait, own_wait)]
+    if any(len(wait) != 1 or _WAIT not in wait[0].comment for wait in waits):
         return None
     (all_there,), (told,) = waits
     flag = all_there.operands[0]
-    signals = [list(_of_kind(program, blocks[each], "signal")) for each in (signal, loop)]
+    signals = [list(_of_kind(program, blocks[block], "signal")) for block in (signal, loop)]
     joins = (
         (blocks[first].taken, blocks[first].following) == (ask, signal)
         and _leads(blocks[signal], ask)
         and (blocks[ask].taken, blocks[ask].following) == (again, wait)
         and _leads(blocks[wait], loop)
         and (blocks[loop].taken, blocks[loop].following) == (loop, again)
-        and (blocks[again].taken, blocks[again].following) == (end, own)
-        and _leads(blocks[own], end)
+        and (blocks[again].taken, blocks[again].following) == (end, own_wait)
+        and _leads(blocks[own_wait], end)
     )
-    if not joins or any(len(each) != 1 for each in signals) or told.operands != (flag, "1"):
+    if not joins or any(len(signal) != 1 for signal in signals) or told.operands != (flag, "1"):
         return None
-    inside = [each for number in range(signal, end) for each in _instructions(program, blocks[number])]
-    if not all(_is_allowed(each) for each in inside) or not all_there.operands[1].isdecimal():
+    inside = [instruction for number in range(signal, end) for instruction in _instructions(program, blocks[number])]
+    if not all(_is_allowed(instruction) for instruction in inside) or not all_there.operands[1].isdecimal():
         return None
-    if _needed(program, blocks, end, {physical(f"%{each.dest}") for each in inside if each.dest and "_" in each.dest}):
+    if _needed(
+        program,
+        blocks,
+        end,
+        {physical(f"%{instruction.dest}") for instruction in inside if instruction.dest and "_" in instruction.dest},
+    ):
         return None
     return GlobalBarrier(
         end=end,
@@ -84,7 +89,7 @@ def _barrier_at(first: int, program: Program, blocks: Sequence[Block]) -> Global
         before_cycles=blocks[signal].cycles,
         between_cycles=blocks[wait].cycles,
         each_cycles=blocks[loop].cycles,
-        after_cycles=blocks[own].cycles,
+        after_cycles=blocks[own_wait].cycles,
     )
 
 
@@ -98,7 +103,7 @@ def _instructions(program: Program, block: Block) -> Iterator[Instruction]:
 
 
 def _of_kind(program: Program, block: Block, kind: Kind) -> Iterator[Instruction]:
-    return (each for each in _instructions(program, block) if each.traits.kind == kind)
+    return (instruction for instruction in _instructions(program, block) if instruction.traits.kind == kind)
 
 
 def _is_allowed(instruction: Instruction) -> bool:
@@ -108,7 +113,7 @@ def _is_allowed(instruction: Instruction) -> bool:
 
 
 def _needed(program: Program, blocks: Sequence[Block], begin: int, written: set[str]) -> bool:
-    """Whether anything from a block on reads a register before it is written again."""
+    """True if anything from a block on reads a register before it is written again."""
     pending, seen = [(begin, frozenset(written))], set[tuple[int, frozenset[str]]]()
     while pending:
         state = pending.pop()
@@ -117,13 +122,17 @@ def _needed(program: Program, blocks: Sequence[Block], begin: int, written: set[
         seen.add(state)
         number, left = state
         for bundle in program.bundles[blocks[number].first : blocks[number].last + 1]:
-            read = registers(" ".join(" ".join((*each.operands, _condition(each))) for each in bundle.instructions))
+            read = registers(
+                " ".join(
+                    " ".join((*instruction.operands, _condition(instruction))) for instruction in bundle.instructions
+                )
+            )
             if not left.isdisjoint(read):
                 return True
             left -= {
-                physical(f"%{each.dest}")
-                for each in bundle.instructions
-                if each.dest and "_" in each.dest and each.predicate is None
+                physical(f"%{instruction.dest}")
+                for instruction in bundle.instructions
+                if instruction.dest and "_" in instruction.dest and instruction.predicate is None
             }
         if left:
             pending += [(to, left) for to in (blocks[number].taken, blocks[number].following) if to is not None]

@@ -1,4 +1,4 @@
-"""What the top-level HLO says of parameters and operations: shapes, layouts, and where they were written."""
+"""Parameters and operations of the top-level HLO: shapes, layouts, and source lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
 _OPERAND = re.compile(r"%([\w.\-]+)", re.ASCII)
 _KERNEL = 'custom_call_target="tpu_custom_call"'
-_MOST_DIGITS = 18  # of a size, so that it fits 64 bits
+_MAX_DIGITS = 18  # of a size, so that it fits 64 bits
 _ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", re.ASCII)
 _LAUNCH = "call-start"
 _SPARSE_THREAD = 'async_execution_thread="sparsecore"'
@@ -83,8 +83,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
     in_entry = False
     name = ""
     for line in text.splitlines():
-        found = _INSTRUCTION.match(line)
-        if found is None:
+        match = _INSTRUCTION.match(line)
+        if match is None:
             if line.startswith("ENTRY "):
                 in_entry = True
             elif line[:2].strip() == "}":
@@ -93,7 +93,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
                 # What a kernel says of itself takes several lines, behind which the instruction goes on.
                 scopes.setdefault(name, scope.group(1))
             continue
-        name, shape_text, opcode, rest = found.groups()
+        name, shape_text, opcode, rest = match.groups()
         if in_entry and line.lstrip().startswith("ROOT ") and shape_text.startswith("("):
             results = len(_SHAPE.findall(shape_text))
         shape = _shape(shape_text)
@@ -112,8 +112,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
             if not re.fullmatch(r"\d{1,9}", digits, re.ASCII):
                 raise SimulationError(f"a parameter without a number: {line.strip()[:200]}")
             number = int(digits)
-            known = scopes.get(name, name)
-            parameters[number] = HloParameter(number=number, name=known, shape=shape)
+            outer_scope = scopes.get(name, name)
+            parameters[number] = HloParameter(number=number, name=outer_scope, shape=shape)
     if any(number >= len(parameters) for number in parameters):
         raise SimulationError(
             f"the HLO has {len(parameters)} parameters, of which one has the number {max(parameters)}"
@@ -131,16 +131,16 @@ def parse_hlo(text: str) -> TopLevelHlo:
 
 
 def _aliases(header: str, parameters: int) -> dict[int, int]:
-    found = {int(result or 0): int(number) for result, number in _ALIAS.findall(header)}
-    return {result: number for result, number in found.items() if number < parameters}
+    aliases = {int(result or 0): int(number) for result, number in _ALIAS.findall(header)}
+    return {result: number for result, number in aliases.items() if number < parameters}
 
 
 def _shape(text: str) -> HloShape | None:
-    found = _SHAPE.fullmatch(text)
-    if found is None:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
         return None
-    dtype, sizes, layout = found.groups()
+    dtype, sizes, layout = match.groups()
     lengths = [size for size in sizes.split(",") if size]
-    if any(len(size) > _MOST_DIGITS for size in lengths):
+    if any(len(size) > _MAX_DIGITS for size in lengths):
         return None
     return HloShape(dtype=dtype, sizes=tuple(map(int, lengths)), layout=layout or "")

@@ -97,8 +97,8 @@ def physical(register: str) -> str:
     Most vector instructions are not kept, so that what is in a physical vector register is not known; what a kept one
     wrote is found under its virtual name.
     """
-    virtual, found = register.rsplit("_", 1)
-    return f"w{virtual.removeprefix('%')[1:]}" if found[0] == "v" and found[1:].isdigit() else found
+    virtual, number = register.rsplit("_", 1)
+    return f"w{virtual.removeprefix('%')[1:]}" if number[0] == "v" and number[1:].isdigit() else number
 
 
 def registers(text: str) -> list[str]:
@@ -201,12 +201,12 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
     if opcode[0] == "v" and traits.kind == "unknown":  # carries no control flow
         return _VECTOR
     predicate = None
-    found = _PREDICATE.search(rest)
-    if found:
-        negated, name, register, constant = found.groups()
+    predicate_match = _PREDICATE.search(rest)
+    if predicate_match:
+        negated, name, register, constant = predicate_match.groups()
         predicate = Predicate(register, bool(negated), constant != "0", name)
-        before = rest[: found.start()].rstrip().removesuffix(",").rstrip()
-        after = rest[found.end() :].lstrip().removeprefix(",").lstrip()
+        before = rest[: predicate_match.start()].rstrip().removesuffix(",").rstrip()
+        after = rest[predicate_match.end() :].lstrip().removeprefix(",").lstrip()
         joint = " " if _ANNOTATED.search(before) else ", "
         rest = f"{before}{joint}{after}" if before and after else before or after
     if traits.kind in ("vector move", "vector load") and (dest is None or not _read_by_scalar_side(traits, rest)):

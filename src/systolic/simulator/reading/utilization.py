@@ -24,7 +24,7 @@ _UNITS = {
     "SALU": "scalar",
 }
 
-_MOST_ISSUED = 1000  # by a bundle on a unit; four is what has been seen
+_MAX_ISSUED = 1000  # by a bundle on a unit; four is what has been seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,8 @@ def parse_utilization(name: str, text: str, blocks: Sequence[Block]) -> BlockUse
         raise SimulationError(f"{name}: the table of units is of a form that is not known: {lines[:4]}") from error
     if len({*units}) < len(units) or min(slots, default=0) < 1 or any(min(row, default=0) < 0 for row in rows):
         raise SimulationError(f"{name}: the table of units has a unit twice or a number that counts nothing")
-    if max(max(row, default=0) for row in (slots, *rows)) > _MOST_ISSUED:
-        raise SimulationError(f"{name}: the table of units has a bundle of more than {_MOST_ISSUED} instructions")
+    if max(max(row, default=0) for row in (slots, *rows)) > _MAX_ISSUED:
+        raise SimulationError(f"{name}: the table of units has a bundle of more than {_MAX_ISSUED} instructions")
     bundles = blocks[-1].last + 1
     if len(rows) != bundles or any(len(row) != len(units) for row in rows) or len(slots) != len(units):
         raise SimulationError(f"{name}: the table of units has {len(rows)} rows, the program {bundles} bundles")

@@ -28,7 +28,7 @@ _EITHER = "?"
 
 @dataclass(slots=True)
 class _State:
-    """What registers hold at one point of a block, and the predicated writes since its beginning."""
+    """The contents of registers at one point of a block, and the predicated writes since its beginning."""
 
     values: _Values
     # Physical register → the predicate of its last write, by virtual name and polarity, and what it held before.
@@ -69,10 +69,10 @@ class _State:
         for register, (name, negated, before) in self.predicated.items():
             if branch is not None and branch.name == name:
                 holds = taken != branch.negated  # the predicate itself, on this way
-                found = left[register] if holds != negated else before
+                writers = left[register] if holds != negated else before
             else:
-                found = left[register] | before | {_EITHER} if before else frozenset()
-            left[register] = found
+                writers = left[register] | before | {_EITHER} if before else frozenset()
+            left[register] = writers
         return {register: names for register, names in left.items() if names}
 
 
@@ -126,12 +126,12 @@ class _Check:
                 if successor is None or (always and not taken):
                     continue
                 left = state.leave(predicate, taken=taken)
-                known = entries[successor]
-                merged = left if known is None else dict(known)
-                if known is not None:
+                entry = entries[successor]
+                merged = left if entry is None else dict(entry)
+                if entry is not None:
                     for register, names in left.items():
                         merged[register] = merged.get(register, frozenset()) | names
-                if merged != known:
+                if merged != entry:
                     entries[successor] = merged
                     pending.append(successor)
         return entries

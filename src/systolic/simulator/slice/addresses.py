@@ -1,4 +1,4 @@
-"""How listings name a core of another device: in the address of a signal, and in the last operand of a copy."""
+"""Addresses of cores of other devices, in signals and in the last operand of copies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class Addresses:
         self._devices = shape.devices_per_chip
 
     def of_signal(self, sender: int, address: int) -> RemoteTarget:
-        """Whom a signal is meant for."""
         return self._target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, address >> _SIGNAL_CORE & 1)
 
     def of_copy(self, sender: int, word: int, flag: int) -> RemoteTarget:
-        """Whom a copy is meant for that signals a flag there."""
+        """Return the target of a copy that signals a flag there."""
         if not word >> self._links.copy_remote_bit & 1:
             return RemoteTarget(0, 0, remote=False)
         return self._target(sender, word & _CHIP_MASK, flag >> _FLAG_CORE & 1)

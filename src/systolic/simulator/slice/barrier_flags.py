@@ -39,15 +39,17 @@ def barrier_flags(program: Program) -> dict[str, int]:
             allocations, constants = _traced(instruction.operands[0], definitions)
             signalled |= allocations
             if not allocations:
-                found = (each & FLAG_MASK for each in constants if each & _CORE_VALID and each >> 16 == 0)
-                numbers = dict.fromkeys(found, "") | numbers
+                flags = (
+                    constant & FLAG_MASK for constant in constants if constant & _CORE_VALID and constant >> 16 == 0
+                )
+                numbers = dict.fromkeys(flags, "") | numbers
         elif instruction.traits.kind == "copy":
             for text in instruction.operands[instruction.traits.flags]:
                 copied |= _traced(text, definitions)[0]
         elif instruction.traits.is_wait and instruction.traits.kind != "wait for copy":
-            found = _traced(instruction.operands[0], definitions)[0]
-            waited |= found
-            numbers |= {number: each for each in found for number, known in numbers.items() if not known}
+            flags = _traced(instruction.operands[0], definitions)[0]
+            waited |= flags
+            numbers |= {number: flag for flag in flags for number, number_of in numbers.items() if not number_of}
     left = waited - copied - signalled or waited - copied
     if not numbers:
         return {}

@@ -1,4 +1,4 @@
-"""What one core sends to other devices and waits for from them, by communication.
+"""Data that one core sends to other devices and waits for from them, by communication.
 
 A communication has a label: the operation that it is in. A permutation of the top-level program begins with a signal to
 whoever sends to this device, and is over when what was sent and what came has been waited for.
@@ -13,7 +13,7 @@ from systolic.simulator.slice.routes import Route
 
 @dataclass(slots=True)
 class Tally:
-    """What one communication came to, over all its calls."""
+    """The totals of one communication over all its calls."""
 
     calls: int = 0
     copies: int = 0
@@ -28,7 +28,7 @@ class Tally:
 
 
 class Communications:
-    """What one core sends and waits for, a tally for each label."""
+    """A tally for each label of one core's communications."""
 
     def __init__(self) -> None:
         self.tallies: dict[str, Tally] = {}

@@ -1,4 +1,4 @@
-"""What a program's constants in HBM hold: the compiled binary has them, and the listing says which lies where.
+"""A program's constants in HBM, from the compiled binary, placed as the listing says.
 
 The runtime loads them one behind the other, each at a multiple of `_SLOT_BYTES`, in the order of their allocations'
 numbers, and leaves in scalar memory where they begin. The top-level program adds that to an allocation, and hands the
@@ -36,7 +36,7 @@ _PADDING = 0x7FC07FC0
 
 
 class NeighbourTableError(SimulationError):
-    """What a collective's constants hold is not known for certain; the message says why."""
+    """The contents of a collective's constants are not known for certain; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,14 @@ class Constants:
     unknown: str
 
     def in_hbm(self, begin: int) -> dict[int, Words]:
-        """What lies in HBM, by the pointers to it, where constants begin there."""
+        """Return the constants by the pointers to them, where constants begin there."""
         return {begin + at: self.contents[number] for number, at in self.places.items()}
 
 
 def constants_of(
     top_level: Program,
     addresses: Mapping[str, int],
-    known: Mapping[int, Word],
+    values: Mapping[int, Word],
     operands: Mapping[str, Sequence[CallOperand]],
     segment: bytes,
 ) -> Constants:
@@ -98,7 +98,7 @@ def constants_of(
     Raises:
       NeighbourTableError: it is not certain which allocations are constants.
     """
-    offsets = {name for name, address in addresses.items() if known.get(address) == "constants"}
+    offsets = {name for name, address in addresses.items() if values.get(address) == "constants"}
     allocations = constant_allocations(top_level, offsets)
     handed = tuple(constant_operands(top_level, operands, allocations))
     unknown = ""
@@ -154,9 +154,9 @@ def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> 
                 seen.add(name)
                 pending += (
                     operand
-                    for each in definitions.get(name, ())
-                    if each.traits.kind != "load"
-                    for operand in each.operands
+                    for definition in definitions.get(name, ())
+                    if definition.traits.kind != "load"
+                    for operand in definition.operands
                 )
     return None
 
@@ -171,33 +171,37 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
       NeighbourTableError: something else is done with it.
     """
     instructions = list(_instructions(top_level))
-    names, words, known = set[str](), set(offsets), -1
-    while known < len(names) + len(words):
-        known = len(names) + len(words)
-        for each in instructions:
-            if each.traits.kind == "load" and (word := _WORD.fullmatch(each.operands[0])) and word.group(1) in words:
-                names.add(f"%{each.dest}")
-            elif not names.isdisjoint(each.operands):
-                if each.traits.kind in ("move", "phi"):
-                    names.add(f"%{each.dest}")
-                elif each.traits.kind == "store" and (word := _SPILL.fullmatch(each.operands[0])):
+    names, words, count = set[str](), set(offsets), -1
+    while count < len(names) + len(words):
+        count = len(names) + len(words)
+        for instruction in instructions:
+            if (
+                instruction.traits.kind == "load"
+                and (word := _WORD.fullmatch(instruction.operands[0]))
+                and word.group(1) in words
+            ):
+                names.add(f"%{instruction.dest}")
+            elif not names.isdisjoint(instruction.operands):
+                if instruction.traits.kind in ("move", "phi"):
+                    names.add(f"%{instruction.dest}")
+                elif instruction.traits.kind == "store" and (word := _SPILL.fullmatch(instruction.operands[0])):
                     words.add(word.group(1))
-    found = set[int]()
-    for each in instructions:
-        spilled = each.traits.kind == "store" and _SPILL.fullmatch(each.operands[0])
-        if names.isdisjoint(each.operands) or each.traits.kind in ("move", "phi") or spilled:
+    result = set[int]()
+    for instruction in instructions:
+        spilled = instruction.traits.kind == "store" and _SPILL.fullmatch(instruction.operands[0])
+        if names.isdisjoint(instruction.operands) or instruction.traits.kind in ("move", "phi") or spilled:
             continue
-        base = _BASE.fullmatch(each.operands[0]) if each.opcode == "scalar_lea.hbm" else None
+        base = _BASE.fullmatch(instruction.operands[0]) if instruction.opcode == "scalar_lea.hbm" else None
         if base is None:
-            raise NeighbourTableError(f"the address of the program's constants is used in {each.text!r}")
-        found.add(int(base.group(1)))
-    return frozenset(found)
+            raise NeighbourTableError(f"the address of the program's constants is used in {instruction.text!r}")
+        result.add(int(base.group(1)))
+    return frozenset(result)
 
 
 def constant_contents(
     segment: bytes, allocations: Set[int], operands: Sequence[ConstantOperand]
 ) -> dict[int, Sequence[int]]:
-    """What the constants hold, as words, by the number of their allocation.
+    """Return the constants as words, by the number of their allocation.
 
     Args:
       segment: of HBM that holds them all.
@@ -208,25 +212,27 @@ def constant_contents(
     """
     if allocations and not segment:
         raise NeighbourTableError("the program's constants were not found in its binary")
-    sizes = {each.allocation: each.operand.padded_words for each in operands}
-    slots = {each: -(-sizes.get(each, 1) * _WORD_BYTES // _SLOT_BYTES) for each in sorted(allocations)}
-    there = -(-len(segment) // _SLOT_BYTES)
+    sizes = {operand.allocation: operand.operand.padded_words for operand in operands}
+    slots = {
+        allocation: -(-sizes.get(allocation, 1) * _WORD_BYTES // _SLOT_BYTES) for allocation in sorted(allocations)
+    }
+    end = -(-len(segment) // _SLOT_BYTES)
     # What SparseCores run comes first in the segment, where there is such a thing.
-    before = there - sum(slots.values())
+    before = end - sum(slots.values())
     if before < 0 or (before and slots.keys() - sizes.keys()):
         raise NeighbourTableError(
             f"{len(slots)} constants take {sum(slots.values())} times {_SLOT_BYTES:,} bytes, and those of the compiled "
-            f"program {there} times"
+            f"program {end} times"
         )
-    found: dict[int, Sequence[int]] = {}
+    result: dict[int, Sequence[int]] = {}
     at = before * _SLOT_BYTES
     for allocation, count in slots.items():
         part = segment[at : at + count * _SLOT_BYTES]
-        found[allocation] = array("I", part[: len(part) // _WORD_BYTES * _WORD_BYTES])
+        result[allocation] = array("I", part[: len(part) // _WORD_BYTES * _WORD_BYTES])
         at += count * _SLOT_BYTES
-    for each in operands:
-        _check_padding(each, found[each.allocation])
-    return found
+    for operand in operands:
+        _check_padding(operand, result[operand.allocation])
+    return result
 
 
 def _check_padding(constant: ConstantOperand, words: Sequence[int]) -> None:
@@ -242,4 +248,4 @@ def _check_padding(constant: ConstantOperand, words: Sequence[int]) -> None:
 
 
 def _instructions(program: Program) -> Iterator[Instruction]:
-    return (each for bundle in program.bundles for each in bundle.instructions)
+    return (instruction for bundle in program.bundles for instruction in bundle.instructions)

@@ -87,9 +87,9 @@ class Device:
         self.communications[core].sent(copy.label, time, size, route)
 
         def left(end: float) -> None:
-            own, there = (math.ceil(time) + self._latency for time in (end, end + way))
-            self.dma.land(core, copy.program, own_flag, own, amount, copy.label)
-            target.dma.land(to_core, copy.program, to_flag, there, arriving, copy.label)
+            own_time, remote_time = (math.ceil(time) + self._latency for time in (end, end + way))
+            self.dma.land(core, copy.program, own_flag, own_time, amount, copy.label)
+            target.dma.land(to_core, copy.program, to_flag, remote_time, arriving, copy.label)
 
         self._around.send(self, goes_on, route, size, left)
         return goes_on

@@ -1,4 +1,4 @@
-"""What is read off a program that runs on many devices, once, before it runs on any slice."""
+"""Facts of a program for many devices, read once before it runs on any slice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFacts:
-    """What a program on many devices is.
+    """Facts of a program for many devices.
 
     Attributes:
       hlo: what the HLO says of devices and of communication.
@@ -34,7 +34,7 @@ class SliceFacts:
 
 
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
-    """What translating a program has to know of its acts on other devices.
+    """Return the labels that translating needs of a program's acts on other devices.
 
     Raises:
       SimulationError: it is not certain which flag is signalled by number.
@@ -47,18 +47,22 @@ def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
     """Names the operations of the top-level program's own signals and copies, by the instruction's identity."""
     sections: list[list[Instruction]] = [[]]
     for bundle in program.bundles:
-        for each in bundle.instructions:
-            if each.opcode == "vtrace":  # stands where an operation begins and where it ends
+        for instruction in bundle.instructions:
+            if instruction.opcode == "vtrace":  # stands where an operation begins and where it ends
                 sections.append([])
-            elif each.traits.is_remote:
-                sections[-1].append(each)
+            elif instruction.traits.is_remote:
+                sections[-1].append(instruction)
     # The program comes to its operations in the order of the schedule; each permutation has one signal and one copy.
-    permutes = [section for section in sections if sorted(each.traits.kind for each in section) == ["copy", "signal"]]
+    permutes = [
+        section
+        for section in sections
+        if sorted(instruction.traits.kind for instruction in section) == ["copy", "signal"]
+    ]
     others = [section for section in sections if section and section not in permutes]
     named = [name for name in hlo.collectives if name.startswith(_ASYNCHRONOUS)]
     pairs = [*zip(permutes, hlo.permutes, strict=False)] if len(permutes) == len(hlo.permutes) else []
     pairs += [*zip(others, named, strict=False)] if len(others) == len(named) else []
-    return {id(each): name for section, name in pairs for each in section}
+    return {id(instruction): name for section, name in pairs for instruction in section}
 
 
 def slice_facts(
@@ -79,10 +83,10 @@ def slice_facts(
     for name, program in programs.items():
         addresses = translations[name].addresses
         top_level = name == TOP_LEVEL
-        remote = any(each.traits.is_remote for bundle in program.bundles for each in bundle.instructions)
-        found = identity_words(program, remote=remote, top_level=top_level)
-        words |= {addresses[allocation]: word for allocation, word in found.items() if allocation in addresses}
-    operands = {name: each.operands for name, each in translations.items()}
+        remote = any(instruction.traits.is_remote for bundle in program.bundles for instruction in bundle.instructions)
+        identities = identity_words(program, remote=remote, top_level=top_level)
+        words |= {addresses[allocation]: word for allocation, word in identities.items() if allocation in addresses}
+    operands = {name: translation.operands for name, translation in translations.items()}
     return SliceFacts(
         hlo=hlo,
         words=words,

@@ -45,9 +45,9 @@ def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Callable[[_L], float
         for flow in on[link]:
             if flow not in rates:
                 rates[flow] = rate
-                for each in routes[flow]:
-                    left[each] -= rate
-                    growing[each] -= 1
+                for route in routes[flow]:
+                    left[route] -= rate
+                    growing[route] -= 1
     return rates
 
 
@@ -73,30 +73,32 @@ def changed_rates(
     Returns:
       The rates of `changed` and of all others that may have changed.
     """
-    found: dict[_F, float] = {}
+    result: dict[_F, float] = {}
     full: dict[_L, float] = {}
 
     def fastest(link: _L) -> float:
         """The highest rate on the link where that is full; else more than any."""
-        most = full.get(link)
-        if most is None:
-            rates = [found[flow] if flow in found else rate(flow) for flow in flows(link)]
-            most = full[link] = max(rates) if sum(rates) * _FULL >= capacity(link) else math.inf
-        return most
+        share = full.get(link)
+        if share is None:
+            rates = [result[flow] if flow in result else rate(flow) for flow in flows(link)]
+            share = full[link] = max(rates) if sum(rates) * _FULL >= capacity(link) else math.inf
+        return share
 
-    more = dict.fromkeys(changed)
-    while more:
-        routes = {flow: route(flow) for flow in (*found, *more)}
+    waiting = dict.fromkeys(changed)
+    while waiting:
+        routes = {flow: route(flow) for flow in (*result, *waiting)}
         touched = dict.fromkeys(link for links in routes.values() for link in links)
         others = {link: [flow for flow in flows(link) if flow not in routes] for link in touched}
         left = {link: max(0.0, capacity(link) - sum(map(rate, others[link]))) for link in touched}
-        found = fair_rates(routes, left.__getitem__)
+        result = fair_rates(routes, left.__getitem__)
         full.clear()
-        more = {}
-        for flow, its in found.items():
-            if all(fastest(link) > its * _FULL for link in routes[flow]):
-                more.update((each, None) for link in routes[flow] for each in others[link] if rate(each) > its)
-        for flow in dict.fromkeys(each for link in touched for each in others[link]):
+        waiting = {}
+        for flow, flow_rate in result.items():
+            if all(fastest(link) > flow_rate * _FULL for link in routes[flow]):
+                waiting.update(
+                    (other, None) for link in routes[flow] for other in others[link] if rate(other) > flow_rate
+                )
+        for flow in dict.fromkeys(other for link in touched for other in others[link]):
             if all(fastest(link) > rate(flow) * _FULL for link in route(flow)):
-                more[flow] = None
-    return found
+                waiting[flow] = None
+    return result

@@ -60,7 +60,6 @@ class Identity:
     assignment: int
 
     def value(self, word: Word, core: int) -> int:
-        """What a word holds on one of the device's cores."""
         return {
             "chip": self.chip,
             "core": self.first_core + core,
@@ -73,12 +72,12 @@ class Identity:
 
 
 def constants_from(pointer_bytes: int) -> int:
-    """Where a program's constants begin, on a chip whose addresses in HBM count so many bytes."""
+    """Return the begin of a program's constants, on a chip whose addresses in HBM count so many bytes."""
     return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
 
 
 def assignment_at(pointer_bytes: int) -> int:
-    """Where the table of the assignment lies, likewise."""
+    """Return the begin of the table of the assignment, on such a chip."""
     return _ASSIGNMENT_AT_BYTES // pointer_bytes
 
 
@@ -107,9 +106,9 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
         return words
     routes = route_pointers(program)
     words |= dict.fromkeys(routes, "routes")
-    unnamed = [each for each in unnamed if each not in routes]
+    unnamed = [name for name in unnamed if name not in routes]
     if top_level:
-        unnamed = [each for each in unnamed if each not in _flags(program)]
+        unnamed = [name for name in unnamed if name not in _flags(program)]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
@@ -126,11 +125,11 @@ def _flags(program: Program) -> set[str]:
     used: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
-            found = {loaded[text] for text in instruction.operands if text in loaded}
+            result = {loaded[text] for text in instruction.operands if text in loaded}
             if instruction.opcode.startswith("scmp.ne") and instruction.operands[1] in ("0", "1"):
-                compared |= found
+                compared |= result
             else:
-                used |= found
+                used |= result
         for instruction in bundle.instructions:
             word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
             if word is not None and instruction.dest is not None:
@@ -150,11 +149,11 @@ def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
             operands = instruction.operands
             if instruction.traits.kind in ("select", "move"):
                 text = " ".join(operands)
-                before = (each for name in _REGISTER.findall(text) for each in selected.get(name, ()))
+                before = (instruction for name in _REGISTER.findall(text) for instruction in selected.get(name, ()))
                 selected[f"%{instruction.dest}"] = [*_USED.findall(text), *before]
             elif instruction.traits.kind == "load" and instruction.comment and (at := _THROUGH.fullmatch(operands[0])):
-                for each in selected.get(at.group(1), ()):
-                    loads.setdefault(each, []).append(instruction.comment.strip())
+                for selecting in selected.get(at.group(1), ()):
+                    loads.setdefault(selecting, []).append(instruction.comment.strip())
             word = _WORD.fullmatch(operands[0]) if instruction.traits.kind == "load" else None
             if word is not None:
                 loads.setdefault(word.group(1), []).append(instruction.comment.strip())

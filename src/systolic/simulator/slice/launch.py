@@ -40,14 +40,16 @@ def without_launch(program: Program) -> Program:
 
 def _marked(program: Program, mark: str) -> int | None:
     for number, bundle in enumerate(program.bundles):
-        if any(each.opcode == "vtrace" and each.operands == (mark,) for each in bundle.instructions):
+        if any(
+            instruction.opcode == "vtrace" and instruction.operands == (mark,) for instruction in bundle.instructions
+        ):
             return number
     return None
 
 
 def _says(bundle: Bundle, text: str) -> bool:
-    return any(text in each.comment for each in bundle.instructions)
+    return any(text in instruction.comment for instruction in bundle.instructions)
 
 
 def _marks(bundle: Bundle) -> tuple[Instruction, ...]:
-    return tuple(each for each in bundle.instructions if each.opcode == "vtrace")
+    return tuple(instruction for instruction in bundle.instructions if instruction.opcode == "vtrace")

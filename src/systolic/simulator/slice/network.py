@@ -22,7 +22,7 @@ _NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
 _SAME = 1e-12  # of a rate: what comes of summing in another order
 _TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that what follows them is worked out once
 # That all devices together may send where each is simulated: minutes of work.
-MOST_COPIES = 2_000_000
+MAX_COPIES = 2_000_000
 
 Ended = Callable[[float], None]
 
@@ -42,7 +42,7 @@ class Stream:
 
 @dataclass(slots=True)
 class _Traffic:
-    """What one direction of a link carries, and has carried."""
+    """Traffic of one direction of a link."""
 
     streams: dict[Stream, None] = field(default_factory=dict)
     busy_cycles: float = 0.0
@@ -67,7 +67,7 @@ class Network:
         self._capacity: dict[Link, float] = {}
         self._streams: dict[tuple[int, Route], Stream] = {}
         self.copies = 0  # that were sent
-        self._most_copies = MOST_COPIES
+        self._most_copies = MAX_COPIES
         self._timelines: dict[Link, Timeline] = {}
         self._changed: dict[Stream, None] = {}  # whose shares have to be worked out, behind all that happens now
 
@@ -88,10 +88,10 @@ class Network:
 
     def capacity(self, link: Link) -> float:
         """Bytes that a link carries a cycle."""
-        found = self._capacity.get(link)
-        if found is None:
-            found = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
-        return found
+        capacity = self._capacity.get(link)
+        if capacity is None:
+            capacity = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
+        return capacity
 
     def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
         stream.copies.append((size_bytes, ended))
@@ -193,7 +193,7 @@ class Network:
                 spans=self._timelines[link].spans if link in self._timelines else (),
                 spans_left_out=self._timelines[link].left_out if link in self._timelines else 0,
             )
-            for link, size_bytes in sorted(sent.items(), key=lambda each: (each[0].source, each[0].axis))
+            for link, size_bytes in sorted(sent.items(), key=lambda sent_link: (sent_link[0].source, sent_link[0].axis))
         )
 
     def _busy_cycles(self) -> dict[Link, float]:
@@ -203,6 +203,6 @@ class Network:
 def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
     """Says that all devices together send too many copies, of which so many have been counted."""
     return TooManyCopiesError(
-        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MOST_COPIES:,} are "
+        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MAX_COPIES:,} are "
         "the most that are simulated: take a smaller slice, or arrays of fewer bytes"
     )

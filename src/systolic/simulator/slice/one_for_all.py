@@ -24,12 +24,12 @@ from systolic.simulator.slice.network import Ended, Network, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
 from systolic.simulator.slice.surroundings import SliceDevice
 
-_MOST_KEPT = 1 << 12
+_MAX_KEPT = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pattern(Route):
-    """Whom every device sends to, as a route: that of the first device."""
+    """A send permutation of all devices, timed by the route of the first device."""
 
     routes: tuple[Route, ...]  # of every device
     to_first: int  # the device that sends to the first one
@@ -65,24 +65,24 @@ class OneForAll:
 
     def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
         if not lanes_in(words) and self.addresses.routes is None:
-            found = read(0, *words)
-            if found.remote:
+            targets = read(0, *words)
+            if targets.remote:
                 raise DivergedError("all devices send to one")
-            return found
+            return targets
         key = (read.__name__, *(word.key if type(word) is Lanes else word for word in words))
-        known = self._targets.get(key)
-        if known is None:
-            if len(self._targets) >= _MOST_KEPT:
+        target = self._targets.get(key)
+        if target is None:
+            if len(self._targets) >= _MAX_KEPT:
                 self._targets.clear()
-            known = self._targets[key] = self._read(read, words)
-        return known
+            target = self._targets[key] = self._read(read, words)
+        return target
 
     def _read(self, read: Callable[..., RemoteTarget], words: tuple[Any, ...]) -> RemoteTarget:
         targets = [read(number, *(lane(word, number) for word in words)) for number in range(self.count)]
         core, remote = targets[0].core, targets[0].remote
-        if any((each.core, each.remote) != (core, remote) for each in targets):
+        if any((target.core, target.remote) != (core, remote) for target in targets):
             raise DivergedError("devices send to different cores of devices")
-        return RemoteTarget(self._pattern(tuple(each.device for each in targets)) if remote else 0, core, remote)
+        return RemoteTarget(self._pattern(tuple(target.device for target in targets)) if remote else 0, core, remote)
 
     def _pattern(self, devices: tuple[int, ...]) -> int:
         number = self._known.get(devices)
@@ -134,7 +134,7 @@ class OneForAll:
         return words[0]
 
     def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
-        """What the first device gets."""
+        """Return the amount that the first device receives."""
         return self.first(amounts[self._patterns[target.device].to_first :])
 
     def _as_the_slowest(self, why: str) -> None:
@@ -207,14 +207,14 @@ class PatternNetwork(Network):
 
     def _fair_on_all(self, streams: Sequence[Stream]) -> dict[Stream, float]:
         routes = {(stream, number): links for stream in streams for number, links in enumerate(_all_links(stream))}
-        found: dict[Stream, float] = {}
+        result: dict[Stream, float] = {}
         for (stream, _), rate in fair_rates(routes, self.capacity).items():
-            if abs(found.setdefault(stream, rate) - rate) > 1e-9 * rate:
+            if abs(result.setdefault(stream, rate) - rate) > 1e-9 * rate:
                 if not self._slowest_counts:
                     raise DivergedError("devices have different shares of their links")
                 self.differed = True
-                found[stream] = min(found[stream], rate)
-        return found
+                result[stream] = min(result[stream], rate)
+        return result
 
     def links_of(self, stream: Stream) -> Sequence[Link]:
         """The links that it goes over on all devices."""
@@ -231,4 +231,4 @@ class PatternNetwork(Network):
 def _all_links(stream: Stream) -> list[tuple[Link, ...]]:
     route = stream.route
     assert isinstance(route, Pattern)
-    return [each.links for each in route.routes]
+    return [link_route.links for link_route in route.routes]

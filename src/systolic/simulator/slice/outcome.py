@@ -1,4 +1,4 @@
-"""What all devices did, as one record: classes of those that did the same, links, and communications."""
+"""One record of all devices: classes of equal devices, links, and communications."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def slice_run(
       one_device: makes the record of one device.
     """
     classes = _classes(run, one_device)
-    slowest = max(classes, key=lambda each: each.run.cycles)
+    slowest = max(classes, key=lambda device_class: device_class.run.cycles)
     collectives = _collectives(slowest.run, run.communications[slowest.devices[0]], facts, kernels)
     return SliceRun(
         chip=chip.name,
@@ -69,19 +69,19 @@ def alone(run: SimulatedRun, shape: SliceShape) -> SliceRun:
 
 def _classes(run: DevicesRun, one_device: OneDevice) -> tuple[DeviceClass, ...]:
     """Devices whose cores did exactly the same are one class."""
-    found: list[tuple[list[int], Sequence[CoreRun], tuple[SparseCoreRun, ...]]] = []
+    result: list[tuple[list[int], Sequence[CoreRun], tuple[SparseCoreRun, ...]]] = []
     by_cycles: dict[tuple[int, ...], list[int]] = {}
     for number, (cores, sparse_cores) in enumerate(zip(run.devices, run.sparse_cores, strict=True)):
         alike = by_cycles.setdefault(tuple(core.cycles for core in cores), [])
-        same = next((each for each in alike if found[each][1:] == (cores, sparse_cores)), None)
+        same = next((number for number in alike if result[number][1:] == (cores, sparse_cores)), None)
         if same is None:
-            alike.append(len(found))
-            found.append(([number], cores, sparse_cores))
+            alike.append(len(result))
+            result.append(([number], cores, sparse_cores))
         else:
-            found[same][0].append(number)
+            result[same][0].append(number)
     return tuple(
         DeviceClass(devices=tuple(devices), run=one_device(cores, sparse_cores))
-        for devices, cores, sparse_cores in found
+        for devices, cores, sparse_cores in result
     )
 
 
@@ -92,17 +92,20 @@ def _collectives(
     tallies: dict[str, Tally] = {}
     for core in communications:
         for label, tally in core.finished().items():
-            known = tallies.get(label)
-            if known is None or (known.sent_bytes, known.cycles) < (tally.sent_bytes, tally.cycles):
+            tally_so_far = tallies.get(label)
+            if tally_so_far is None or (tally_so_far.sent_bytes, tally_so_far.cycles) < (
+                tally.sent_bytes,
+                tally.cycles,
+            ):
                 tallies[label] = tally
     ops: dict[str, OpRun] = {}
     for op in sorted((op for core in device.cores for op in core.ops), key=lambda op: op.cycles):
         ops[op.name] = op
-    found = []
+    result = []
     for label, tally in tallies.items():
         op, collective = ops.get(label), facts.hlo.collectives.get(label)
         alone = op is not None and collective is not None and not collective.fused
-        found.append(
+        result.append(
             CollectiveRun(
                 name=label or "collective-permute",
                 kind=_kind(label, tally, facts, kernels),
@@ -115,7 +118,7 @@ def _collectives(
                 links=tuple(sorted(tally.axes)),
             )
         )
-    return tuple(sorted(found, key=lambda each: each.begin_cycles))
+    return tuple(sorted(result, key=lambda collective: collective.begin_cycles))
 
 
 def _kind(label: str, tally: Tally, facts: SliceFacts, kernels: Set[str]) -> CollectiveKind:

@@ -1,4 +1,4 @@
-"""What the simulation of a slice reports: plain records, which serialise to JSON and back.
+"""Plain records of a simulated slice, which serialise to JSON and back.
 
 Cycles are of the TensorCore's clock and count from the program's start.
 """
@@ -117,17 +117,17 @@ class SliceRun(Summarised):
 
     @property
     def devices(self) -> int:
-        """How many devices the slice has."""
-        return sum(len(each.devices) for each in self.classes)
+        """Return the number of devices."""
+        return sum(len(device_class.devices) for device_class in self.classes)
 
     @property
     def slowest_class(self) -> DeviceClass:
         """The devices that end last."""
-        return max(self.classes, key=lambda each: each.run.cycles)
+        return max(self.classes, key=lambda device_class: device_class.run.cycles)
 
     @property
     def slowest(self) -> SimulatedRun:
-        """What a device did that ends last."""
+        """Return the run of the device that ends last."""
         return self.slowest_class.run
 
     @property
@@ -143,11 +143,11 @@ class SliceRun(Summarised):
     @property
     def skew_us(self) -> float:
         """Time by which the first device ends before the last."""
-        return (self.cycles - min(each.run.cycles for each in self.classes)) / self.clock_hz * 1e6
+        return (self.cycles - min(device_class.run.cycles for device_class in self.classes)) / self.clock_hz * 1e6
 
     @property
     def provenance(self) -> Literal["simulated", "modelled"]:
-        """How the time is known; see `SimulatedRun.provenance`."""
+        """See `SimulatedRun.provenance`."""
         return self.slowest.provenance
 
     @property
@@ -158,17 +158,17 @@ class SliceRun(Summarised):
     @property
     def exposed_us(self) -> float:
         """Time in which the slowest device waited for communication and did nothing else."""
-        return sum(each.exposed_cycles for each in self.collectives) / self.clock_hz * 1e6
+        return sum(collective.exposed_cycles for collective in self.collectives) / self.clock_hz * 1e6
 
     @property
     def hidden_us(self) -> float:
         """Time of communication in which the slowest device did something else."""
-        return sum(each.hidden_cycles for each in self.collectives) / self.clock_hz * 1e6
+        return sum(collective.hidden_cycles for collective in self.collectives) / self.clock_hz * 1e6
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that the slowest device sent to others."""
-        return sum(each.sent_bytes for each in self.collectives)
+        return sum(collective.sent_bytes for collective in self.collectives)
 
     @property
     def link_busy_share(self) -> float:
@@ -177,7 +177,7 @@ class SliceRun(Summarised):
 
     @property
     def link_busy_shares(self) -> dict[tuple[int, int, str], float]:
-        """The same of each, by source, target and axis."""
+        """Return the busy share of each link, by source, target and axis."""
         cycles = max(1, self.cycles)
         return {(link.source, link.target, link.axis): link.busy_cycles / cycles for link in self.links}
 
@@ -197,8 +197,15 @@ class SliceRun(Summarised):
             },
             columns=("collective", "kind", "calls", "MB sent", "µs", "µs exposed"),
             rows=tuple(
-                (one.name, one.kind, one.calls, one.sent_bytes / 1e6, one.cycles * us, one.exposed_cycles * us)
-                for one in sorted(self.collectives, key=lambda one: -one.cycles)
+                (
+                    collective.name,
+                    collective.kind,
+                    collective.calls,
+                    collective.sent_bytes / 1e6,
+                    collective.cycles * us,
+                    collective.exposed_cycles * us,
+                )
+                for collective in sorted(self.collectives, key=lambda collective: -collective.cycles)
             ),
         )
 

@@ -1,4 +1,4 @@
-"""Where a program looks for its chip's table of routes; what is in that is said in `route_tables.py`.
+"""Pointers of a program to its chip's table of routes, which `route_tables.py` describes.
 
 A word of scalar memory points to the table, at an offset that the runtime fills in. The top-level program stores the
 pointer of its own launch there, which the simulator leaves out, for it lays the table elsewhere.
@@ -23,8 +23,8 @@ def without_route_pointers(program: Program) -> Program:
     """Leaves the top-level program's own stores of such pointers out."""
     pointers = route_pointers(program)
 
-    def stays(each: Instruction) -> bool:
-        word = _WORD.fullmatch(each.operands[0]) if each.traits.kind == "store" else None
+    def stays(instruction: Instruction) -> bool:
+        word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "store" else None
         return word is None or word.group(1) not in pointers
 
     if not pointers:
@@ -35,20 +35,28 @@ def without_route_pointers(program: Program) -> Program:
 
 def route_pointers(program: Program) -> set[str]:
     """Finds the allocations that hold such pointers: the program adds the offset to what it loads from them."""
-    instructions = [each for bundle in program.bundles for each in bundle.instructions]
-    added = {f"%{each.dest}" for each in instructions if each.opcode == "reloc" and each.operands == (ROUTES_WORD,)}
+    instructions = [instruction for bundle in program.bundles for instruction in bundle.instructions]
+    added = {
+        f"%{instruction.dest}"
+        for instruction in instructions
+        if instruction.opcode == "reloc" and instruction.operands == (ROUTES_WORD,)
+    }
     bases = {
-        found.group(1)
-        for each in instructions
-        if each.traits.kind == "load" and (found := _ADDED.fullmatch(each.operands[0])) and found.group(2) in added
+        match.group(1)
+        for instruction in instructions
+        if instruction.traits.kind == "load"
+        and (match := _ADDED.fullmatch(instruction.operands[0]))
+        and match.group(2) in added
     }
     loaded = {
-        each.operands[-1].split()[-1]
-        for each in instructions
-        if each.opcode == "int_to_ptr.smem" and f"%{each.dest}" in bases
+        instruction.operands[-1].split()[-1]
+        for instruction in instructions
+        if instruction.opcode == "int_to_ptr.smem" and f"%{instruction.dest}" in bases
     }
     return {
         word.group(1)
-        for each in instructions
-        if each.traits.kind == "load" and f"%{each.dest}" in loaded and (word := _WORD.fullmatch(each.operands[0]))
+        for instruction in instructions
+        if instruction.traits.kind == "load"
+        and f"%{instruction.dest}" in loaded
+        and (word := _WORD.fullmatch(instruction.operands[0]))
     }

@@ -29,7 +29,7 @@ _ENTRY_BIT = 24
 _INVALID = 1 << 31
 _ROW_WORDS = 4
 # Rings leave one chip out where an axis does not close: they go there and come back on the others.
-_MOST_HOPS = 2
+_MAX_HOPS = 2
 _NOT_RINGS = ("all-to-all", "collective-permute")
 
 Entries = dict[int, int]  # of one chip: entry → chip
@@ -37,7 +37,7 @@ Entries = dict[int, int]  # of one chip: entry → chip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteTables:
-    """Where each chip's entries lead, by chip."""
+    """Targets of each chip's entries, by chip."""
 
     entries: tuple[Entries, ...]
     most: int  # entries of a chip
@@ -49,23 +49,23 @@ class RouteTables:
         Raises:
           NeighbourTableError: a constant of the program names routes that are not known for certain.
         """
-        most = shape.links.route_entries
-        if most is None or shape.chips <= most:
+        limit = shape.links.route_entries
+        if limit is None or shape.chips <= limit:
             return None
         routes = Routes(shape)
         entries: tuple[Entries, ...] = tuple({} for _ in range(shape.chips))
         for name, rows, collective in _tables(facts, shape.chips):
             for chip, entry, target in _ring(name, rows, collective, assignment):
-                if len(routes.between(chip, target).links) > _MOST_HOPS or entries[chip].get(entry, target) != target:
+                if len(routes.between(chip, target).links) > _MAX_HOPS or entries[chip].get(entry, target) != target:
                     raise NeighbourTableError(
                         f"{name}: entry {entry} of chip {chip}'s routes does not lead to {target}"
                     )
                 entries[chip][entry] = target
-        for chip, known in enumerate(entries):
+        for chip, targets in enumerate(entries):
             for target in _near(shape, chip):
-                if target not in known.values() and len(known) < most:
-                    known[next(entry for entry in range(most) if entry not in known)] = target
-        return RouteTables(entries=entries, most=most)
+                if target not in targets.values() and len(targets) < limit:
+                    targets[next(entry for entry in range(limit) if entry not in targets)] = target
+        return RouteTables(entries=entries, most=limit)
 
     def target(self, sender: int, entry: int) -> int:
         """The chip to which a chip's entry leads.
@@ -73,29 +73,29 @@ class RouteTables:
         Raises:
           SimulationError: it is not known.
         """
-        found = self.entries[sender].get(entry)
-        if found is None:
+        target = self.entries[sender].get(entry)
+        if target is None:
             raise SimulationError(
                 f"chip {sender} sends by an entry of its table of routes, {entry}, of which it is not known where it "
                 f"leads: in slices of more than {self.most} chips a chip is taken to reach those one or two hops away, "
                 "and its neighbours on rings"
             )
-        return found
+        return target
 
     def words(self) -> Iterator[dict[int, int]]:
-        """What the scalar memory of each chip holds, by address."""
+        """Yield the scalar memory of each chip, by address."""
         rows = [_INVALID] * (len(self.entries) * self.most)
-        for chip, known in enumerate(self.entries):
-            for entry, target in known.items():
+        for chip, targets in enumerate(self.entries):
+            for entry, target in targets.items():
                 rows[chip * self.most + entry] = target
-        for known in self.entries:
-            own = {target: entry for entry, target in known.items()}
+        for targets in self.entries:
+            entry_of = {target: entry for entry, target in targets.items()}
             # Chips that it can't reach are looked up as well, where nothing is sent there.
-            nowhere = next((entry for entry in range(self.most) if entry not in known), 0)
-            found = {_TABLE + row: word for row, word in enumerate(rows)}
+            nowhere = next((entry for entry in range(self.most) if entry not in targets), 0)
+            result = {_TABLE + row: word for row, word in enumerate(rows)}
             for target in range(len(self.entries)):
-                found[_TABLE + target] |= own.get(target, nowhere) << _ENTRY_BIT
-            yield {_POINTER: _TABLE, **found}
+                result[_TABLE + target] |= entry_of.get(target, nowhere) << _ENTRY_BIT
+            yield {_POINTER: _TABLE, **result}
 
 
 def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, HloCollective]]:
@@ -123,7 +123,7 @@ def _ring(
     A row holds the rank in the group, the entries that lead to the next and to the previous one, and the place on the
     ring. Whether rows are by chip or by partition is seen by the ranks.
     """
-    found: list[set[tuple[int, int, int]]] = []
+    result: list[set[tuple[int, int, int]]] = []
     partitions: Mapping[int, int] = {chip: partition for partition, chip in enumerate(assignment)}
     for row_of in (range(len(assignment)), partitions):
         ring = set[tuple[int, int, int]]()
@@ -138,11 +138,11 @@ def _ring(
                 ring.add((chip, following, at[(place + 1) % len(at)]))
                 ring.add((chip, before, at[place - 1 if place else len(at) - 1]))
         else:
-            if ring and ring not in found:
-                found.append(ring)
-    if len(found) != 1:
+            if ring and ring not in result:
+                result.append(ring)
+    if len(result) != 1:
         raise NeighbourTableError(f"{name}: its table of neighbours does not say who is next to whom")
-    return found[0]
+    return result[0]
 
 
 def _near(shape: SliceShape, chip: int) -> Iterator[int]:
@@ -150,8 +150,8 @@ def _near(shape: SliceShape, chip: int) -> Iterator[int]:
     here = shape.coords(chip)
     for axis, extent in enumerate(shape.extents):
         for step in (1, -1, 2, -2):
-            there = here[axis] + step
-            if shape.wrap[axis] or 0 <= there < extent:
-                found = shape.chip_at((*here[:axis], there % extent, *here[axis + 1 :]))
-                if found != chip:
-                    yield found
+            place = here[axis] + step
+            if shape.wrap[axis] or 0 <= place < extent:
+                neighbour = shape.chip_at((*here[:axis], place % extent, *here[axis + 1 :]))
+                if neighbour != chip:
+                    yield neighbour

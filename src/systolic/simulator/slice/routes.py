@@ -45,16 +45,16 @@ class Routes:
     def _between(self, source: int, target: int) -> Route:
         """The route from one device to another."""
         shape, constants = self._shape, self._links
-        here, there = shape.device(source), shape.device(target)
+        here, target_device = shape.device(source), shape.device(target)
         if source == target:
             return Route((), 0.0)
-        if here.chip == there.chip:
+        if here.chip == target_device.chip:
             return Route((self._link(source, target, DIE),), constants.die_hop_s or 0.0)
         links = []
         coords = list(here.coords)
         for axis, extent in enumerate(shape.extents):
-            step = self._step(axis, there.coords[axis] - coords[axis])
-            while coords[axis] != there.coords[axis]:
+            step = self._step(axis, target_device.coords[axis] - coords[axis])
+            while coords[axis] != target_device.coords[axis]:
                 begin = shape.chip_at(tuple(coords))
                 coords[axis] = (coords[axis] + step) % extent
                 end = shape.chip_at(tuple(coords))
@@ -75,5 +75,4 @@ class Routes:
         return 1 if distance > 0 else -1
 
     def bytes_per_s(self, link: Link) -> float:
-        """What the link carries."""
         return (self._links.die_bytes_per_s if link.axis == DIE else None) or self._links.bytes_per_s

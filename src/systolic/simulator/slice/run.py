@@ -14,7 +14,7 @@ from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.network import MOST_COPIES, Network, too_many_copies
+from systolic.simulator.slice.network import MAX_COPIES, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_tables
@@ -22,12 +22,12 @@ from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
 # Devices of a slice of which all are executed where one that is as slow as the slowest could stand for them.
-MOST_APART = 16
+MAX_APART = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesRun:
-    """What all devices did: of each, the cores, and what was sent."""
+    """The runs of all devices: the cores of each, and what was sent."""
 
     devices: tuple[tuple[CoreRun, ...], ...]  # by id
     sparse_cores: tuple[tuple[SparseCoreRun, ...], ...]
@@ -51,7 +51,7 @@ def run_devices(
     setup: DeviceSetup,
     where: SliceSetup,
     facts: SliceFacts,
-    given: PartitionContents,
+    contents: PartitionContents,
     spans: int,
     *,
     one_for_all: bool,
@@ -66,28 +66,28 @@ def run_devices(
     if where.route_tables is None:
         check_tables(facts, where.assignment)
 
-    def every() -> DevicesRun:
-        return _run_all(setup, where, facts, given, spans)
+    def run_all() -> DevicesRun:
+        return _run_all(setup, where, facts, contents, spans)
 
-    def one(*, slowest_counts: bool) -> DevicesRun:
-        return _run_one_for_all(known, where, facts, spans, slowest_counts=slowest_counts)
+    def run_one(*, slowest_counts: bool) -> DevicesRun:
+        return _run_one_for_all(identity, where, facts, spans, slowest_counts=slowest_counts)
 
     if not one_for_all or setup.sparse_programs:
-        return every()
+        return run_all()
     # To execute every one of many devices would take hours.
-    alike = len(where.assignment) > MOST_APART
+    alike = len(where.assignment) > MAX_APART
     try:
-        known = with_tables(given.of_all(setup), where, facts)
+        identity = with_tables(contents.of_all(setup), where, facts)
     except DivergedError:
-        return every()
+        return run_all()
     try:
         with suppress(DivergedError):
-            return one(slowest_counts=alike)
-        return every()
+            return run_one(slowest_counts=alike)
+        return run_all()
     except TooManyCopiesError:
         if not alike:
             with suppress(DivergedError):
-                return one(slowest_counts=True)
+                return run_one(slowest_counts=True)
         raise
 
 
@@ -95,7 +95,7 @@ def _run_all(
     setup: DeviceSetup,
     where: SliceSetup,
     facts: SliceFacts,
-    given: PartitionContents,
+    contents: PartitionContents,
     spans: int,
 ) -> DevicesRun:
     def changes() -> int:
@@ -115,7 +115,7 @@ def _run_all(
     )
     partitions = {device: partition for partition, device in enumerate(where.assignment)}
     for number, words in enumerate(where.identities(facts)):
-        of_device = with_tables(given.of(partitions[number], setup), where, facts)
+        of_device = with_tables(contents.of(partitions[number], setup), where, facts)
         devices.append(Device(of_device, number, words, around, spans))
     for device in devices:
         device.start()
@@ -159,15 +159,15 @@ def _run_one_for_all(
         slowest_counts=slowest_counts,
     )
     words = [
-        {address: joined([each[core][address] for each in identities]) for address in known}
-        for core, known in enumerate(identities[0])
+        {address: joined([identity[core][address] for identity in identities]) for address in words}
+        for core, words in enumerate(identities[0])
     ]
     device = Device(setup, 0, words, around, spans)
     device.start()
     try:
         ends = schedule.run()
     except DivergedError as error:
-        if network.copies * count > MOST_COPIES:  # before hours of work
+        if network.copies * count > MAX_COPIES:  # before hours of work
             raise too_many_copies(network.copies * count, f" ({error})") from error
         raise
     run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))

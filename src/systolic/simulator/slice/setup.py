@@ -1,4 +1,4 @@
-"""Where on a slice a program runs, and what each of its devices is given."""
+"""The place of a program on a slice, and the contents that each device is given."""
 
 from __future__ import annotations
 
@@ -57,12 +57,10 @@ class SliceSetup:
 
     @property
     def constants_from(self) -> int:
-        """Where the program's constants begin in HBM."""
         return constants_from(self.shape.chip.machine.hbm_pointer_bytes)
 
     @property
     def assignment_at(self) -> int:
-        """Where the table of the assignment lies in HBM."""
         return assignment_at(self.shape.chip.machine.hbm_pointer_bytes)
 
     def identities(self, facts: SliceFacts) -> list[list[dict[int, int]]]:
@@ -70,9 +68,9 @@ class SliceSetup:
         partitions = {device: partition for partition, device in enumerate(self.assignment)}
         cores = self.shape.chip.cores_per_device
         tables = None if self.route_tables is None else tuple(self.route_tables.words())
-        found = []
+        result = []
         for device in self.shape.devices:
-            known = Identity(
+            identity = Identity(
                 chip=device.chip,
                 partition=partitions[device.id],
                 first_core=device.core * cores,
@@ -80,26 +78,26 @@ class SliceSetup:
                 assignment=self.assignment_at,
             )
             routes = {} if tables is None else tables[device.chip]
-            found.append(
+            result.append(
                 [
-                    {**routes, **{address: known.value(word, core) for address, word in facts.words.items()}}
+                    {**routes, **{address: identity.value(word, core) for address, word in facts.words.items()}}
                     for core in range(cores)
                 ]
             )
-        return found
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionContents:
-    """What is known of each partition's arguments and operands; see `PreparedProgram.run_slice`."""
+    """Known contents of each partition's arguments and operands; see `PreparedProgram.run_slice`."""
 
     parameters: tuple[Sequence[Words | Unknown], ...]
     operand_words: tuple[OperandWords, ...]
 
     def of(self, partition: int, setup: DeviceSetup) -> DeviceSetup:
         """The setup of a device that has this partition."""
-        given = self.operand_words[partition] if self.operand_words else setup.operand_words
-        return replace(setup, parameters=self.parameters[partition], operand_words=given)
+        words = self.operand_words[partition] if self.operand_words else setup.operand_words
+        return replace(setup, parameters=self.parameters[partition], operand_words=words)
 
     def of_all(self, setup: DeviceSetup) -> DeviceSetup:
         """The setup of a device that stands for all.
@@ -110,29 +108,29 @@ class PartitionContents:
         first = self.of(0, setup)
         for number, partition in enumerate(self.parameters):
             for index, words in enumerate(partition):
-                known = first.parameters[index]
-                if words is not known and not (isinstance(words, Unknown) and isinstance(known, Unknown)):
+                parameter = first.parameters[index]
+                if words is not parameter and not (isinstance(words, Unknown) and isinstance(parameter, Unknown)):
                     raise DivergedError(
                         f"argument {index} holds something else on partition {number} than on the first"
                     )
-        if any(each is not self.operand_words[0] for each in self.operand_words):
+        if any(word is not self.operand_words[0] for word in self.operand_words):
             return replace(first, operand_words=self._operands_of_all)
         return first
 
     def _operands_of_all(self, name: str, call: int, index: int) -> Contents | None:
-        found = [each(name, call, index) for each in self.operand_words]
-        if all(each is None for each in found):
+        result = [word(name, call, index) for word in self.operand_words]
+        if all(words is None for words in result):
             return None
-        if all(each is found[0] for each in found):
-            return found[0]
-        if any(each is None for each in found):
+        if all(words is result[0] for words in result):
+            return result[0]
+        if any(words is None for words in result):
             raise DivergedError(f"operand {index} of {name} is known on some partitions alone")
 
         def words() -> Words | Unknown:
-            known = [each() for each in found if each is not None]
-            if any(each != known[0] for each in known if not isinstance(each, Unknown)):
+            values = [words() for words in result if words is not None]
+            if any(value != values[0] for value in values if not isinstance(value, Unknown)):
                 raise DivergedError(f"operand {index} of {name} holds something else on other partitions")
-            return known[0]
+            return values[0]
 
         return functools.cache(words)
 

@@ -1,4 +1,4 @@
-"""What a device of a slice finds around it: whom it can send to, and on which way."""
+"""The surroundings of a device of a slice: targets that it can send to, and the routes to them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Surroundings(Protocol):
         ...
 
     def largest(self, sizes: Sequence[int]) -> int:
-        """What counts where devices copy differently much, in bytes."""
+        """Return the size that is timed where devices copy different sizes, in bytes."""
         ...
 
     def first(self, words: Sequence[Any]) -> Any:
@@ -74,7 +74,7 @@ class Surroundings(Protocol):
         ...
 
     def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
-        """What arrives at the device that stands for all, of what each one sends to its target."""
+        """Return the amount that arrives at device 0, from the amounts that every device sends to its target."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What is known of the constants by which XLA's collectives find their neighbours, before they are believed.
+"""Checks of the constants by which XLA's collectives find their neighbors.
 
 A table of neighbours has four words for each device: its place in the group, or on the ring; the next device; the one
 before; and in some the place on the ring. Whose row is whose, and whether neighbours are devices or partitions, is the

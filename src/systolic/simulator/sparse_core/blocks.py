@@ -71,16 +71,16 @@ def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseB
 
 
 def _slots(branch: SparseInstruction, kind: str) -> int:
-    said = _SLOTS.fullmatch(branch.operands[-1]) if len(branch.operands) > 1 else None
-    return int(said[1]) if said else _DELAY_SLOTS[kind]
+    slots = _SLOTS.fullmatch(branch.operands[-1]) if len(branch.operands) > 1 else None
+    return int(slots[1]) if slots else _DELAY_SLOTS[kind]
 
 
 def _target(name: str, line: int, section: SparseSection, index: int, branch: SparseInstruction) -> int | None:
     if branch.traits.kind == "branch out":  # back to what is always in the instruction memory
         return None
-    if found := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
-        if found[1] in section.labels:
-            return section.labels[found[1]]
-    elif (found := _FORWARD.fullmatch(branch.operands[0])) and index + int(found[1], 16) < len(section.bundles):
-        return index + int(found[1], 16)
+    if match := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
+        if match[1] in section.labels:
+            return section.labels[match[1]]
+    elif (match := _FORWARD.fullmatch(branch.operands[0])) and index + int(match[1], 16) < len(section.bundles):
+        return index + int(match[1], 16)
     raise SimulationError(f"{name}, line {line}: a branch to nowhere: {branch.text}")

@@ -58,7 +58,7 @@ class SparseCore:
         self._timeline = timeline
         self._counts = SparseCounts()
         self.flags = SparseFlags()
-        self.tiles = [TileState(number=each) for each in range(model.tiles_per_core)]
+        self.tiles = [TileState(number=index) for index in range(model.tiles_per_core)]
         self._barriers: dict[int, _Barrier] = {}
         self._functions: dict[int, tuple[SparseFunction, int]] = {}  # what lies in the tiles' memory, by address
         self._program: SparseProgram | None = None
@@ -134,7 +134,7 @@ class SparseCore:
 
     def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
         """Starts the function that two of the arguments name, as a mask of all cores and an address."""
-        named = [each for each in arguments[:_FIRST_ARGUMENT] if each != _NO_PROGRAM]
+        named = [argument for argument in arguments[:_FIRST_ARGUMENT] if argument != _NO_PROGRAM]
         if not named:
             return
         if len(named) > 1 or isinstance(named[0], Unknown):

@@ -19,7 +19,7 @@ from systolic.simulator.sparse_core.translate import SparseProgram
 # How a remote signal names a core: bit 16 says that it is a SparseCore, the bits from 14 on which one.
 SPARSE_CORE_BIT = 16
 _NUMBER_BIT = 14
-_MOST_CORES = 4
+_MAX_CORES = 4
 
 
 class SparseCores:
@@ -92,8 +92,8 @@ class SparseCores:
         if (program, flag) not in flags:
             flags.append((program, flag))
             early, self._early = self._early, []
-            for each in early:
-                self._ended(*each)
+            for copy in early:
+                self._ended(*copy)
 
     def _ended(self, tensor_core: int, sparse_core: int, time: int, amount: int) -> None:
         flags = self._watched.get(tensor_core, [])
@@ -114,4 +114,4 @@ class SparseCores:
 
 def _named(address: int) -> tuple[int, int]:
     """Splits what a remote signal names into core and flag."""
-    return address >> _NUMBER_BIT & _MOST_CORES - 1, address & (1 << _NUMBER_BIT) - 1
+    return address >> _NUMBER_BIT & _MAX_CORES - 1, address & (1 << _NUMBER_BIT) - 1

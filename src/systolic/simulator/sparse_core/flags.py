@@ -9,7 +9,7 @@ from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.values import MASK, Unknown
 
 _SIGN = 1 << 31
-_MOST_UNDER_WAY = 1 << 18
+_MAX_UNDER_WAY = 1 << 18
 
 
 @dataclass(slots=True)
@@ -27,36 +27,36 @@ class SparseFlags:
 
     def land(self, flag: int | Unknown, time: float, amount: int) -> None:
         """Lets `amount` arrive at a flag at `time`."""
-        found = self._flag(flag)
-        bisect.insort(found.landing, (time, amount))
-        check_most(len(found.landing), _MOST_UNDER_WAY, "signals under way to one flag")
+        state = self._flag(flag)
+        bisect.insort(state.landing, (time, amount))
+        check_most(len(state.landing), _MAX_UNDER_WAY, "signals under way to one flag")
         self.changes += 1
 
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
         """Says when the flag counts `amount`, or more unless `equal`; None while nothing under way brings it there."""
-        found = self._flag(flag)
-        wanted = _signed(amount)
-        landing = found.landing
+        state = self._flag(flag)
+        target = _signed(amount)
+        landing = state.landing
         landed = 0
-        count, now = found.count, time
+        count, now = state.count, time
         while landed < len(landing) and (
-            landing[landed][0] <= time or not (count == wanted if equal else count >= wanted)
+            landing[landed][0] <= time or not (count == target if equal else count >= target)
         ):
             now = max(now, landing[landed][0])
             count += landing[landed][1]
             landed += 1
-        if not (count == wanted if equal else count >= wanted):
+        if not (count == target if equal else count >= target):
             return None
-        found.count = count
+        state.count = count
         del landing[:landed]
         return now
 
     def add(self, time: float, flag: int | Unknown, amount: int) -> None:
         """Adds a 32-bit two's complement number to a flag."""
-        found = self._flag(flag)
-        while found.landing and found.landing[0][0] <= time:
-            found.count += found.landing.pop(0)[1]
-        found.count += _signed(amount)
+        state = self._flag(flag)
+        while state.landing and state.landing[0][0] <= time:
+            state.count += state.landing.pop(0)[1]
+        state.count += _signed(amount)
         self.changes += 1
 
     def put(self, flag: int | Unknown, value: int) -> None:

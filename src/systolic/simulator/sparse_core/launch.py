@@ -1,4 +1,4 @@
-"""How a TensorCore says what a SparseCore shall run: the descriptor of 128 words that it puts into a queue.
+"""The descriptor of 128 words with which a TensorCore queues a program for a SparseCore.
 
 The sequencer finds it at the end of its scalar memory. Three of its words were told from listings and sizes: the number
 of the program, its size in HBM, and where it lies there.
@@ -23,7 +23,7 @@ _START_GRANULES = 8064  # to which both are padded; libtpu 0.0.52 gives them num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a descriptor says."""
+    """The fields of a descriptor."""
 
     words: tuple[int | Unknown, ...]
     number: int  # of the program; MASK for setting up and cleaning
@@ -76,7 +76,7 @@ def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) 
                 return program
         raise SimulationError(
             f"a SparseCore is to run program {launch.number} of {launch.granules} granules, "
-            f"which is none of {', '.join(f'{each.name} ({each.granules})' for each in others) or 'no listings'}"
+            f"which is none of {', '.join(f'{other.name} ({other.granules})' for other in others) or 'no listings'}"
         )
 
     return find

@@ -84,14 +84,14 @@ class SparseListing:
 
     def symbols(self) -> dict[str, int]:
         """Values of the names that instructions use as numbers: where functions begin, and their sizes."""
-        found = {"_scs_section_size": len(self.scs.bundles) * _SEQUENCER_GRANULES}
+        result = {"_scs_section_size": len(self.scs.bundles) * _SEQUENCER_GRANULES}
         functions = {name: at for name, at in self.tec.labels.items() if not name.startswith(".")}
         starts = sorted(functions.values())
         for name, at in functions.items():
             following = next((start for start in starts if start > at), len(self.tec.bundles))
-            found[name] = at
-            found[f"_size_{name}"] = following - at
-        return found
+            result[name] = at
+            result[f"_size_{name}"] = following - at
+        return result
 
 
 def parse_sparse_listing(name: str, text: str) -> SparseListing:
@@ -110,16 +110,16 @@ def parse_sparse_listing(name: str, text: str) -> SparseListing:
             raise SimulationError(f"{name}, line {number}: neither scs nor tec: {line[:200]}")
         elif label := _LABEL.fullmatch(line):
             labels[section][label[1]] = len(bundles[section])
-        elif found := _BUNDLE.fullmatch(line):
-            if int(found[1], 16) != len(bundles[section]):
-                raise SimulationError(f"{name}, line {number}: bundle 0x{found[1]}: the listing is cut or doubled")
-            instructions = tuple(_instruction(name, number, each) for each in _pieces(found[2]))
+        elif match := _BUNDLE.fullmatch(line):
+            if int(match[1], 16) != len(bundles[section]):
+                raise SimulationError(f"{name}, line {number}: bundle 0x{match[1]}: the listing is cut or doubled")
+            instructions = tuple(_instruction(name, number, piece) for piece in _pieces(match[2]))
             bundles[section].append(SparseBundle(line=number, instructions=instructions))
         else:
             raise SimulationError(f"{name}, line {number}: not a bundle: {line[:200]}")
     if not bundles["scs"]:
         raise SimulationError(f"{name}: the listing holds no program of a sequencer")
-    scs, tec = (SparseSection(bundles=tuple(bundles[each]), labels=labels[each]) for each in SECTIONS)
+    scs, tec = (SparseSection(bundles=tuple(bundles[section]), labels=labels[section]) for section in SECTIONS)
     return SparseListing(name=name, scs=scs, tec=tec)
 
 
@@ -147,14 +147,14 @@ def _pieces(body: str) -> list[str]:
 
 
 def _instruction(name: str, line: int, text: str) -> SparseInstruction:
-    found = _INSTRUCTION.fullmatch(text)
-    if found is None:
+    match = _INSTRUCTION.fullmatch(text)
+    if match is None:
         raise SimulationError(f"{name}, line {line}: no instruction: {text[:200]}")
     return SparseInstruction(
-        opcode=found["opcode"],
-        dests=tuple(part.strip() for part in found["dest"].split(",")),
-        operands=tuple(part.strip() for part in found["operands"].split(",") if part.strip()),
-        predicate=found["predicate"],
-        negated=bool(found["negated"]),
+        opcode=match["opcode"],
+        dests=tuple(part.strip() for part in match["dest"].split(",")),
+        operands=tuple(part.strip() for part in match["operands"].split(",") if part.strip()),
+        predicate=match["predicate"],
+        negated=bool(match["negated"]),
         text=" ".join(text.split()),
     )

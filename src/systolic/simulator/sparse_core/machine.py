@@ -1,4 +1,4 @@
-"""What a SparseCore program calls: flags, streams, copies of code, scalar memory and arguments.
+"""The functions that a SparseCore program calls: flags, streams, copies of code, scalar memory and arguments.
 
 A tile has one engine for streams into its memory and one for those out of it. A stream holds its engine for its bytes
 at the engine's rate, or for its indices where these take longer, and crosses the HBM pipe that all cores of the device
@@ -29,7 +29,7 @@ _FLAGS_OF_A_TILE = 64
 
 @dataclass(slots=True)
 class SparseCounts:
-    """What one SparseCore has moved, and what its tiles waited for."""
+    """Bytes that one SparseCore has moved, and cycles that its tiles waited."""
 
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
@@ -40,7 +40,7 @@ class SparseCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseClock:
-    """How long things take on a SparseCore, in cycles of the TensorCore's clock, which all of a run counts in."""
+    """Durations on a SparseCore, in cycles of the TensorCore's clock, which all of a run counts in."""
 
     cycle: float
     stream_bytes_per_cycle: float
@@ -60,7 +60,7 @@ class SparseClock:
 
 
 class CoreActions(Protocol):
-    """What a program may ask of its SparseCore."""
+    """Requests of a program to its SparseCore."""
 
     @property
     def flags(self) -> SparseFlags:
@@ -95,7 +95,7 @@ class CoreActions(Protocol):
 
 @dataclass(slots=True)
 class TileState:
-    """What stays on a tile from one task to the next."""
+    """The state of a tile from one task to the next."""
 
     number: int
     flags: SparseFlags = field(default_factory=SparseFlags)
@@ -221,8 +221,8 @@ class SparseMachine:
 
     def task(self, time: float, first: int, how: int) -> None:
         """Starts what the argument registers from `first` on describe, on the tiles of the mask in `how`."""
-        given = [self._arguments.get(first + offset, NEVER_WRITTEN) for offset in range(max(self._arguments) + 1)]
-        self._core_state.start_task(time, given, how & 0xFFFF)
+        arguments = [self._arguments.get(first + offset, NEVER_WRITTEN) for offset in range(max(self._arguments) + 1)]
+        self._core_state.start_task(time, arguments, how & 0xFFFF)
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
         """Signals a flag that is not its own."""

@@ -1,4 +1,4 @@
-"""What each scalar instruction of a SparseCore does, as a Python expression over its registers."""
+"""Scalar instructions of a SparseCore, as Python expressions over its registers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def operand(text: str, symbols: Mapping[str, int]) -> str:
     """
     if text == "lr":
         return variable(_LINK)
-    if found := _REGISTER.fullmatch(text):
-        return f"(True ^ {variable(found[2])})" if found[1] else variable(found[2])
-    if found := _NUMBER.fullmatch(text):
-        return number(int(found[1], 0) & MASK)
-    if (found := _SYMBOL.fullmatch(text)) and found[1] in symbols:
-        return number(symbols[found[1]])
+    if match := _REGISTER.fullmatch(text):
+        return f"(True ^ {variable(match[2])})" if match[1] else variable(match[2])
+    if match := _NUMBER.fullmatch(text):
+        return number(int(match[1], 0) & MASK)
+    if (match := _SYMBOL.fullmatch(text)) and match[1] in symbols:
+        return number(symbols[match[1]])
     raise SimulationError(f"operand {text!r} is not understood")
 
 
 def place(text: str, symbols: Mapping[str, int]) -> str:
     """Writes the address in brackets, such as `[smem:s4+$0x10]`, as Python."""
-    found = _PLACE.fullmatch(text)
-    if found is None:
+    match = _PLACE.fullmatch(text)
+    if match is None:
         raise SimulationError(f"{text!r} is no place in memory")
-    terms = [operand(term if term[0] != "0" else f"${term}", symbols) for term in found[1].split("+")]
+    terms = [operand(term if term[0] != "0" else f"${term}", symbols) for term in match[1].split("+")]
     return terms[0] if len(terms) == 1 else f"({' + '.join(terms)}) & {MASK}"
 
 

@@ -1,4 +1,4 @@
-"""What one stream of a tile moves, as far as the listing says: between which memories, and how many words."""
+"""Streams of a tile, as far as the listing names them: between which memories, and how many words."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def space_of(place: str, instruction: SparseInstruction) -> str:
     Raises:
       SimulationError: a memory that is not known.
     """
-    found = _SPACE.match(place)
-    if found is None or found[1] not in SPACES:
+    match = _SPACE.match(place)
+    if match is None or match[1] not in SPACES:
         raise SimulationError(f"a memory that is not known: {instruction.text}")
-    return found[1]
+    return match[1]
 
 
 def mask_lanes(instruction: SparseInstruction) -> int | None:

@@ -126,8 +126,8 @@ class _Translator:
 
     @staticmethod
     def _delay(bundle: SparseBundle) -> int:
-        waits = [each for each in bundle.instructions if each.traits.kind == "delay"]
-        return max((int(each.operands[0].removeprefix("$"), 0) for each in waits), default=0)
+        waits = [instruction for instruction in bundle.instructions if instruction.traits.kind == "delay"]
+        return max((int(wait.operands[0].removeprefix("$"), 0) for wait in waits), default=0)
 
     def _leave(self, index: int, block: SparseBlock) -> list[str]:
         def to(target: int | None) -> list[str]:
@@ -219,13 +219,13 @@ class _Translator:
         if mask is not None:
             lanes = mask_lanes(instruction)
             if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
-                one, other = (self._variable("x" + text[2:]) for text in instruction.operands)
-                known = f"({one} if {other}.__class__ is Unknown else {other})"
-                return [(self._variable("x" + mask.group()[2:]), known)]
+                first, other = (self._variable("x" + text[2:]) for text in instruction.operands)
+                known_value = f"({first} if {other}.__class__ is Unknown else {other})"
+                return [(self._variable("x" + mask.group()[2:]), known_value)]
             return [(self._variable("x" + mask.group()[2:]), "computed" if lanes is None else number(lanes))]
         if traits.kind in ("ignored", "delay", "halt"):
             return []
-        found = []
+        result = []
         for text in instruction.dests:
             dest = register(text)
             if dest is None:
@@ -234,10 +234,10 @@ class _Translator:
             if instruction.predicate is not None:
                 pair = (dest, f"({value})") if instruction.negated else (f"({value})", dest)
                 value = choice(self._variable(instruction.predicate), *pair)
-            found.append((self._variable(dest), value))
-        if not found and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
+            result.append((self._variable(dest), value))
+        if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
             raise SimulationError(f"not understood: {instruction.text}")
-        return found
+        return result
 
     def _value(self, instruction: SparseInstruction) -> str:
         traits, operands = instruction.traits, instruction.operands
@@ -262,8 +262,8 @@ class _Translator:
         return f"not {name}" if instruction.negated else name
 
     def _lanes(self, mask: str) -> str:
-        found = _MASK_REGISTER.fullmatch(mask)
-        if found is None:
+        match = _MASK_REGISTER.fullmatch(mask)
+        if match is None:
             raise SimulationError(f"a mask that is not understood: {mask}")
         return f"lanes({self._variable('x' + mask[2:])})"
 

@@ -22,7 +22,7 @@ _MAY_CALL = (
     *("load", "store", "store_on_some", "own", "start", "wait", "add", "blocked"),
     *("operand", "parameter", "lap", "too_long"),
 )
-_MOST_BLOCKS = 256
+_MAX_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +54,21 @@ def with_detours(
       called: what it calls.
       compiled: compiles the source of a function.
     """
-    found: dict[int, Detour] = {}
+    result: dict[int, Detour] = {}
     described = [_Effects.of(body, variables, called) for body in bodies]
     for number, block in enumerate(blocks):
         end = _meeting_place(number, blocks)
         if end is None or BRANCH not in bodies[number] or block.taken is None or block.following is None:
             continue
         inside = described[number + 1 : end]
-        if not all(each.harmless for each in inside):
+        if not all(effects.harmless for effects in inside):
             continue
-        written = sorted(set().union(*(each.written for each in inside)))
-        read = sorted({*written, *set().union(*(each.read for each in inside))})
+        written = sorted(set().union(*(effects.written for effects in inside)))
+        read = sorted({*written, *set().union(*(effects.read for effects in inside))})
         source = [
             f"def detour(t, sequencer, block{''.join(f', {name}' for name in read)}):",
             *(f"    {name} = sequencer.{name}" for name in _MAY_CALL),
-            *(f"    n{each} = 0" for each in range(number + 1, end)),
+            *(f"    n{index} = 0" for index in range(number + 1, end)),
             "    iterations, limit = 0, sequencer.iterations.left",
             f"    while block < {end}:",
             *dispatch(bodies, number + 1, end, "        "),
@@ -76,7 +76,7 @@ def with_detours(
             "        yield t",
             f"    return (t, {''.join(f'{name}, ' for name in written)})",
         ]
-        found[number] = Detour(taken=block.taken, following=block.following, run=compiled("\n".join(source)))
+        result[number] = Detour(taken=block.taken, following=block.following, run=compiled("\n".join(source)))
         at = bodies[number].index(BRANCH)
         lines = bodies[number][at:]
         taken_apart = f"    t, {''.join(f'{name}, ' for name in written)} = yield from apart({number}, t, jump, "
@@ -87,22 +87,22 @@ def with_detours(
             f"el{lines[0]}",
             *lines[1:],
         ]
-    return found
+    return result
 
 
 def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
     """The block to which all ways from a branch lead, if there is one and nothing leads back before the branch."""
     targets = (blocks[number].taken, blocks[number].following)
-    if blocks[number].branch is None or any(each is None or each <= number for each in targets):
+    if blocks[number].branch is None or any(target is None or target <= number for target in targets):
         return None
-    end = max(each for each in targets if each is not None)
+    end = max(target for target in targets if target is not None)
     inside = number + 1
     while inside < end:
         for target in (blocks[inside].taken if blocks[inside].branch is not None else None, blocks[inside].following):
             if target is not None and target <= number:
                 return None
             end = max(end, target or 0)
-        if blocks[inside].following is None or end - number > _MOST_BLOCKS:
+        if blocks[inside].following is None or end - number > _MAX_BLOCKS:
             return None
         inside += 1
     return end if end > number + 1 else None
@@ -110,7 +110,7 @@ def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Effects:
-    """What a block's code reads and writes, and whether nothing else comes of it."""
+    """Reads and writes of a block's code; `harmless` if it has no other effect."""
 
     read: frozenset[str]
     written: frozenset[str]

@@ -50,10 +50,10 @@ class EventCode:
     def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         """Makes code of one of them, with its predicate."""
         traits = instruction.traits
-        own = traits.is_wait or (
+        is_own = traits.is_wait or (
             traits.kind == "copy" and not traits.is_remote and id(instruction) not in self._followed
         )
-        return self._mentions.guarded(instruction, self._code(instruction, bundle), own=own)
+        return self._mentions.guarded(instruction, self._code(instruction, bundle), own=is_own)
 
     def _code(self, instruction: Instruction, bundle: Bundle) -> list[str]:
         kind, operands = instruction.traits.kind, instruction.operands

@@ -1,4 +1,4 @@
-"""Which instructions matter: those that a branch, a copy, a wait or a predicate of the matrix units depends on.
+"""Finds the instructions that matter: a branch, a copy, a wait or a predicate of the matrix units depends on them.
 
 Most scalar code of a kernel computes addresses in VMEM and HBM. They decide nothing about time, so they are left out of
 the translation.
@@ -20,7 +20,7 @@ _NAMED = re.compile(r"%(\d+)\b", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an instruction reads and writes, and whether it matters by itself."""
+    """Reads and writes of an instruction, and whether it matters without a reader."""
 
     reads: tuple[str, ...]
     writes: str | None
@@ -135,25 +135,27 @@ def live_instructions(
 
 def _backwards(bundle: Sequence[tuple[Instruction, Effect]], live: set[str], alive: set[int]) -> None:
     """Liveness before a bundle from liveness after it: all reads come before all writes, but for `int_to_ptr`."""
-    wanted = [
-        (instruction, found) for instruction, found in bundle if found.root or (found.writes and found.writes in live)
+    live_code = [
+        (instruction, effect)
+        for instruction, effect in bundle
+        if effect.root or (effect.writes and effect.writes in live)
     ]
     # int_to_ptr reads what its own bundle writes.
-    forwarded = {name for instruction, found in wanted if _forwards(instruction) for name in found.reads}
+    forwarded = {name for instruction, effect in live_code if _forwards(instruction) for name in effect.reads}
     if forwarded:
-        chosen = {id(instruction) for instruction, _ in wanted}
-        wanted += [
-            (instruction, found)
-            for instruction, found in bundle
-            if found.writes in forwarded and id(instruction) not in chosen
+        chosen = {id(instruction) for instruction, _ in live_code}
+        live_code += [
+            (instruction, effect)
+            for instruction, effect in bundle
+            if effect.writes in forwarded and id(instruction) not in chosen
         ]
-    for _, found in wanted:
-        if found.writes and found.kills:
-            live.discard(found.writes)
-    written = {found.writes for instruction, found in wanted if found.kills and not _forwards(instruction)}
-    for instruction, found in wanted:
+    for _, effect in live_code:
+        if effect.writes and effect.kills:
+            live.discard(effect.writes)
+    written = {effect.writes for instruction, effect in live_code if effect.kills and not _forwards(instruction)}
+    for instruction, effect in live_code:
         alive.add(id(instruction))
-        live.update(name for name in found.reads if not (_forwards(instruction) and name in written))
+        live.update(name for name in effect.reads if not (_forwards(instruction) and name in written))
 
 
 def _forwards(instruction: Instruction) -> bool:

@@ -1,4 +1,4 @@
-"""What the code of a program mentions: registers as variables, names as addresses, predicates as conditions."""
+"""Mentions in a program's code: registers as variables, names as addresses, predicates as conditions."""
 
 from __future__ import annotations
 

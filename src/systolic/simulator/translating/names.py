@@ -28,7 +28,7 @@ _SHARED_FLAG_SPAN = 8
 
 @dataclass(slots=True)
 class Allocations:
-    """How many allocations have an address already, over all programs of a run."""
+    """The number of allocations that have an address, over all programs of a run."""
 
     count: int = 0
 
@@ -94,8 +94,8 @@ class Names:
         return self.addresses[name] + offset
 
     def _flag_number(self, name: str) -> int:
-        found = self._next_flag
+        flag = self._next_flag
         self._next_flag += self._counts.get(name, self._span)
         if self._next_flag > self._flags_end:
             raise SimulationError(f"no number is left for the sync flags {name}")
-        return found
+        return flag

@@ -1,4 +1,4 @@
-"""What translating a program has to know where it runs on one device of many."""
+"""Labels for translating a program that runs on one device of many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each scalar instruction does, as a Python expression.
+"""Scalar instructions, as Python expressions.
 
 Registers are 32 bits wide and kept as integers from 0 to 2³² − 1; signed and float instructions convert. A value that
 is not known is a `values.Unknown`, which goes through arithmetic as it is.
@@ -30,7 +30,7 @@ ROUTES_WORD = "4"
 
 def flag_names(program: Program) -> frozenset[str]:
     """Allocations that hold sync flags, by how they are used: they, or a register in which one was selected."""
-    found: set[str] = set()
+    result: set[str] = set()
     used_registers: set[str] = set()
     choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
     for bundle in program.bundles:
@@ -38,20 +38,20 @@ def flag_names(program: Program) -> frozenset[str]:
             for text in instruction.operands[instruction.traits.flags]:
                 named = _ALLOCATION.fullmatch(text)
                 if named:
-                    found.add(named.group(1))
+                    result.add(named.group(1))
                 elif text[0] == "%":
                     used_registers.add(text)
             if instruction.traits.kind == "select" and instruction.dest is not None:
                 named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
                 choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
     for register, allocations in choices:
-        if register in used_registers or not found.isdisjoint(allocations):
-            found |= allocations
-    return frozenset(found)
+        if register in used_registers or not result.isdisjoint(allocations):
+            result |= allocations
+    return frozenset(result)
 
 
 def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
-    """How many flags an allocation holds, where that is certain: several are each set at first, by their own addresses.
+    """Return the number of flags of each allocation where it is certain: several are set at first, by their addresses.
 
     An allocation that is mentioned as the flag itself alone, and of which no address is made, holds one.
     """
@@ -72,9 +72,9 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
                 offsets.setdefault(name, set()).add(offset)
                 if instruction.opcode == "vsyncpa":
                     cleared.setdefault(name, set()).add(offset)
-    found = {name: max(its) + 1 for name, its in offsets.items() if name in flags}
-    several = {name: count for name, count in found.items() if count > 1 and len(cleared.get(name, ())) == count}
-    return several | {name: 1 for name, count in found.items() if count == 1 and name not in unclear}
+    result = {name: max(words) + 1 for name, words in offsets.items() if name in flags}
+    several = {name: count for name, count in result.items() if count > 1 and len(cleared.get(name, ())) == count}
+    return several | {name: 1 for name, count in result.items() if count == 1 and name not in unclear}
 
 
 def operand(text: str, names: Names) -> str:

@@ -52,18 +52,18 @@ class Translation:
 
     @property
     def alone(self) -> bool:
-        """Whether it sends nothing to other cores or devices, and signals none."""
+        """True if it sends nothing to other cores or devices, and signals none."""
         return not _ACTS.search(self.source)
 
     def listing_line(self, error: BaseException) -> int | None:
         """Finds the line of the listing whose code raised `error`; None where that can't be told."""
-        found = None
+        mark = None
         trace = error.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == _file_name(self.name):
-                found = _MARK.search(self.source.split("\n")[trace.tb_lineno - 1])
+                mark = _MARK.search(self.source.split("\n")[trace.tb_lineno - 1])
             trace = trace.tb_next
-        return int(found.group(1)) if found is not None else None
+        return int(mark.group(1)) if mark is not None else None
 
 
 def translate(
@@ -191,7 +191,7 @@ class _Translator:
     def _check_shadow_of_call(self, index: int) -> None:
         """Checks that it makes no difference that what stands in a call's shadow runs ahead of what is called."""
         bundles = self.program.bundles
-        (call,) = (each for each in bundles[index].instructions if each.opcode == "call")
+        (call,) = (instruction for instruction in bundles[index].instructions if instruction.opcode == "call")
         handed = set(registers(" ".join(call.operands)))
         for slot in bundles[index + 1 : index + 1 + self.machine.branch_delay_slots]:
             for instruction in slot.instructions:
@@ -224,11 +224,11 @@ class _Translator:
         if barrier is None:
             return branch
         label = quoted(self.remote.label(barrier.signal)) if self.remote is not None else ""
-        apart = [f"    {line}" for line in branch]
+        body = [f"    {line}" for line in branch]
         return [
             f"r = together(t, {number}, {label})",
             "if r is None:",
-            *apart,
+            *body,
             "else:",
             "    t = r",
             f"    block = {barrier.end}",

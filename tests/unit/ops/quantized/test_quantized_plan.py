@@ -11,7 +11,7 @@ import pytest
 
 import systolic
 from systolic.ops.op import op_of, read_spec, record_of
-from systolic.ops.quantized.route import route_of
+from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.schedule import QuantizedSchedule, aligned_sizes
 from systolic.ops.quantized.spec import ROW_FORMATS, QuantizedSpec
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles

@@ -1,0 +1,146 @@
+"""What `systolic step` writes and prints of predicted steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from rich.console import Console
+from rich.markup import escape
+
+from systolic.chips import Chip, flags_text
+from systolic.cli.output import SIMULATED, heading, note, write_text
+from systolic.cli.tables import console, show_section
+from systolic.report.step_tables import (
+    Prediction,
+    changes_table,
+    gain_text,
+    kinds_table,
+    memory_text,
+    parts_table,
+    passes_text,
+)
+from systolic.report.time_errors import time_text
+from systolic.report.written import percent
+from systolic.steps import Step, StepMaker, StepRun
+from systolic.timing.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedStep:
+    """One step to predict."""
+
+    label: str
+    chip: Chip
+    topology: str | None
+    source: Step | StepMaker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepAnswer:
+    """The run of a step, or why there is none."""
+
+    asked: AskedStep
+    run: StepRun | None
+    outcome: Outcome | None  # None: there is a run
+
+
+def step_record(answer: StepAnswer) -> dict[str, Any]:
+    run, outcome = answer.run, answer.outcome
+    row: dict[str, Any] = {
+        "step": answer.asked.label,
+        "chip": answer.asked.chip.name,
+        "topology": answer.asked.topology,
+        "flags": answer.asked.chip.compiler_flags,
+    }
+    if run is None:
+        assert outcome is not None
+        return {**row, "status": outcome.status, "reason": outcome.details, "time_us": None}
+    return {
+        **row,
+        "status": "ok",
+        "devices": run.devices,
+        "time_us": run.time_us,
+        "tokens_per_s_per_device": run.tokens_per_s_per_device,
+        "mfu": run.mfu,
+        "mfu_causal": run.mfu_causal,
+        "hbm_needed_bytes": run.memory.needed_bytes,
+        "hbm_left_bytes": run.memory.left_bytes,
+        "run": cattrs.unstructure(run),
+    }
+
+
+def write_traces(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report import chrome_trace
+
+    for chip, answer in {answer.asked.chip.name: answer for answer in reversed(answers)}.items():
+        if answer.run is None:
+            continue
+        target = path.with_stem(f"{path.stem}_{chip}") if several else path
+        trace = chrome_trace(answer.run.slice_run or answer.run.run, title=answer.asked.label)
+        write_text(target, json.dumps(trace, allow_nan=False))
+        note(f"trace {target}", quiet=quiet)
+
+
+def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:
+    from systolic.report.step_page import step_page
+
+    by_chip: dict[str, list[Prediction]] = {}
+    for answer in answers:
+        reason = "" if answer.outcome is None else f"{answer.outcome.status}: {answer.outcome.details}"
+        prediction = Prediction(label=answer.asked.label, run=answer.run, reason=reason)
+        by_chip.setdefault(answer.asked.chip.name, []).append(prediction)
+    for chip, (first, *trials) in by_chip.items():
+        if first.run is not None:
+            target = path.with_stem(f"{path.stem}_{chip}") if several else path
+            write_text(target, step_page(first.label, first.run, trials))
+            note(f"page {target}", quiet=quiet)
+
+
+def show_steps(answers: Sequence[StepAnswer]) -> None:
+    out = console()
+    heading(out, (answer.asked.chip.name for answer in answers), SIMULATED, flags=answers[0].asked.chip.given_flags)
+    first: dict[str, StepRun | None] = {}
+    for answer in answers:
+        out.print("")
+        whole = answer.asked.chip.name not in first
+        base = first.setdefault(answer.asked.chip.name, answer.run)
+        if answer.run is None:
+            assert answer.outcome is not None
+            title = f"{answer.asked.chip.name} {answer.asked.label}: {answer.outcome.status}: {answer.outcome.details}"
+            out.print(title, markup=False, soft_wrap=True)
+        else:
+            _show_verdict(out, answer.asked.label, answer.run, None if whole else base)
+            if whole:
+                _show_tables(out, answer.run)
+
+
+def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) -> None:
+    time = time_text(run.time_us, run.error)
+    where = f"{run.chip} {run.topology}".strip()
+    parts = [f"{run.devices} devices"] if run.devices > 1 else []
+    if run.tokens:
+        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s a device")
+    if run.flops:
+        half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
+        parts.append(f"MFU {percent(run.mfu)}{half}")
+    if base is not None:
+        parts.append(gain_text(base, run))
+    said = f"; {'; '.join(parts)}" if parts else ""
+    out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(said)}")
+    out.print(memory_text(run), markup=False, soft_wrap=True)
+
+
+def _show_tables(out: Console, run: StepRun) -> None:
+    out.print(f"of the time: {passes_text(run)}", markup=False, soft_wrap=True)
+    if run.run.flags:
+        out.print(f"compiled with {flags_text(run.run.flags)}", markup=False, soft_wrap=True)
+    show_section(out, "parts of the model, on the device that ends last", parts_table(run))
+    show_section(out, "communication of that device", kinds_table(run))
+    show_section(out, "what would help most", changes_table(run))
+    for assumption in run.run.assumptions:
+        out.print(f"assumed: {escape(assumption)}")

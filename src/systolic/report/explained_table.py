@@ -1,0 +1,39 @@
+"""A table of an explanation, cut to the rows that a page or a terminal shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from systolic.report.columns import Column, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedTable(Generic[Row]):
+    """A table. `left_out` rows were too many to show."""
+
+    columns: tuple[Column[Row], ...]
+    rows: tuple[Row, ...]
+    left_out: int = 0
+
+    def shortened(self, limit: int) -> ExplainedTable[Row]:
+        """The same with so many rows at the most."""
+        return replace(self, rows=self.rows[:limit], left_out=self.left_out + max(0, len(self.rows) - limit))
+
+
+def explained_table(
+    columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
+) -> ExplainedTable[Row]:
+    """Makes a table of items, at most so many of them, without the optional columns that would be empty.
+
+    Args:
+      columns: its columns.
+      items: its rows.
+      most: rows to show; None: all.
+      more: rows that were left out before.
+    """
+    all_rows = tuple(items)
+    shown = all_rows[:most]
+    shown_columns = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))
+    return ExplainedTable(columns=shown_columns, rows=shown, left_out=more + len(all_rows) - len(shown))
