@@ -11,8 +11,8 @@ from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.quantized.kernel.copies import QuantizedOperands
 from systolic.ops.quantized.kernel.product import quantized_product
-from systolic.ops.quantized.kernel.ring import QuantizedOperands
 from systolic.ops.quantized.product import Operands, QuantizedProduct
 from systolic.ops.quantized.schedule import QuantizedSchedule, aligned_sizes
 from systolic.ops.quantized.spec import QuantizedSpec

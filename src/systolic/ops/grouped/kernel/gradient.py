@@ -13,7 +13,6 @@ Rows of other groups in a visit's first and last register are zeroed in both ope
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import as_dtype
 from systolic.kernels.launch import core_number, from_hbm, on_cores
 from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
+from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups
 from systolic.ops.grouped.schedule import GradientSchedule
 from systolic.ops.grouped.spec import GroupedGradientSpec
@@ -160,12 +160,7 @@ class _Kernel:
             return front, self._after(at), _Done(done.fetched + is_new.astype(jnp.int32), tiles)
 
         _, _, done = lax.fori_loop(0, steps, step, (front, begin, _Done(zero, zero)))
-
-        def wait(tile: Any, carry: None) -> None:
-            self._wait_for_out(tile)
-            return carry
-
-        lax.fori_loop(jnp.maximum(done.tiles - schedule.out_slots, 0), done.tiles, wait, None)
+        self._outs.drain(done.tiles)
 
     def _of(self, at: _At, field: int) -> Any:
         return self.its.table[field, at.visit]
@@ -187,21 +182,33 @@ class _Kernel:
 
     def _fetch(self, steps: Any, number: Any, block: Any, front: _Front) -> _Front:
         """Starts copies for later steps, as many as there are buffers."""
-        schedule = self.schedule
 
-        def has_room(front: _Front) -> Any:
-            within = front.number < jnp.minimum(number + schedule.cotangent_slots, steps)
+        def has_slot_for_lhs(front: _Front) -> Any:
             fetched = front.fetched + self._is_new(front.at).astype(jnp.int32)
-            return within & (fetched <= block + schedule.lhs_slots)
+            return fetched <= block + self.schedule.lhs_slots
 
         def start(front: _Front) -> _Front:
             is_new = self._is_new(front.at)
             pl.when(is_new)(lambda: self._lhs_copy(front.fetched, front.at).start())
             has_rows = self._of(front.at, Field.SIZE) > 0
-            pl.when(has_rows)(lambda: self._on_cotangent(front.number, front.at, lambda copy: copy.start()))
+            self._cotangents.start_if(has_rows, (front.number, front.at))
             return _Front(front.number + 1, front.fetched + is_new.astype(jnp.int32), self._after(front.at))
 
-        return lax.while_loop(has_room, start, front)
+        return self._cotangents.fetch_while(front, number, steps, [has_slot_for_lhs], start)
+
+    @property
+    def _cotangents(self) -> Ring:
+        return Ring(slots=self.schedule.cotangent_slots, copies=self._on_cotangent)
+
+    @property
+    def _outs(self) -> Ring:
+        """The ring of tiles of the result, waited for by their number: tiles of columns come in turn."""
+
+        def copies(tile: Any, act: Act) -> None:
+            slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
+            self._on_out(slot, 0, 0, lax.rem(tile, jnp.int32(self.schedule.core_n)), act)
+
+        return Ring(slots=self.schedule.out_slots, copies=copies)
 
     def _rows(self, row: Any) -> Any:
         return pl.multiple_of(row, self.schedule.row_multiple)
@@ -216,8 +223,9 @@ class _Kernel:
         tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
         return self._row_copy(self.refs.lhs, tile, its.lhs.at[slot], slice(None), its.lhs_sem.at[slot], at)
 
-    def _on_cotangent(self, number: Any, at: _At, act: Callable[[Any], None]) -> None:
-        """Starts, or waits for, the copy of a step's columns."""
+    def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
+        """Start, or wait for, the copy of a step's columns."""
+        number, at = step
         slot, its = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
         target, sem = its.cotangent.at[slot], its.cotangent_sem.at[slot]
 
@@ -226,7 +234,7 @@ class _Kernel:
 
         on_tile(self.first_tile + at.tile_n, self.schedule, each)
 
-    def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Callable[[Any], None]) -> None:
+    def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Act) -> None:
         """Starts, or waits for, the copy of a slot to a tile of the result."""
         rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
 
@@ -236,17 +244,12 @@ class _Kernel:
 
         on_tile(self.first_tile + tile_n, self.schedule, each)
 
-    def _wait_for_out(self, tile: Any) -> None:
-        """Waits until the tile of the result of that number is stored; tiles of columns come in turn."""
-        slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
-        self._on_out(slot, 0, 0, lax.rem(tile, jnp.int32(self.schedule.core_n)), lambda copy: copy.wait())
-
     def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
         its, schedule = self.its, self.schedule
         size, is_new = self._of(at, Field.SIZE), self._is_new(at)
         lhs = its.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
-        cotangent = its.cotangent.at[lax.rem(number, jnp.int32(schedule.cotangent_slots))]
-        slot = lax.rem(tile, jnp.int32(schedule.out_slots))
+        cotangent = its.cotangent.at[self._cotangents.slot(number)]
+        slot = self._outs.slot(tile)
 
         @pl.when(is_new)
         def _lhs() -> None:
@@ -255,11 +258,11 @@ class _Kernel:
 
         @pl.when(size > 0)
         def _cotangent() -> None:
-            self._on_cotangent(number, at, lambda copy: copy.wait())
+            self._cotangents.wait((number, at))
             self._clean(cotangent, at)
 
         is_first = self._of(at, Field.FIRST) == at.visit
-        pl.when(is_first & (tile >= schedule.out_slots))(lambda: self._wait_for_out(tile - schedule.out_slots))
+        self._outs.reserve(tile, when=is_first)
 
         @pl.when(size == 0)
         def _without_rows() -> None:

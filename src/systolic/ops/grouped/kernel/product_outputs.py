@@ -25,7 +25,10 @@ def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outputs:
-    """The result: a ring of blocks in VMEM, and registers that two groups share."""
+    """The result: a ring of blocks in VMEM, and registers that two groups share.
+
+    It is no `kernels.ring.Ring`: a block has any number of rows, so what each slot stores is counted in SMEM.
+    """
 
     out_hbm: Any
     its: Buffers
@@ -54,8 +57,16 @@ class Outputs:
         """Starts the copy of so many rows of a slot to a row and a tile of the result."""
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
 
-    def wait(self, slot: Any, rows: Any) -> None:
-        """Waits for the copy of so many rows, the last one of a slot."""
+    def next_slot(self) -> Any:
+        """Return the next slot of the ring of results, from which nothing is being stored any more."""
+        stored, slots = self.its.stored, self.schedule.out_slots
+        slot = stored[slots]
+        stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
+        rows = stored[slot]
+        pl.when(rows > 0)(lambda: self._wait(slot, rows))
+        return slot
+
+    def _wait(self, slot: Any, rows: Any) -> None:
         tiles = self.its.stored_tile
         tile = 0 if tiles is None else tiles[slot]
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
@@ -115,7 +126,7 @@ class Outputs:
     def _drain(self) -> None:
         def wait(slot: Any, carry: None) -> None:
             rows = self.its.stored[slot]
-            pl.when(rows > 0)(lambda: self.wait(slot, rows))
+            pl.when(rows > 0)(lambda: self._wait(slot, rows))
             return carry
 
         lax.fori_loop(0, self.schedule.out_slots, wait, None)

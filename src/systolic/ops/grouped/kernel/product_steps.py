@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import apply_epilogue
 from systolic.kernels.registers import block_of, parts_of
+from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.code_blocks import RowBlock
 from systolic.ops.grouped.kernel.product_arrays import At, Buffers, GroupedOperands
 from systolic.ops.grouped.kernel.product_outputs import Outputs, rows_of
@@ -91,24 +92,39 @@ class Steps:
         return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
 
     def _fetch(self, steps: Any, number: Any, at: At, front: _Front) -> _Front:
-        """Starts copies for later steps than the one at `at`, as many as there are buffers."""
+        """Start copies for later steps than the one at `at`, as far as there are slots."""
         schedule, panel = self.schedule, self._of(at, Field.PANEL)
 
-        def has_room(front: _Front) -> Any:
-            within = front.number < jnp.minimum(number + schedule.weight_slots, steps)
-            within = within & (self._of(front.at, Field.PANEL) < panel + schedule.panels)
-            if self.refs.residual is None:
-                return within
-            return within & (self._panel_and_tile(front.at) < self._panel_and_tile(at) + schedule.residual_slots)
+        def has_room_for_rows(front: _Front) -> Any:
+            return self._of(front.at, Field.PANEL) < panel + schedule.panels
+
+        def has_slot_for_residual(front: _Front) -> Any:
+            return self._panel_and_tile(front.at) < self._panel_and_tile(at) + schedule.residual_slots
 
         def start(front: _Front) -> _Front:
-            # Rows first: copies end in the order in which they were started.
-            for copy in self._row_copies(front.number, front.at):
-                pl.when(front.at.tile == 0)(copy.start)
-            self._on_tile_copies(front.number, front.at, lambda copy: copy.start())
+            self._copies.start((front.number, front.at))
             return _Front(front.number + 1, self._after(front.at))
 
-        return lax.while_loop(has_room, start, front)
+        rooms = [has_room_for_rows] if self.refs.residual is None else [has_room_for_rows, has_slot_for_residual]
+        return self._copies.fetch_while(front, number, steps, rooms, start)
+
+    @property
+    def _copies(self) -> Ring:
+        """The ring of all that a step reads: rows of its visit, if it has the first tile, and columns of its tile."""
+
+        def copies(step: tuple[Any, At], act: Act) -> None:
+            number, at = step
+            # Rows first: copies end in the order in which they were started.
+            for copy in self._row_copies(number, at):
+                pl.when(at.tile == 0)(lambda copy=copy: act(copy))
+
+            def on_columns(columns: Any, in_buffer: Any) -> None:
+                for copy in self._tile_copies(number, at, columns, in_buffer):
+                    act(copy)
+
+            self.outputs.on_tile(at.tile, on_columns)
+
+        return Ring(slots=self.schedule.weight_slots, copies=copies)
 
     def _row_copies(self, number: Any, at: At) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
@@ -121,15 +137,6 @@ class Steps:
             scale = refs.row_scale.at[source, :], its.scale.at[target, :]
             found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
         return found
-
-    def _on_tile_copies(self, number: Any, at: At, act: Callable[[Any], None]) -> None:
-        """Starts, or waits for, the copies of a step's columns: weights, and what is added to the sum."""
-
-        def each(columns: Any, there: Any) -> None:
-            for copy in self._tile_copies(number, at, columns, there):
-                act(copy)
-
-        self.outputs.on_tile(at.tile, each)
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
@@ -153,17 +160,15 @@ class Steps:
         return found
 
     def _step(self, number: Any, at: At) -> None:
-        for copy in self._row_copies(number, at):
-            pl.when(at.tile == 0)(copy.wait)
-        self._on_tile_copies(number, at, lambda copy: copy.wait())
-        slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
+        self._copies.wait((number, at))
+        slot = self._copies.slot(number)
         size = self._of(at, Field.SIZE)
 
         largest, *smaller = self.schedule.blocks
         count = lax.div(jnp.maximum(size - largest.above + largest.rows - 1, 0), largest.rows)
 
         def whole(index: Any, carry: None) -> None:
-            row, out_slot = index * largest.rows, self._next_out_slot()
+            row, out_slot = index * largest.rows, self.outputs.next_slot()
             self._multiply(at, slot, row, out_slot, largest)
             self.outputs.store(at, row, largest.rows, out_slot)
             return carry
@@ -173,7 +178,7 @@ class Steps:
             return
 
         def rest(row: Any) -> Any:
-            out_slot, rows = self._next_out_slot(), jnp.int32(smaller[-1].rows)
+            out_slot, rows = self.outputs.next_slot(), jnp.int32(smaller[-1].rows)
             for block in reversed(smaller[:-1]):
                 rows = jnp.where(size - row > block.above, block.rows, rows)
             for block in smaller:
@@ -182,15 +187,6 @@ class Steps:
             return row + rows
 
         lax.while_loop(lambda row: row < size, rest, count * largest.rows)
-
-    def _next_out_slot(self) -> Any:
-        """The next slot of the ring of results, from which nothing is being stored any more."""
-        stored, slots = self.its.stored, self.schedule.out_slots
-        slot = stored[slots]
-        stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
-        before = stored[slot]
-        pl.when(before > 0)(lambda: self.outputs.wait(slot, before))
-        return slot
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
         """A block of rows with all columns of the tile, into a slot of the ring of results."""

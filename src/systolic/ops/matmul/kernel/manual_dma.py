@@ -25,6 +25,7 @@ from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.epilogue import Functions
 from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
+from systolic.kernels.ring import Act, Ring
 from systolic.kernels.subtiles import Subtile, loop, quotient
 from systolic.ops.matmul.kernel.step import step
 from systolic.ops.matmul.kernel.streams import SLOTS, OutputStream, Stream
@@ -87,9 +88,14 @@ def manual_dma_matmul(
         def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
             if block is None:
                 return None
-            distance = schedule.reuse_steps(block.along)
             return Stream(
-                hbm=ref, vmem=vmem, sem=sem, block=block, reuse_distance=distance, num_stages=num_stages(block)
+                hbm=ref,
+                vmem=vmem,
+                sem=sem,
+                block=block,
+                schedule=schedule,
+                reuse_distance=schedule.reuse_steps(block.along),
+                num_stages=num_stages(block),
             )
 
         _Kernel(
@@ -160,66 +166,64 @@ class _Kernel:
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
-        for earlier in range(max(schedule.output_tiles - SLOTS, 0), schedule.output_tiles - 1):
-            self._wait_for(earlier)
+        last = schedule.output_tiles - 1
+        self._stored.wait_all(max(last + 1 - SLOTS, 0), last)
 
         def wait_for_subtile(number: Any) -> None:
-            for copy in self._stores(Subtile.number(number, config), schedule.output_tiles - 1):
+            for copy in self._stores(Subtile.number(number, config), last):
                 copy.wait()
 
         loop(config.subtiles, wait_for_subtile)
+
+    @property
+    def _stored(self) -> Ring:
+        """The ring of output tiles, each stored as a whole."""
+
+        def copies(tile: Any, act: Act) -> None:
+            for copy in self._stores(Subtile.whole(self.config.tiles), tile):
+                act(copy)
+
+        return Ring(slots=SLOTS, copies=copies)
 
     def _begin(self) -> None:
         every = self.streams.present()
         late, fill_chunks = self.late, self.config.fill_chunks
         for stream in every:
             if stream not in self.factors and stream not in late:
-                stream.copy(0, self.schedule).start()
+                stream.ring.start(0)
         for number in range(fill_chunks):
             for side, stream in enumerate(self.factors):
                 stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).start()
         for stream in late:
-            stream.copy(0, self.schedule).start()
+            stream.ring.start(0)
         for stream in every:
-            if stream.reuse_distance == 1:
-                for ahead in range(1, min(stream.num_stages - 1, self.schedule.steps)):
-                    stream.copy(ahead, self.schedule).start()
+            stream.ring.fill(self.schedule.steps, begin=1)
 
     def _step(self, number: Any, carry: None) -> None:
         fill_chunks = self.config.fill_chunks
-        self._fetch_ahead(number)
+        # What the next steps need goes first: copies end in the order in which they were started.
+        for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
+            stream.ring.fetch_next(number, self.schedule.steps)
         for stream in self.streams.present():
             # In the first step these are waited for where they are needed.
             later = stream in self.factors or (fill_chunks > 1 and stream in self.late)
             first_too = number > 0 if later else True
-            pl.when((number % stream.reuse_distance == 0) & first_too)(stream.copy(number, self.schedule).wait)
+            stream.ring.wait_if((number % stream.reuse_distance == 0) & first_too, number)
         if fill_chunks == 1:
             for side, stream in enumerate(self.factors):
                 pl.when(number == 0)(stream.fill_chunk(0, 1, self.fill_sem.at[side, 0]).wait)
         self._compute(number)
         return carry
 
-    def _fetch_ahead(self, number: Any) -> None:
-        total = self.schedule.steps
-        # What the next steps need goes first: copies end in the order in which they were started.
-        for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
-            if stream.reuse_distance == 1:
-                later = number + stream.num_stages - 1
-                pl.when(later < total)(stream.copy(later, self.schedule).start)
-            elif stream.reuse_distance < total:
-                later = number + stream.reuse_distance
-                due = (number % stream.reuse_distance == 0) & (later < total)
-                pl.when(due)(stream.copy(later, self.schedule).start)
-
     def _compute(self, number: Any) -> None:
         schedule, config = self.schedule, self.config
-        grid_k, tiles = schedule.steps_k, config.tiles
+        grid_k = schedule.steps_k
         index = schedule.tile_index(number, quotient)
         tile = quotient(number, grid_k)
         refs = self.refs.map(lambda ref, stream: ref if stream is None else stream.ref(number), self.streams)
         outs = tuple(out.vmem.at[tile % SLOTS] for out in self.outs)
         if schedule.output_tiles > SLOTS:
-            pl.when((index.kk == 0) & (tile >= SLOTS))(lambda: self._wait_for(tile - SLOTS))
+            self._stored.reserve(tile, when=index.kk == 0)
         is_last = number == schedule.steps - 1
 
         def stored(subtile: Subtile) -> None:
@@ -240,10 +244,7 @@ class _Kernel:
             first=self._first if config.fill_chunks > 1 else None,
         )
 
-        @pl.when((index.kk == grid_k - 1) & jnp.logical_not(is_last))
-        def _store_all() -> None:
-            for copy in self._stores(Subtile.whole(tiles), tile):
-                copy.start()
+        self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
         """The sums of the first step, chunk by chunk."""
@@ -268,12 +269,8 @@ class _Kernel:
 
         loop(fill_chunks, add)
         for stream in self.late:
-            stream.copy(0, self.schedule).wait()
+            stream.ring.wait(0)
 
     def _stores(self, part: Subtile, tile: Any) -> list[Any]:
         index = self.schedule.tile_index(tile * self.schedule.steps_k, quotient)
         return [out.copy(part, tile, index) for out in self.outs]
-
-    def _wait_for(self, tile: Any) -> None:
-        for copy in self._stores(Subtile.whole(self.config.tiles), tile):
-            copy.wait()

@@ -31,7 +31,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
-from systolic.ops.quantized.kernel.ring import Buffers, QuantizedOperands
+from systolic.ops.quantized.kernel.copies import Buffers, QuantizedOperands
 from systolic.ops.quantized.kernel.step import Fn, Step
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec

@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.registers import Parts
 from systolic.ops.quantized.kernel.bits import numbers_of_bits, rounded_to
-from systolic.ops.quantized.kernel.ring import Ring
+from systolic.ops.quantized.kernel.copies import Copies
 from systolic.ops.quantized.route import EVEN_FIRST_ROWS, Route
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
@@ -27,13 +27,13 @@ _INFINITY_BITS = 0x7F800000
 _COLUMNS_AT_ONCE = 512
 
 
-def prepare_rows(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
+def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Waits for a block of rows, and fills the buffers that depend on it alone: rows, their scales and their sums."""
-    refs, its, route = ring.refs, ring.its, ring.schedule.route
+    refs, its, route = copies.refs, copies.its, copies.schedule.route
     if spec.quantize_lhs is not None:
-        _quantize(ring, lhs_vmem, spec)
+        _quantize(copies, lhs_vmem, spec)
     else:
-        _each_part(ring, lambda _: None)
+        _each_part(copies, lambda _: None)
     if spec.quantize_lhs is None and its.rows is not None:
         numbers = _numbers(lhs_vmem, spec.dtype_lhs) if route.rows_of_bits else lhs_vmem[...]
         its.rows[...] = numbers.astype(its.rows.dtype)
@@ -43,19 +43,19 @@ def prepare_rows(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
         scales = refs.lhs_scales[:, block : block + 1]
         its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
     if its.row_sums is not None:
-        _sum_rows(lhs_vmem if its.rows is None else its.rows, its.row_sums, spec, ring.schedule)
+        _sum_rows(lhs_vmem if its.rows is None else its.rows, its.row_sums, spec, copies.schedule)
 
 
-def _each_part(ring: Ring, make: Callable[[Any], None]) -> None:
+def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
     """Waits for each part of a block of rows, and does something with where it is."""
 
     def numbered(parts: Parts, first: int, number: Any, carry: None) -> None:
-        ring.wait_for_rows(first + number)
+        copies.wait_for_rows(first + number)
         make(parts.at(number))
         return carry
 
     first = 0
-    for parts in ring.row_parts:
+    for parts in copies.row_parts:
         if parts.how_many == 1:
             numbered(parts, first, 0, None)
         elif parts.how_many:
@@ -75,9 +75,9 @@ def _numbers(lhs_vmem: Any, name: str) -> Array:
     return numbers_of_bits(bits[...], name)
 
 
-def _quantize(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
+def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
-    its = ring.its
+    its = copies.its
 
     def chunk(at: Any) -> None:
         assert spec.quantize_lhs is not None  # else nobody asks
@@ -86,9 +86,9 @@ def _quantize(ring: Ring, lhs_vmem: Any, spec: QuantizedSpec) -> None:
         inverse = 1.0 / scales
         for columns in _column_parts(spec.k):
             numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
-            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, ring.schedule.route)
+            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, copies.schedule.route)
 
-    _each_part(ring, chunk)
+    _each_part(copies, chunk)
 
 
 def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 
 from systolic.kernels.epilogue import apply_epilogue
 from systolic.kernels.registers import part
-from systolic.ops.quantized.kernel.ring import Buffers, QuantizedOperands, Ring
+from systolic.ops.quantized.kernel.copies import Buffers, Copies, QuantizedOperands
 from systolic.ops.quantized.kernel.rows import dot, prepare_rows
 from systolic.ops.quantized.kernel.weights import pushed_weights, stored_bits
 from systolic.ops.quantized.schedule import QuantizedSchedule
@@ -37,7 +37,7 @@ class Step:
 
     refs: QuantizedOperands
     its: Buffers
-    ring: Ring
+    copies: Copies
     tiles: tuple[Tile, ...]
     lhs_vmem: Any
     out_vmem: Any
@@ -56,12 +56,12 @@ class Step:
         activation: Fn | None,
     ) -> Step:
         """The one that the kernel is called for."""
-        ring = Ring.of_this_step(refs, out_hbm, its, schedule)
-        slot = ring.slot
+        copies = Copies.of_this_step(refs, out_hbm, its, schedule)
+        slot = copies.slot
         return cls(
             refs=refs,
             its=its,
-            ring=ring,
+            copies=copies,
             tiles=tuple(
                 Tile(
                     values=its.values.at[slot, weight],
@@ -71,8 +71,8 @@ class Step:
                 )
                 for weight in range(spec.weights)
             ),
-            lhs_vmem=ring.lhs_vmem,
-            out_vmem=its.out.at[ring.out_slot],
+            lhs_vmem=copies.lhs_vmem,
+            out_vmem=its.out.at[copies.out_slot],
             spec=spec,
             schedule=schedule,
             activation=activation,
@@ -80,19 +80,19 @@ class Step:
 
     def run(self) -> None:
         """Makes rows ready when a block of them is new, and multiplies the tile in subtiles."""
-        j, kk, ring, schedule = pl.program_id(1), pl.program_id(2), self.ring, self.schedule
-        ring.fetch()
-        pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(ring, self.lhs_vmem, self.spec))
-        ring.fetch_next_rows()
-        ring.wait()
-        pl.when(kk == 0)(ring.reserve_out)
+        j, kk, copies, schedule = pl.program_id(1), pl.program_id(2), self.copies, self.schedule
+        copies.fetch()
+        pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(copies, self.lhs_vmem, self.spec))
+        copies.fetch_next_rows()
+        copies.wait()
+        pl.when(kk == 0)(copies.reserve_out)
 
         def columns(number: Any, carry: None) -> None:
             self._columns(part(number, schedule.subtile_n, schedule.tile_n // schedule.subtile_n))
             return carry
 
         lax.fori_loop(0, schedule.tile_n // schedule.subtile_n, columns, None)
-        pl.when(kk == schedule.grid_k - 1)(ring.store)
+        pl.when(kk == schedule.grid_k - 1)(copies.store)
 
     @property
     def _rows_vmem(self) -> Any:

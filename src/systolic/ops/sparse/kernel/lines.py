@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import apply_epilogue, as_dtype
 from systolic.kernels.registers import part
+from systolic.kernels.ring import Ring
 from systolic.ops.sparse.kernel.lists import BlockList, ListBuffers, Panels, Places, joined, with_code_for
 from systolic.ops.sparse.schedule import ProductSchedule
 from systolic.ops.sparse.spec import SparseSpec
@@ -104,11 +105,8 @@ class Kernel:
 
             _, state = lax.while_loop(lambda at: at[0] < self.spec.lines, chunk, (zero, state))
 
-            def wait(slot: Any, carry: None) -> None:
-                self._out_copy(zero, zero, slot).wait()
-                return carry
-
-            lax.fori_loop(0, jnp.minimum(state.stored, its.out_slots), wait, None)
+            used_slots = jnp.minimum(state.stored, its.out_slots)
+            self._outs.wait_all(0, used_slots, lambda slot: (zero, zero, slot))
 
     def _chunk_end(self, line: Any) -> Any:
         """The line behind the last one of a chunk, such that chunks have about equally many blocks."""
@@ -152,17 +150,22 @@ class Kernel:
         number = self.list.begins[self.spec.lines]
         there, room = (lax.div(one, jnp.int32(its.fetched)) for one in (number + its.fetched - 1, used + its.slots))
         end = jnp.minimum(jnp.minimum(there, room), state.arrived + its.under_way)
-
-        def start(copy: Any, carry: None) -> None:
-            self._block_copy(copy).start()
-            return carry
-
-        lax.fori_loop(state.started, end, start, None)
+        self._blocks.start_all(state.started, end)
         return state._replace(started=jnp.maximum(state.started, end))
+
+    @property
+    def _blocks(self) -> Ring:
+        return Ring(
+            slots=self.schedule.slots // self.schedule.fetched, copies=lambda copy, act: act(self._block_copy(copy))
+        )
+
+    @property
+    def _outs(self) -> Ring:
+        return Ring(slots=self.schedule.out_slots, copies=lambda place, act: act(self._out_copy(*place)))
 
     def _block_copy(self, copy: Any) -> Any:
         its = self.schedule
-        slot = lax.rem(copy, jnp.int32(its.slots // its.fetched))
+        slot = self._blocks.slot(copy)
         order, first = self.list.order, self.refs.first
         block = copy * its.fetched if order is None else order[copy]
         source = self.refs.blocks.at[pl.ds(block if first is None else first[0] + block, its.fetched)]
@@ -177,16 +180,17 @@ class Kernel:
         return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
 
     def _line(self, line: Any, panel: Any, slot: Any, used: Any, state: _State) -> _State:
-        begins, its = self.list.begins, self.schedule
+        begins, its, outs = self.list.begins, self.schedule, self._outs
         begin, end = begins[line], begins[line + 1]
-        out_slot = lax.rem(state.stored, jnp.int32(its.out_slots))
+        out_slot = outs.slot(state.stored)
+        place = (line, panel, out_slot)
 
         def arrive(copy: Any, state: _State) -> _State:
-            self._block_copy(copy).wait()
+            self._blocks.wait(copy)
             return self._fetch(used, state._replace(arrived=copy + 1))
 
         state = lax.fori_loop(state.arrived, lax.div(end + (its.fetched - 1), jnp.int32(its.fetched)), arrive, state)
-        pl.when(state.stored >= its.out_slots)(lambda: self._out_copy(line, panel, out_slot).wait())
+        outs.reserve(state.stored, place)
         before = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(its.joined))  # stretches that only add up
 
         def add(number: Any, carry: None) -> None:
@@ -199,7 +203,7 @@ class Kernel:
         with_code_for(end - block, its.joined, lambda number: self._multiply(block, number, slot, before > 0, out_slot))
         if self._has_end:
             self._finish(line, panel, out_slot)
-        self._out_copy(line, panel, out_slot).start()
+        outs.start(place)
         return state._replace(stored=state.stored + 1)
 
     @property

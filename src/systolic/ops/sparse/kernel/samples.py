@@ -13,6 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import as_dtype
 from systolic.kernels.registers import part
+from systolic.kernels.ring import Act, Ring
 from systolic.ops.sparse.kernel.lists import (
     BlockList,
     Item,
@@ -117,7 +118,7 @@ class Kernel:
             line, stored = state
             begin = jnp.minimum((core * chunks + at) * each, number)
             here = self._chunk(begin, jnp.minimum(begin + each, number), line)
-            self._prefetch_rows(here)
+            self._rows(here).fill(here.lines * its.grid_k)
 
             def panel(kk: Any, stored: Any) -> Any:
                 turn = at * its.grid_k + kk
@@ -127,12 +128,7 @@ class Kernel:
             return here.line, lax.fori_loop(0, its.grid_k, panel, stored)
 
         _, stored = lax.fori_loop(0, chunks, chunk, (jnp.int32(0), jnp.int32(0)))
-
-        def wait(stage: Any, carry: None) -> None:
-            self._out_copy(0, 0, stage).wait()
-            return carry
-
-        lax.fori_loop(0, jnp.minimum(stored, its.stages), wait, None)
+        self._outs.wait_all(0, jnp.minimum(stored, its.stages), lambda stage: (0, 0, stage))
         zeros.wait()
 
     def _chunk(self, begin: Any, end: Any, line: Any) -> _Chunk:
@@ -156,24 +152,25 @@ class Kernel:
         source = self.refs.lhs.at[part(line, spec.block_rows, spec.lines), part(kk, its.tile_k, its.grid_k)]
         return pltpu.make_async_copy(source, self.its.rows.at[slot], self.its.rows_sem.at[slot])
 
-    def _fetch_rows(self, chunk: _Chunk, visit: Any) -> None:
-        """Starts the copy for a visit: of the rows of one line, some of k."""
+    def _rows(self, chunk: _Chunk) -> Ring:
+        """The ring of blocks of lhs. Each visit of a line, for some of k, takes one."""
 
-        @pl.when(visit < chunk.lines * self.schedule.grid_k)
-        def _() -> None:
+        def copies(visit: Any, act: Act) -> None:
             kk = lax.div(visit, chunk.lines)
             line = chunk.line + visit - kk * chunk.lines
             begin, end = self._span(chunk, line)
             slot = lax.rem(visit, jnp.int32(self.schedule.row_slots))
-            pl.when(begin < end)(lambda: self._rows_copy(line, kk, slot).start())
+            pl.when(begin < end)(lambda: act(self._rows_copy(line, kk, slot)))
 
-    def _prefetch_rows(self, chunk: _Chunk) -> None:
-        for visit in range(self.schedule.row_slots - 1):
-            self._fetch_rows(chunk, jnp.int32(visit))
+        return Ring(slots=self.schedule.row_slots, copies=copies)
+
+    @property
+    def _outs(self) -> Ring:
+        return Ring(slots=self.schedule.stages, copies=lambda place, act: act(self._out_copy(*place)))
 
     def _panel(self, chunk: _Chunk, kk: Any, turn: Any, has_next: Any, stored: Any) -> Any:
         """Adds the products of one panel to the sums of a chunk, while the next one arrives."""
-        its = self.schedule
+        its, rows = self.schedule, self._rows(chunk)
         slot, next_slot = (lax.rem(turn + ahead, jnp.int32(its.panel_slots)) for ahead in (0, 1))
         pl.when((turn == 0) | (its.grid_k > 1))(lambda: self._panels.wait(slot))
         has_next = has_next & (its.grid_k > 1)
@@ -185,14 +182,14 @@ class Kernel:
 
         def line(at: Any, stored: Any) -> Any:
             visit = kk * chunk.lines + at
-            self._fetch_rows(chunk, visit + (its.row_slots - 1))
+            rows.fetch_next(visit, chunk.lines * its.grid_k)
 
             @pl.when(has_next)
             def _arrives() -> None:
                 self._panels.start(*self._panels.due(at, chunk.lines), after, next_slot)
 
             begin, end = self._span(chunk, chunk.line + at)
-            row_slot = lax.rem(visit, jnp.int32(its.row_slots))
+            row_slot = rows.slot(visit)
 
             def work() -> Any:
                 self._rows_copy(chunk.line + at, kk, row_slot).wait()
@@ -236,9 +233,9 @@ class Kernel:
 
     def _store(self, chunk: _Chunk, line: Any, block: Any, stored: Any) -> None:
         its, spec = self.its, self.spec
-        stage, place = lax.rem(stored, jnp.int32(self.schedule.stages)), self.list.places[block]
-        where = line if spec.dense_out else block
-        pl.when(stored >= self.schedule.stages)(lambda: self._out_copy(where, place, stage).wait())
+        stage, place = self._outs.slot(stored), self.list.places[block]
+        target = (line if spec.dense_out else block, place, stage)
+        self._outs.reserve(stored, target)
         total = its.sums[block - chunk.begin]
         lower, upper = self.band
         if lower is not None or upper is not None:
@@ -249,7 +246,7 @@ class Kernel:
             if upper is not None:
                 total = jnp.where(diagonal <= upper, total, jnp.zeros_like(total))
         its.out[stage] = as_dtype(total, spec.dtype_out)
-        self._out_copy(where, place, stage).start()
+        self._outs.start(target)
 
     def _out_copy(self, where: Any, place: Any, stage: Any) -> Any:
         spec, target = self.spec, self.out_hbm.at[where]

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.registers import Parts, part, parts_of
+from systolic.kernels.ring import Act, Ring
 from systolic.ops.quantized.schedule import QuantizedSchedule
 
 
@@ -48,7 +49,7 @@ class Buffers(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ring:
+class Copies:
     """The copies of a step of the grid (i, j, kk), which is number `step`."""
 
     refs: QuantizedOperands
@@ -58,16 +59,34 @@ class Ring:
     step: Any
 
     @classmethod
-    def of_this_step(cls, refs: QuantizedOperands, out_hbm: Any, its: Buffers, schedule: QuantizedSchedule) -> Ring:
-        """The ring of the grid's step."""
+    def of_this_step(cls, refs: QuantizedOperands, out_hbm: Any, its: Buffers, schedule: QuantizedSchedule) -> Copies:
         i, j, kk = (pl.program_id(axis) for axis in range(3))
         number = (i * schedule.grid_n + j) * schedule.grid_k + kk
         return cls(refs=refs, out_hbm=out_hbm, its=its, schedule=schedule, step=number)
 
     @property
+    def _weights(self) -> Ring:
+        """The ring of tiles of the weight, one for each step."""
+        return Ring(slots=self.schedule.slots, copies=self._weight_copies)
+
+    @property
+    def _outs(self) -> Ring:
+        """The ring of tiles of the result, one for `grid_k` steps."""
+        return Ring(slots=self.schedule.out_slots, copies=lambda tile, act: act(self._out_copy(tile)))
+
+    @property
+    def _tile(self) -> Any:
+        return lax.div(self.step, jnp.int32(self.schedule.grid_k))
+
+    @property
     def slot(self) -> Any:
-        """Where this step's tile of the weight is."""
-        return lax.rem(self.step, jnp.int32(self.schedule.slots))
+        """The slot of this step's tile of the weight."""
+        return self._weights.slot(self.step)
+
+    @property
+    def out_slot(self) -> Any:
+        """The slot of this step's tile of the result."""
+        return self._outs.slot(self._tile)
 
     @property
     def lhs_vmem(self) -> Any:
@@ -79,31 +98,20 @@ class Ring:
         """A block of rows as it comes: in parts, so that the first is made ready while the others are on their way."""
         return parts_of(self.schedule.tile_m, self.schedule.rows_at_once)
 
-    @property
-    def out_slot(self) -> Any:
-        """Where this step's tile of the result goes."""
-        return lax.rem(lax.div(self.step, jnp.int32(self.schedule.grid_k)), jnp.int32(self.schedule.out_slots))
-
     def fetch(self) -> None:
-        """Starts the copy of the tile that takes the slot of the step before; in the first step, of all before it."""
-        ahead = self.schedule.slots - 1
+        """Start the copy of the tile that takes the slot of the step before; in the first step, of all before it."""
 
         @pl.when(self.step == 0)
         def _first() -> None:
             for number in range(self._row_copies):
                 self._row_copy(jnp.int32(0), number).start()
-
-            def start(number: Any, carry: None) -> None:
-                self._start(number)
-                return carry
-
             # Not in straight code: there the compiler may copy the tiles before the rows, which are needed first.
-            lax.fori_loop(0, min(ahead, self.schedule.steps), start, None)
+            self._weights.start_all(0, min(self.schedule.slots - 1, self.schedule.steps))
 
-        pl.when(self.step + ahead < self.schedule.steps)(lambda: self._start(self.step + ahead))
+        self._weights.fetch_next(self.step, self.schedule.steps)
 
     def fetch_next_rows(self) -> None:
-        """Starts copies of the next block of rows, some in each step, so that no tile has to wait for all of them."""
+        """Start copies of the next block of rows, some in each step, so that no tile has to wait for all of them."""
         schedule, block = self.schedule, pl.program_id(0) + 1
         if schedule.grid_m == 1:
             return
@@ -119,30 +127,24 @@ class Ring:
                 pl.when(last)(lambda: self._row_copy(block, whole).start())
 
     def wait_for_rows(self, number: Any) -> None:
-        """Waits for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
+        """Wait for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
         self._row_copy(pl.program_id(0), number).wait()
 
     def wait(self) -> None:
-        """Waits for this step's tile."""
-        for copy in self._copies(self.step):
-            copy.wait()
+        """Wait for this step's tile."""
+        self._weights.wait(self.step)
 
     def reserve_out(self) -> None:
-        """Waits until the slot of this step's result has been stored."""
-        its = self.schedule
-        before = lax.div(self.step, jnp.int32(its.grid_k)) - its.out_slots
-        pl.when(before >= 0)(lambda: self._out_copy(before).wait())
+        """Wait until the slot of this step's result has been stored."""
+        # Not `Ring.reserve`: comparing before subtracting takes another number of cycles.
+        earlier = self._tile - self.schedule.out_slots
+        self._outs.wait_if(earlier >= 0, earlier)
 
     def store(self) -> None:
-        """Stores this step's result; the last one waits for all."""
-        its, tiles = self.schedule, self.schedule.grid_m * self.schedule.grid_n
-        tile = lax.div(self.step, jnp.int32(its.grid_k))
-        self._out_copy(tile).start()
-
-        @pl.when(tile == tiles - 1)
-        def _all() -> None:
-            for number in range(max(tiles - its.out_slots, 0), tiles):
-                self._out_copy(jnp.int32(number)).wait()
+        """Store this step's result; the last one waits for all."""
+        tiles, tile = self.schedule.grid_m * self.schedule.grid_n, self._tile
+        self._outs.start(tile)
+        pl.when(tile == tiles - 1)(lambda: self._outs.drain(tiles))
 
     @property
     def _row_copies(self) -> int:
@@ -162,11 +164,7 @@ class Ring:
             source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, every), rows)]
         return pltpu.make_async_copy(source, target, self.its.lhs_sem.at[slot, number])
 
-    def _start(self, number: Any) -> None:
-        for copy in self._copies(number):
-            copy.start()
-
-    def _copies(self, number: Any) -> list[Any]:
+    def _weight_copies(self, number: Any, act: Act) -> None:
         its, refs, schedule = self.its, self.refs, self.schedule
         kk = lax.rem(number, jnp.int32(schedule.grid_k))
         j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
@@ -185,7 +183,8 @@ class Ring:
                 (values.at[rows, columns], its.values, its.values_sem),
             ):
                 copies.append(pltpu.make_async_copy(tile, ring.at[slot, weight], sem.at[slot, weight]))
-        return copies
+        for copy in copies:
+            act(copy)
 
     def _out_copy(self, tile: Any) -> Any:
         schedule = self.schedule
