@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis.calls import KernelCall, Operand, kernel_calls
+from systolic.compat.jaxprs import bound, called_function, evaluate, is_literal
 from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.spec import dtype_bytes
 
@@ -226,7 +227,7 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     jaxpr = closed.jaxpr
     if not jaxpr.eqns:  # as most are: they only pick and order grid indices
         known = dict(zip(jaxpr.invars, ids, strict=False))
-        columns = [np.full(steps, atom.val) if hasattr(atom, "val") else known[atom] for atom in jaxpr.outvars]
+        columns = [np.full(steps, atom.val) if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
     used = [
         value
@@ -240,42 +241,26 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
 
     held = [None if isinstance(value, Missing) else np.asarray(value) for value in scalars]
 
-    def one(step_ids: Any) -> list[Any]:
-        arguments = [*(step_ids[axis] for axis in range(len(ids))), *held]
-        return _run(jaxpr, closed.consts, arguments)
+    def of_step(step_ids: Any) -> list[Any]:
+        return evaluate(closed, [*(step_ids[axis] for axis in range(len(ids))), *held], _index_map_step)
 
     try:
         with jax.ensure_compile_time_eval():
-            columns = jax.jit(jax.vmap(one, in_axes=1))(ids)
+            columns = jax.jit(jax.vmap(of_step, in_axes=1))(ids)
     except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
         text = (str(error).strip() or "-").splitlines()[0]
         return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
     return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr whose references are to read-only scalar memory, given as arrays."""
+def _index_map_step(equation: Any, inputs: list[Any]) -> list[Any]:
+    """Evaluates an equation of an index map. Its references are to read-only scalar memory, given as arrays."""
     import jax
 
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        inputs = [read(atom) for atom in equation.invars]
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name == "get":
-            indexers = jax.tree.unflatten(equation.params["tree"], inputs[1:])
-            outputs = [_element(inputs[0], indexers)]
-        elif inner is not None and hasattr(inner, "consts") and len(inner.jaxpr.invars) == len(inputs):
-            outputs = _run(inner.jaxpr, inner.consts, inputs)
-        else:
-            found = equation.primitive.bind(*inputs, **equation.params)
-            outputs = found if equation.primitive.multiple_results else [found]
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    if equation.primitive.name == "get":
+        return [_element(inputs[0], jax.tree.unflatten(equation.params["tree"], inputs[1:]))]
+    function = called_function(equation)
+    return bound(equation, inputs) if function is None else evaluate(function, inputs, _index_map_step)
 
 
 def _element(array: Any, indexers: Sequence[Any]) -> Any:

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.analysis.body import body_equations
 from systolic.analysis.calls import KernelCall, Operand
 from systolic.analysis.layout import (
     ALLOCATION_BYTES,
@@ -23,6 +22,7 @@ from systolic.analysis.layout import (
 from systolic.analysis.step_walk import overwritten_each_step
 from systolic.analysis.windows import window_copies
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
 _SUMS_IN_REGISTERS = 51  # of a core's 64 vector registers: the others hold operands
@@ -92,7 +92,7 @@ def spilled_bytes(call: KernelCall) -> int:
     kept in VMEM; elsewhere other registers are, of which there is no simple law. The guess only decides how much VMEM
     is offered to tiles before they are compiled, so it supposes as much of every dot.
     """
-    results = [each.outvars[0].aval for each in body_equations(call.body) if each.primitive.name == "dot_general"]
+    results = [each.outvars[0].aval for each in equations(call.body) if each.primitive.name == "dot_general"]
     registers = [
         math.ceil(each.shape[0] / SUBLANES) * math.ceil(each.shape[1] / LANES)
         for each in results

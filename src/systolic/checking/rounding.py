@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall, body_equations, op_count, read_references
+from systolic.analysis import KernelCall, op_count, read_references
+from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
 
@@ -46,7 +47,7 @@ def has_narrow(call: KernelCall) -> bool:
         return True
     return any(
         _is_narrow(str(getattr(variable.aval, "dtype", ""))) or equation.params.get("approx", False)
-        for equation in body_equations(call.body)
+        for equation in equations(call.body)
         for variable in equation.outvars
     )
 

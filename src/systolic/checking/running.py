@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis import KernelCall, argument_texts, body_equations, described
+from systolic.analysis import KernelCall, argument_texts, described
 from systolic.checking.comparing import Reference, ReferenceFunction
 from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers, trace_failure
 from systolic.checking.finding import Finding, Grade
@@ -28,6 +28,7 @@ from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
 
@@ -272,7 +273,7 @@ class _Runs:
         if len(self.scaled.calls) != 1 or self.mesh:
             return ()
         call = self.scaled.calls[0]
-        copies = any(each.primitive.name == "dma_start" for each in body_equations(call.body))
+        copies = any(each.primitive.name == "dma_start" for each in equations(call.body))
         if copies or not all(each.is_cut for each in call.of("output")):
             return ()
         return tuple(FIRST_BUFFER + number for number in scratch_buffers(call))

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis import KernelCall, body_equations, first_executions, kernel_calls, op_count
+from systolic.analysis import KernelCall, first_executions, kernel_calls, op_count
 from systolic.checking.inputs import are_groups_of, regrouped
+from systolic.compat.jaxprs import equations
 from systolic.compiler import Missing, PallasOperands
 from systolic.schedule import LANES
 
@@ -267,7 +268,7 @@ def _character(call: KernelCall) -> tuple[Any, ...]:
 def _buffer_sizes(call: KernelCall) -> Iterator[int]:
     for operand in call.of("scratch"):
         yield from operand.shape
-    for equation in body_equations(call.body):
+    for equation in equations(call.body):
         if equation.primitive.name == "run_scoped":
             for variable in equation.params["jaxpr"].invars:
                 yield from getattr(variable.aval, "shape", ())

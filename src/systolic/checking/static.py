@@ -14,7 +14,6 @@ from systolic.analysis import (
     Operand,
     Visits,
     VmemEstimate,
-    body_equations,
     calls_on_grids,
     vmem_estimate,
 )
@@ -30,6 +29,7 @@ from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
 from systolic.timing import target_of
@@ -68,7 +68,7 @@ def read_kernels(
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
     calls = calls_on_grids(jaxpr, values)
     if not calls:
-        on_cores = any(each.primitive.name == "mpmd_map" for each in body_equations(jaxpr))
+        on_cores = any(each.primitive.name == "mpmd_map" for each in equations(jaxpr))
         nothing = Finding(
             rule="no-kernel",
             grade="note",

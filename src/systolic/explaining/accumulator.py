@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systolic.analysis import GridVisits, KernelCall, body_equations
+from systolic.analysis import GridVisits, KernelCall, read_references
 
 _SUMS = ("float32", "int32")
 
@@ -30,7 +30,7 @@ def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
         and not params["grid_mapping"].vmapped_dims
         and all(operand.memory in ("vmem", "smem") for operand in call.operands)
     )
-    if not plain or outputs[0] not in found.visits or not _is_read(call.body, outputs[0]):
+    if not plain or outputs[0] not in found.visits or outputs[0] not in read_references(call.body):
         return ()
     visits = found.visits[outputs[0]]
     by_axis = visits.starts.reshape(*found.grid, -1)
@@ -39,19 +39,6 @@ def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
     over = [axis for axis in still if axis in long]
     # Only trailing axes: all steps of an output block follow each other.
     return tuple(over) if over and over == long[-len(over) :] else ()
-
-
-def _is_read(body: Any, at: int) -> bool:
-    """Says whether a kernel reads one of its parameters, itself or in a branch that takes it."""
-    names = {body.invars[at]}
-    for equation in body_equations(body):
-        branches = equation.params.get("branches", ())
-        for branch in branches:
-            handed = zip(branch.jaxpr.invars, equation.invars[1:], strict=False)
-            names |= {inner for inner, outer in handed if not hasattr(outer, "val") and outer in names}
-        if equation.primitive.name in ("get", "addupdate") and equation.invars[0] in names:
-            return True
-    return False
 
 
 def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from systolic.analysis import (
     CallOnGrid,
     GridVisits,
     LineOps,
-    body_equations,
     calls_on_grids,
     dot_flops,
     flops_outside_kernels,
@@ -27,6 +26,7 @@ from systolic.analysis import (
 )
 from systolic.checking import Finding, static_findings
 from systolic.chips import Chip, SliceShape
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
@@ -195,7 +195,7 @@ def analyse_function(
 
 
 def _dots(jaxpr: Any) -> Dots:
-    everything = list(body_equations(jaxpr.jaxpr))
+    everything = list(equations(jaxpr.jaxpr))
     dots = [equation for equation in everything if equation.primitive.name == "dot_general"]
     if not dots:
         return Dots()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from systolic.analysis import KernelCall, body_equations, described
+from systolic.analysis import KernelCall, described
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
 from systolic.chips.arithmetic import EXACT_PASSES, UNLOADABLE, VECTOR_REFUSALS
+from systolic.compat.jaxprs import equations
 from systolic.compiler import written_at
 
 # Makes a finding at the line of an equation, for a chip.
@@ -19,7 +20,7 @@ _Found = Callable[..., Finding]
 def dtype_findings(call: KernelCall, chip: Chip) -> list[Finding]:
     """Finds what is wrong with the dtypes that a kernel computes with, each at its line of the source."""
     findings = list(_unloadable(call, chip))
-    for equation in body_equations(call.body):
+    for equation in equations(call.body):
         found = partial(call_finding, call, chip=chip.name, where=written_at(equation))
         rule = _dot if equation.primitive.name == "dot_general" else _vector
         findings += rule(equation, chip, found)

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from systolic.analysis import GridVisits, KernelCall, body_equations, dot_flops, op_count
+from systolic.analysis import GridVisits, KernelCall, dot_flops, op_count
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.compat.jaxprs import equations
 
 # What a step costs beside its work, about: 178 µs for the 512 steps of 1024³ in tiles of 128³ on a v5e, simulated, of
 # which the products take 11. It decides on a warning, and on no number that is reported.
@@ -19,7 +20,7 @@ _MANY_STEPS = 256
 def step_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[Finding]:
     """Yields a warning for a kernel that multiplies in steps of less work than a step costs."""
     steps = math.prod(found.grid)
-    dots = [equation for equation in body_equations(call.body) if equation.primitive.name == "dot_general"]
+    dots = [equation for equation in equations(call.body) if equation.primitive.name == "dot_general"]
     count = op_count(call.body)
     if steps < _MANY_STEPS or not dots or not count.is_counted:
         return

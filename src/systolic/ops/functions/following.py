@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from systolic.compat import scan_counts
-from systolic.ops.functions.primitives import CALLS, ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
+from systolic.compat.jaxprs import called_function, evaluate, function_of, functions_inside, scan_parts, while_parts
+from systolic.ops.functions.primitives import ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
 
 Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
 
@@ -71,22 +71,14 @@ class Follower:
         Raises:
           NotElementwiseError: elements would be mixed.
         """
-        jaxpr = getattr(closed, "jaxpr", closed)
-        known: dict[Any, Followed] = {}
-        for variable, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True):
-            known[variable] = self._constant(value)
-            self.captured.append(value)
-        known.update(zip(jaxpr.invars, inputs, strict=True))
+        self.captured += function_of(closed).consts
 
-        def of(atom: Any) -> Followed:
-            return self._constant(atom.val) if hasattr(atom, "val") else known[atom]
-
-        for equation in jaxpr.eqns:
-            given = [of(atom) for atom in equation.invars]
+        def step(equation: Any, operands: list[Followed]) -> list[Followed]:
             numbers = [value for value in equation.params.values() if isinstance(value, (bool, int, float, str))]
             self.steps.append((equation.primitive.name, repr(numbers)))
-            known.update(zip(equation.outvars, self._through(equation, given), strict=True))
-        return [of(atom) for atom in jaxpr.outvars]
+            return self._through(equation, operands)
+
+        return evaluate(closed, inputs, step, literal=lambda atom: self._constant(atom.val), constant=self._constant)
 
     def _constant(self, value: Any) -> Followed:
         shape = np.shape(value)
@@ -105,8 +97,9 @@ class Follower:
         if equation.effects:
             raise NotElementwiseError(f"has {name}, which has an effect")
         self.has_own_derivative |= name.startswith(("custom_jvp", "custom_vjp"))
-        if name in CALLS:
-            return self.follow(equation.params[CALLS[name]], given)
+        function = called_function(equation)
+        if function is not None:
+            return self.follow(function, given)
         if name in _CONTROL:
             return _CONTROL[name](self, equation, given)
         if name in _PLACING:
@@ -246,7 +239,7 @@ def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Fo
 
 def _cond(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
     decides, *operands = given
-    first, *others = (follower.follow(branch, operands) for branch in equation.params["branches"])
+    first, *others = (follower.follow(branch, operands) for branch in functions_inside(equation))
     found = _either(first, first, decides)
     for other in others:
         found = _either(found, other)
@@ -254,12 +247,10 @@ def _cond(follower: Follower, equation: Any, given: list[Followed]) -> list[Foll
 
 
 def _while(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
-    n_condition, n_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    of_condition, of_body = given[:n_condition], given[n_condition : n_condition + n_body]
-    carried = given[n_condition + n_body :]
+    condition, body, of_condition, of_body, carried = while_parts(equation, given)
     while True:
-        (decides,) = follower.follow(equation.params["cond_jaxpr"], [*of_condition, *carried])
-        outs = follower.follow(equation.params["body_jaxpr"], [*of_body, *carried])
+        (decides,) = follower.follow(condition, [*of_condition, *carried])
+        outs = follower.follow(body, [*of_body, *carried])
         after = _either(carried, outs, decides)
         if after == carried:
             return carried
@@ -267,14 +258,13 @@ def _while(follower: Follower, equation: Any, given: list[Followed]) -> list[Fol
 
 
 def _scan(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
-    n_constants, n_carried = scan_counts(equation.params)
-    constants, carried = given[:n_constants], given[n_constants : n_constants + n_carried]
-    rounds = given[n_constants + n_carried :]
+    body, constants, carried, rounds = scan_parts(equation, given)
+    n_carried = len(carried)
     if any(isinstance(one.along[0], int) for one in rounds):
         raise NotElementwiseError("has scan along a dimension of its block")
     each = [Followed(along=one.along[1:], of_block=one.of_block, origin=one.origin) for one in rounds]
     while True:
-        outs = follower.follow(equation.params["jaxpr"], [*constants, *carried, *each])
+        outs = follower.follow(body, [*constants, *carried, *each])
         after = _either(carried, outs[:n_carried])
         if after == carried:
             break
