@@ -124,6 +124,9 @@ def _depth(dot: Any) -> int:
 
 def _is_plain_float32(dot: Any) -> bool:
     precision = dot.params.get("precision")
-    asked = precision if isinstance(precision, tuple) else (precision,)
-    plain = all(each is None or str(getattr(each, "name", each)).upper() == "DEFAULT" for each in asked)
+    precisions = precision if isinstance(precision, tuple) else (precision,)
+    plain = all(
+        precision_of is None or str(getattr(precision_of, "name", precision_of)).upper() == "DEFAULT"
+        for precision_of in precisions
+    )
     return plain and all(str(atom.aval.dtype) == "float32" for atom in dot.invars[:2])

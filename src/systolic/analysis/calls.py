@@ -164,11 +164,13 @@ def _call(site: EquationSite) -> KernelCall:
         else:
             role: Role = "input" if at < prefetched + mapping.num_inputs else "output"
             operands.append(_cut(mapping.block_mappings[at - prefetched], names[at], role, mapping.grid))
-    semantics = [_word(each) for each in getattr(options, "dimension_semantics", None) or ()]
+    semantics = [_word(axis_semantics) for axis_semantics in getattr(options, "dimension_semantics", None) or ()]
     vmapped = tuple(mapping.vmapped_dims)
     if vmapped:
-        own = iter(semantics or ["arbitrary"] * len(mapping.grid))
-        semantics = ["parallel" if axis in vmapped else next(own, "arbitrary") for axis in range(len(mapping.grid))]
+        remaining = iter(semantics or ["arbitrary"] * len(mapping.grid))
+        semantics = [
+            "parallel" if axis in vmapped else next(remaining, "arbitrary") for axis in range(len(mapping.grid))
+        ]
     return KernelCall(
         name=params.get("name") or _function_name(body),
         where=written_at(equation),

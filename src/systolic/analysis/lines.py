@@ -71,9 +71,9 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
       grid: its steps along each axis; None if they are not known.
     """
     steps = math.prod(grid) if grid is not None else None
-    known = grid is not None and steps is not None and steps <= _MOST_STEPS
-    walk = _Walk(call, grid if known else None)
-    everywhere = np.ones(steps, dtype=bool) if known and steps is not None else None
+    is_followed = grid is not None and steps is not None and steps <= _MOST_STEPS
+    walk = _Walk(call, grid if is_followed else None)
+    everywhere = np.ones(steps, dtype=bool) if is_followed and steps is not None else None
     walk.run(call.body, [], everywhere, 1)
     lines = tuple(
         LineOps(

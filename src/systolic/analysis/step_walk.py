@@ -115,10 +115,10 @@ class StepWalk:
         function = called_function(equation)
         if function is not None:
             return self.run(function, inputs)
-        for each in inputs:
-            if isinstance(each, Memory):  # a copy, or something that is not understood
-                each.written = True
-                each.overwritten = bool(each.overwritten)
+        for value in inputs:
+            if isinstance(value, Memory):  # a copy, or something that is not understood
+                value.written = True
+                value.overwritten = bool(value.overwritten)
         return [self._computed(equation, inputs)] * len(equation.outvars)
 
     def _place(self, name: str, axis: int) -> Value:
@@ -131,19 +131,19 @@ class StepWalk:
         name = equation.primitive.name
         if name == "select_n":
             return self._selected(inputs)
-        known = [each.value for each in inputs if isinstance(each, Known)]
+        numbers = [value.value for value in inputs if isinstance(value, Known)]
         if name in ("and", "or"):
             # One operand may decide alone.
-            decisive = next((each for each in known if _is_bool(each) and bool(each) == (name == "or")), None)
+            decisive = next((number for number in numbers if _is_bool(number) and bool(number) == (name == "or")), None)
             if decisive is not None:
                 return Known(decisive)
-        unwritten = next((each for each in inputs if isinstance(each, Unwritten)), None)
+        unwritten = next((value for value in inputs if isinstance(value, Unwritten)), None)
         if unwritten is not None:
             return unwritten
-        if len(known) != len(inputs) or not known:
+        if len(numbers) != len(inputs) or not numbers:
             return None
-        found = scalar_result(equation, known)
-        return None if found is None else Known(found)
+        result = scalar_result(equation, numbers)
+        return None if result is None else Known(result)
 
     def _selected(self, inputs: Sequence[Value]) -> Value:
         which, *cases = inputs
@@ -153,15 +153,15 @@ class StepWalk:
 
     def _access(self, equation: Any, name: str, inputs: Sequence[Value]) -> Sequence[Value]:
         memory, *rest = inputs
-        for each in rest:
-            if name not in _READS and isinstance(each, Unwritten):
-                self._use(each)
+        for value in rest:
+            if name not in _READS and isinstance(value, Unwritten):
+                self._use(value)
         if not isinstance(memory, Memory):
             return [None] * len(equation.outvars)
         if memory.overwritten is None:
             # A swap without indices overwrites, whoever uses the old value.
-            whole = name == "swap" and len(equation.invars) == 2
-            memory.overwritten = whole and self._certain and not self._in_loop
+            is_whole = name == "swap" and len(equation.invars) == 2
+            memory.overwritten = is_whole and self._certain and not self._in_loop
         before = None if memory.written else Unwritten(memory.operand, equation)
         if name == "addupdate" and before is not None:
             self._use(before)
@@ -181,15 +181,15 @@ class StepWalk:
             chosen = branches[min(max(int(which.value), 0), len(branches) - 1)]
             return self.run(chosen, operands)
         # Any of them: what one writes counts as written, and what one reads is not certain to be read.
-        memories = [each for each in operands if isinstance(each, Memory)]
-        before = [each.written for each in memories]
+        memories = [value for value in operands if isinstance(value, Memory)]
+        before = [memory.written for memory in memories]
         after = list(before)
         certain, self._certain = self._certain, False
         for branch in branches:
             for memory, written in zip(memories, before, strict=True):
                 memory.written = written
             self.run(branch, operands)
-            after = [one or memory.written for one, memory in zip(after, memories, strict=True)]
+            after = [was_written or memory.written for was_written, memory in zip(after, memories, strict=True)]
         for memory, written in zip(memories, after, strict=True):
             memory.written = written
         self._certain = certain

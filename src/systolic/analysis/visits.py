@@ -102,14 +102,14 @@ class Visits:
             return [0] * len(grid)
         numbers = self.numbered()
         blocks = int(numbers.max()) + 1
-        found = []
+        counts = []
         for axis, size in enumerate(grid):
             index = np.broadcast_to(np.arange(size).reshape(-1, *[1] * (len(grid) - axis - 1)), grid).reshape(-1)
-            least, most = np.full(blocks, size), np.full(blocks, -1)
+            least, last = np.full(blocks, size), np.full(blocks, -1)
             np.minimum.at(least, numbers, index)
-            np.maximum.at(most, numbers, index)
-            found.append(int((least != most).sum()))
-        return found
+            np.maximum.at(last, numbers, index)
+            counts.append(int((least != last).sum()))
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,20 +127,20 @@ class GridVisits:
     @property
     def moved_bytes(self) -> int:
         """Bytes of all copies of all operands."""
-        return sum(each.moved_bytes for each in self.visits.values())
+        return sum(visits.moved_bytes for visits in self.visits.values())
 
     @property
     def outputs(self) -> list[Visits]:
         """The visits of the output blocks."""
-        return [each for each in self.visits.values() if each.operand.role == "output"]
+        return [visits for visits in self.visits.values() if visits.operand.role == "output"]
 
     def reordered(self, order: Sequence[int]) -> GridVisits:
         """Puts the axes of the grid in another order; `order` names the old axis of each new one."""
-        visits = {}
-        for at, each in self.visits.items():
-            by_axis = each.starts.reshape(*self.grid, -1).transpose(*order, len(order))
-            visits[at] = Visits(each.operand, by_axis.reshape(len(each.starts), -1))
-        return GridVisits(tuple(self.grid[axis] for axis in order), visits)
+        reordered = {}
+        for at, visits in self.visits.items():
+            by_axis = visits.starts.reshape(*self.grid, -1).transpose(*order, len(order))
+            reordered[at] = Visits(visits.operand, by_axis.reshape(len(visits.starts), -1))
+        return GridVisits(tuple(self.grid[axis] for axis in order), reordered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,18 +160,18 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
       values: what its flat arguments hold; None where only a shape is known.
     """
     executions = first_executions(jaxpr, values)
-    found = []
+    calls = []
     for call in kernel_calls(jaxpr):
         with at_stage("reading", call.where):
-            found.append(CallOnGrid(call, _visits(call, executions.get(call.site))))
-    return found
+            calls.append(CallOnGrid(call, _visits(call, executions.get(call.site))))
+    return calls
 
 
 def first_executions(jaxpr: Any, values: Sequence[np.ndarray | None]) -> dict[tuple[int, ...], PallasOperands]:
     """Finds the operands of the first execution of each Pallas call, by the call's site."""
-    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
     executions: dict[tuple[int, ...], PallasOperands] = {}
-    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+    for execution in pallas_operands(jaxpr, arguments, [str(number) for number in range(len(arguments))]):
         executions.setdefault(execution.site, execution)
     return executions
 
@@ -197,9 +197,9 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
     mapping = call.equation.params["grid_mapping"]
     bounds = mapping.num_dynamic_grid_bounds
     grid: list[int] = []
-    given = iter(values[:bounds])
+    lengths = iter(values[:bounds])
     for size in call.grid:
-        value = size if size is not None else next(given)
+        value = size if size is not None else next(lengths)
         if isinstance(value, Missing):
             return Missing(f"the number of steps is {value.why}")
         grid.append(int(value))
@@ -226,8 +226,8 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
     if not jaxpr.eqns:  # as most are: they only pick and order grid indices
-        known = dict(zip(jaxpr.invars, ids, strict=False))
-        columns = [np.full(steps, atom.val) if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
+        variables = dict(zip(jaxpr.invars, ids, strict=False))
+        columns = [np.full(steps, atom.val) if is_literal(atom) else variables[atom] for atom in jaxpr.outvars]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
     used = [
         value
@@ -266,7 +266,7 @@ def _index_map_step(equation: Any, inputs: list[Any]) -> list[Any]:
 def _element(array: Any, indexers: Sequence[Any]) -> Any:
     import jax.numpy as jnp
 
-    found = jnp.asarray(array)
+    element = jnp.asarray(array)
     for indexer in indexers:
-        found = found[tuple(indexer.indices)]
-    return found
+        element = element[tuple(indexer.indices)]
+    return element

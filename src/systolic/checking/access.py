@@ -68,9 +68,9 @@ class Entering:
 
     def copied(self, device: int, to: int, semaphore: int) -> bool:
         """A device begins a copy to another one; says whether it knows that this one has entered the kernel."""
-        known = device == to or to in self._knows.get(device, ())
+        is_known = device == to or to in self._knows.get(device, ())
         self.signalled(device, to, semaphore)
-        return known
+        return is_known
 
     def waited(self, device: int, semaphore: int) -> None:
         """A wait for a semaphore has ended."""

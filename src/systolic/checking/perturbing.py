@@ -117,8 +117,8 @@ class _Environment(Environment[Any]):
         return super().read(atom)
 
 
-def _larger(one: Any, other: Any) -> Any:
+def _larger(first: Any, other: Any) -> Any:
     import jax.numpy as jnp
 
-    larger = jnp.maximum(jnp.abs(one), jnp.abs(other))
+    larger = jnp.maximum(jnp.abs(first), jnp.abs(other))
     return jnp.where(jnp.isfinite(larger), larger, 1)  # a score that is masked

@@ -38,7 +38,7 @@ def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> l
         results: list[Any] = [equation] * len(equation.outvars)
         if equation.primitive.name == "pallas_call":
             call = by_equation[id(equation)]
-            findings.extend(found for source in sources if source is not None for found in _copy(call, source))
+            findings.extend(finding for source in sources if source is not None for finding in _copy(call, source))
             return results
         functions = functions_inside(equation)
         for function in functions:
@@ -53,15 +53,15 @@ def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> l
 
 
 def _copy(call: KernelCall, source: Any) -> Iterator[Finding]:
-    known = _COPIES.get(source.primitive.name)
+    rule_and_fix = _COPIES.get(source.primitive.name)
     if source.primitive.name == "convert_element_type" and source.invars[0].aval.dtype == source.outvars[0].aval.dtype:
         return  # only JAX's own bookkeeping of weak types
-    if known is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
+    if rule_and_fix is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
         return
     made = source.outvars[0].aval
     moved = 2 * math.prod(made.shape) * dtype_bytes(str(made.dtype))
     if moved >= _WORTH_BYTES:
-        rule, fix = known
+        rule, fix = rule_and_fix
         yield call_finding(
             call,
             rule,
@@ -84,7 +84,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
             fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
-    splits = any(each in ("parallel", "core_parallel") for each in call.semantics)
+    splits = any(axis_semantics in ("parallel", "core_parallel") for axis_semantics in call.semantics)
     if chip.cores_per_device > 1 and not splits and any(size is None or size > 1 for size in call.grid):
         yield call_finding(
             call,

@@ -202,5 +202,5 @@ def _misaligned(call: KernelCall, operand: Operand, value: str, limit: str, fix:
 def _nearest(block: int, multiple: int, size: int) -> str:
     """Names the two legal sizes around a block."""
     below, above = block // multiple * multiple, -(-block // multiple) * multiple
-    choices = [str(each) for each in (below, above) if 0 < each < size]
+    choices = [str(length) for length in (below, above) if 0 < length < size]
     return " or ".join([*choices, f"all {size}"])

@@ -17,14 +17,14 @@ _STEP_S = 0.35e-6
 _MANY_STEPS = 256
 
 
-def step_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[Finding]:
+def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
     """Yields a warning for a kernel that multiplies in steps of less work than a step costs."""
-    steps = math.prod(found.grid)
+    steps = math.prod(grid_visits.grid)
     dots = [equation for equation in equations(call.body) if equation.primitive.name == "dot_general"]
     count = op_count(call.body)
     if steps < _MANY_STEPS or not dots or not count.is_counted:
         return
-    moved = found.moved_bytes / steps
+    moved = grid_visits.moved_bytes / steps
     # A dot in a loop stands in the text once, and runs in each iteration.
     iterations = count.flops / max(1.0, sum(map(dot_flops, dots)))
     seconds = max(iterations * sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)
