@@ -55,7 +55,7 @@ def dot_flops(equation: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """How much a body does in one step of the grid, as far as its text tells.
+    """The operations of a body in one step of the grid, as far as its text tells.
 
     Attributes:
       flops: operations of its dots; a loop whose length is a value counts once.

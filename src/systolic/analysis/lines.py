@@ -1,4 +1,4 @@
-"""What each line of a kernel's source asks for: products, elementwise work, loads and stores, and how often it runs.
+"""Counts the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
 
 The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow
 from grid indices are evaluated for every step at once; how often other branches are taken is not known.
@@ -24,14 +24,14 @@ from systolic.support.ranges import Amount, Count
 # Operations that move or rename values, and compute none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 
 Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOps:
-    """What one line of the kernel's source asks for in one execution, by the traced program."""
+    """The work of one line of the kernel's source in one execution, by the traced program."""
 
     kernel: str
     where: str  # "file.py:12 in kernel"
@@ -71,7 +71,7 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
       grid: its steps along each axis; None if they are not known.
     """
     steps = math.prod(grid) if grid is not None else None
-    is_followed = grid is not None and steps is not None and steps <= _MOST_STEPS
+    is_followed = grid is not None and steps is not None and steps <= _MAX_STEPS
     walk = _Walk(call, grid if is_followed else None)
     everywhere = np.ones(steps, dtype=bool) if is_followed and steps is not None else None
     walk.run(call.body, [], everywhere, 1)

@@ -82,12 +82,12 @@ class StepWalk:
     Attributes:
       step: the place along each axis; None: any.
       grid: the axes' lengths; None where one is a value.
-      found: uses of memory that nothing has written, where it is certain that they happen.
+      unwritten_uses: uses of memory that nothing has written, where it is certain that they happen.
     """
 
     step: Sequence[int | None]
     grid: Sequence[int | None]
-    found: list[Unwritten] = field(default_factory=list)
+    unwritten_uses: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
     _in_loop: bool = False
 
@@ -171,7 +171,7 @@ class StepWalk:
 
     def _use(self, value: Unwritten) -> None:
         if self._certain:
-            self.found.append(value)
+            self.unwritten_uses.append(value)
 
     def _cond(self, branches: Sequence[Any], inputs: Sequence[Value]) -> Sequence[Value]:
         which, *operands = inputs

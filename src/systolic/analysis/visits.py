@@ -1,4 +1,4 @@
-"""Which blocks a kernel's grid visits, and in which order: index maps evaluated for every step.
+"""Finds the blocks that a kernel's grid visits, in order: evaluates index maps for every step.
 
 Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
 next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
@@ -19,7 +19,7 @@ from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.spec import dtype_bytes
 
 # The largest grid whose steps are evaluated: a product of 16384³ in tiles of 128³ has two million.
-MOST_STEPS = 4_000_000
+MAX_GRID_STEPS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Visits:
 
     @property
     def comes_back(self) -> bool:
-        """Whether a block is visited again after others."""
+        """True if a block is visited again after others."""
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
@@ -204,8 +204,8 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
             return Missing(f"the number of steps is {value.why}")
         grid.append(int(value))
     steps = math.prod(grid)
-    if steps > MOST_STEPS:
-        return Missing(f"a grid of {steps:,} steps, of which at most {MOST_STEPS:,} are gone through")
+    if steps > MAX_GRID_STEPS:
+        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are gone through")
     scalars = values[bounds : bounds + mapping.num_index_operands]
     ids = np.indices(grid, dtype=np.int32).reshape(len(grid), steps)
     visits: dict[int, Visits] = {}

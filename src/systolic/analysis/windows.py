@@ -1,4 +1,4 @@
-"""Which blocks a pipeline brings anew from step to step, and which lie in VMEM once for the whole grid."""
+"""Finds the blocks that a pipeline fetches from step to step, and those that lie in VMEM for the whole grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel does at one place of its source, and what devices of a mesh know of each other."""
+"""Accesses of a kernel with their places in its source, and the order that signals set between devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Access:
 
 @dataclass(slots=True)
 class Entering:
-    """Which devices know of which others that these have entered the kernel that they run.
+    """Knowledge of each device about others that have entered the kernel.
 
     A device knows of those whose signals, or copies, it has waited for, and of what these knew. What a semaphore was
     told counts as known as soon as anything is waited for at it: a device may know less than is said here, never more.

@@ -54,7 +54,7 @@ _FLUSHED = 2.0**-126  # below it float32 is zero on a TPU, and in interpret mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a reference comes to.
+    """The results of a reference.
 
     Attributes:
       values: the flat results in float64, integers in 32 bits or more.

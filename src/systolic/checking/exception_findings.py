@@ -1,4 +1,4 @@
-"""What an exception says of a function: of the interpreter, of the user's code, or of a worker that ended."""
+"""Makes findings of exceptions: from the interpreter, the user's code, or a worker that ended."""
 
 from __future__ import annotations
 

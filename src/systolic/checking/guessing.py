@@ -1,4 +1,4 @@
-"""Which reference a function may have that came without one: by its shapes a product, a sum or a copy.
+"""Guesses a reference for a function without one: by its shapes a product, a sum or a copy.
 
 What was guessed is tried: whether all results are those of it, most, or too few for it to mean anything.
 """
@@ -13,7 +13,9 @@ import numpy as np
 
 from systolic.checking.comparing import ReferenceFunction, compared
 
-_MOST = 0.6  # of the results: a function that is another one agrees in few, and one with zeros in it in half of them
+_MIN_AGREEING_SHARE = (
+    0.6  # of the results: a function that is another one agrees in few, and one with zeros in it in half of them
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def guessed(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, term
         wrong = against.error > np.maximum(against.tolerance, against.coarse)
         guesses.append(Guess(text=text, wrong=wrong))
     best = min(guesses, key=lambda guess: guess.wrong.mean(), default=None)
-    return best if best is not None and best.wrong.mean() <= 1 - _MOST else None
+    return best if best is not None and best.wrong.mean() <= 1 - _MIN_AGREEING_SHARE else None
 
 
 def _candidates(inputs: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:

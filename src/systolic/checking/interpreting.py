@@ -55,7 +55,7 @@ _DEADLOCK_OF_SEVERAL_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a kernel's result must not depend on.
+    """Conditions of a run, on which a kernel's result must not depend.
 
     Attributes:
       order: the seed of the order of steps along parallel axes.
@@ -103,7 +103,7 @@ class TooSlowError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreted:
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
       outputs: the flat results.
@@ -125,7 +125,7 @@ class Interpreted:
 
     @property
     def has_nan(self) -> bool:
-        """Whether there is any NaN among the results."""
+        """True if there is any NaN among the results."""
         return any(bool((output != output).any()) for output in self.outputs)
 
 

@@ -112,12 +112,12 @@ class CheckReport(Summarised):
 
     @property
     def compared(self) -> bool:
-        """Whether results were compared with a reference."""
+        """True if results were compared with a reference."""
         return self.run.error is not None
 
     @property
     def ok(self) -> bool:
-        """Whether there is no finding of grade error. Without a reference that says nothing of numbers: `compared`."""
+        """True without a finding of grade error. Without a reference that says nothing of numbers: see `compared`."""
         return not any(finding.grade == "error" for finding in self.findings)
 
     @property

@@ -1,4 +1,4 @@
-"""What a kernel rounds: how many terms it sums, how often, and whether anything in it is of a narrow type."""
+"""Counts what a kernel rounds: the terms of its sums, its roundings, and its narrow types."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
 
-_MOST_SECONDS = 20.0  # the longest that one run may be expected to take
+_MAX_RUN_SECONDS = 20.0  # the longest that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
 _NOTHING_SAID = "nothing could be said of its results"
 _SMALLER = "check it with smaller arguments, or smaller tiles"
@@ -40,7 +40,7 @@ _SMALLER = "check it with smaller arguments, or smaller tiles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of the runs.
+    """The results of all runs.
 
     Attributes:
       findings: in the order in which they were made.
@@ -175,7 +175,7 @@ class _Runs:
 
     def all(self, reference: Flat | None) -> None:
         """Runs the function under every condition, and compares the results."""
-        if self.scaled.seconds > _MOST_SECONDS:
+        if self.scaled.seconds > _MAX_RUN_SECONDS:
             seconds = f"{self.scaled.seconds:,.0f} s"
             value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
             self._note(value, _NOTHING_SAID, _SMALLER, "warning")
@@ -255,7 +255,7 @@ class _Runs:
                 return
 
     def _has_time(self) -> bool:
-        """Whether one more run fits."""
+        """True if one more run fits."""
         return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
 
     def _conditions(self, carried: tuple[int, ...]) -> Iterator[Conditions]:

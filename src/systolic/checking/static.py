@@ -1,4 +1,4 @@
-"""What can be said of a function's Pallas calls from its traced program alone, on one chip."""
+"""Judges a function's Pallas calls by its traced program alone, on one chip."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from systolic.timing import target_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticResult:
-    """What was found without running or compiling anything."""
+    """The findings made without running or compiling anything."""
 
     findings: tuple[Finding, ...]
     kernels: tuple[KernelUse, ...]

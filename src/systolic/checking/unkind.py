@@ -1,4 +1,4 @@
-"""What is in memory that nobody has written, where a kernel is checked: a TPU's holds anything."""
+"""Fills memory that was never written while a kernel is checked: a TPU's holds anything."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ REFUSED_BY_COMPILER = frozenset({"vmem", "array-dtype", "vector-dtype", "hbm-blo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the compiler said on one chip.
+    """The compiler's verdict on one chip.
 
     Attributes:
       accepted: None if it came to no answer.

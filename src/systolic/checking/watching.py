@@ -1,4 +1,4 @@
-"""What a kernel does in TPU interpret mode, step by step: where a fault is, and what differs first between two runs."""
+"""Records a kernel's accesses in TPU interpret mode, to locate faults and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Read = tuple[Any, int, int]
 
 @dataclass(slots=True)
 class Watch:
-    """What was done in one run of a function.
+    """The accesses in one run of a function.
 
     Attributes:
       devices: on how many it runs.

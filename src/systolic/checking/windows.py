@@ -110,7 +110,7 @@ def _at_core(args: Sequence[Any], at: int) -> tuple[int, int, int]:
 
 
 def _place(args: Sequence[Any]) -> _Place:
-    """Where an access is: of the arguments of `get` and `store`."""
+    """Read the place of an access from the arguments of `get` and `store`."""
     return args[3], int(args[4]), int(args[1]), int(args[2]), args[5]
 
 

@@ -141,7 +141,7 @@ def unknown(_: Any) -> None:
 
 
 class Environment(Generic[T]):
-    """What is known of the variables of a jaxpr while its equations are gone through in order.
+    """The known values of a jaxpr's variables, while its equations are gone through in order.
 
     Args:
       function: the jaxpr, open or closed.

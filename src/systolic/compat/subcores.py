@@ -37,20 +37,20 @@ def interpreted_subcores() -> Iterator[list[Any]]:
 
     calls: Any = interpret_pallas_call
     before = calls.interpret_pallas_call
-    found: list[Any] = []
+    meshes: list[Any] = []
     kinds = (plsc.VectorSubcoreMesh, plsc.ScalarSubcoreMesh)
 
     @functools.wraps(before)
     def interpret(*args: Any, jaxpr: Any, mesh: Any, compiler_params: Any, interpret_params: Any, **kw: Any) -> Any:
         if isinstance(mesh, kinds):
-            found.append(mesh)
+            meshes.append(mesh)
             _refuse_shared(jaxpr)
             with extend_axis_env_nd(mesh.shape.items()):
                 jaxpr = _retraced(jaxpr)
             # Which subcore one is the interpreter takes from the grid, where it is told of no mesh.
             grid = tuple(mesh.shape.values())
-            given = compiler_params or mosaic.CompilerParams()
-            compiler_params = dataclasses.replace(given, dimension_semantics=("parallel",) * len(grid))
+            params = compiler_params or mosaic.CompilerParams()
+            compiler_params = dataclasses.replace(params, dimension_semantics=("parallel",) * len(grid))
             interpret_params = dataclasses.replace(interpret_params, num_cores_or_threads=math.prod(grid))
             mesh = None
         return before(
@@ -59,7 +59,7 @@ def interpreted_subcores() -> Iterator[list[Any]]:
 
     calls.interpret_pallas_call = interpret
     try:
-        yield found
+        yield meshes
     finally:
         calls.interpret_pallas_call = before
 
@@ -73,7 +73,7 @@ def _refuse_shared(jaxpr: Any) -> None:
 
 
 def _operation(equation: Any) -> Any:
-    """What makes an equation of those that the interpreter knows; None: it is one."""
+    """Return the function that builds an equation from those that the interpreter knows; None if it knows this one."""
     from jax._src.pallas.mosaic import sc_primitives
 
     from systolic.compat.subcore_operations import operations  # which imports JAX

@@ -1,4 +1,4 @@
-"""What the operands of a function's Pallas calls hold, worked out on the CPU from the arguments that were given.
+"""Works out the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
 
 A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
 boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,
@@ -59,12 +59,12 @@ class DeviceExecutions:
     """All executions of Pallas calls on one device.
 
     Attributes:
-        found: in order.
+        executions: in order.
         local: whether other devices may execute other calls, because a value decides that is not the same on all.
         complete: whether these are all; no call is left out because a value decides about it that is not known.
     """
 
-    found: list[PallasOperands]
+    executions: list[PallasOperands]
     local: bool
     complete: bool = True
 
@@ -73,7 +73,7 @@ def pallas_operands(
     closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
 ) -> list[PallasOperands]:
     """Every execution of a Pallas call in a traced function, in order; see `device_executions`."""
-    return device_executions(closed_jaxpr, arguments, names, partition=partition).found
+    return device_executions(closed_jaxpr, arguments, names, partition=partition).executions
 
 
 def device_executions(
@@ -89,19 +89,19 @@ def device_executions(
 
     A call behind a condition or in a loop that depends on values that are not known is left out.
     """
-    given = [
+    contents = [
         Deferred.known(np.asarray(argument))
         if hasattr(argument, "__array__")
         else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
         for argument, name in zip(arguments, names, strict=True)
     ]
     walk = _Walk(partition)
-    walk.run(closed_jaxpr, given, ())
-    return DeviceExecutions(found=walk.found, local=walk.chose, complete=not walk.left_out)
+    walk.run(closed_jaxpr, contents, ())
+    return DeviceExecutions(executions=walk.executions, local=walk.chose, complete=not walk.left_out)
 
 
 class _Cut(Deferred):
-    """What the devices of a `jax.shard_map` compute together, of which this device knows its own part."""
+    """A result of all devices of a `jax.shard_map`; this device knows its own part."""
 
     __slots__ = ("part", "place", "spec")
 
@@ -113,7 +113,7 @@ class _Cut(Deferred):
 @dataclass(slots=True)
 class _Walk:
     partition: int
-    found: list[PallasOperands] = field(default_factory=list)
+    executions: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
     chose: bool = False  # what to execute by a value that other devices may have otherwise
     left_out: bool = False  # something that may execute calls
@@ -130,12 +130,12 @@ class _Walk:
             function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
         )
         jaxpr = function_of(function).jaxpr
-        wanted = _used_equations(jaxpr, used)
+        needed = _used_equations(jaxpr, used)
         unused = Deferred.known(Missing("a result that nothing uses"))
         for number, equation in enumerate(jaxpr.eqns):
-            if number in wanted:
+            if number in needed:
                 inputs = environment.inputs(equation)
-                outputs = self._equation(equation, inputs, (*path, number), wanted[number])
+                outputs = self._equation(equation, inputs, (*path, number), needed[number])
             else:
                 outputs = [unused] * len(equation.outvars)
             environment.write(equation, outputs)
@@ -153,7 +153,11 @@ class _Walk:
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
         if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
             platforms = equation.params["platforms"]
-            return [Deferred.known(np.int32(next(at for at, one in enumerate(platforms) if not one or "tpu" in one)))]
+            return [
+                Deferred.known(
+                    np.int32(next(at for at, platform in enumerate(platforms) if not platform or "tpu" in platform))
+                )
+            ]
         if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
         if name == PRIMITIVE:
@@ -173,7 +177,7 @@ class _Walk:
         return self._left_out(equation, f"a {name} around a kernel")
 
     def _follows(self, function: Any) -> bool:
-        """Whether a jaxpr is gone through: it holds a Pallas call, says what is typical, or asks where it is."""
+        """True if a jaxpr has a Pallas call, a `typical` value, or an operation on mesh axes."""
         return any(
             equation.primitive.name in (_PALLAS, PRIMITIVE) or (self.place is not None and names_axis(equation))
             for equation in equations(function.jaxpr)
@@ -183,7 +187,7 @@ class _Walk:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
         parts = [_part(value, place, spec) for spec, value in zip(params["in_specs"], inputs, strict=True)]
-        inside = _Walk(self.partition, self.found, place)
+        inside = _Walk(self.partition, self.executions, place)
         outputs = inside.run(params["jaxpr"], parts, path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
@@ -194,7 +198,7 @@ class _Walk:
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
-        self.found.append(
+        self.executions.append(
             PallasOperands(
                 site=path,
                 equation=equation,
@@ -243,29 +247,29 @@ class _Walk:
 def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
     """Return the equations that matter, by number, and which results of each. The compiler drops the others."""
     live = {atom for at, atom in enumerate(jaxpr.outvars) if not is_literal(atom) and (used is None or used[at])}
-    wanted: dict[int, list[bool]] = {}
+    needed: dict[int, list[bool]] = {}
     for number in reversed(range(len(jaxpr.eqns))):
         equation = jaxpr.eqns[number]
         results = [variable in live for variable in equation.outvars]
         if any(results) or equation.effects:
-            wanted[number] = results
+            needed[number] = results
             live.update(atom for atom in equation.invars if not is_literal(atom))
-    return wanted
+    return needed
 
 
 def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
     """A device's part of a value that is cut by a `PartitionSpec`."""
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
-        return applied(lambda own: own, value.part, local=True)
-    return applied(lambda whole: place.part(np.asarray(whole), spec), value, local=any(spec))
+        return applied(lambda part: part, value.part, local=True)
+    return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:
     """A value, or in its place what is typical of it where it is missing."""
 
     def compute() -> Any:
-        found = value.get()
-        return typical if isinstance(found, Missing) else found
+        contents = value.get()
+        return typical if isinstance(contents, Missing) else contents
 
     return Deferred(compute, [value])
 

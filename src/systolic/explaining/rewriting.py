@@ -20,7 +20,7 @@ from systolic.support.bugs import runs_user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallChange:
-    """What to change of one Pallas call; None leaves it.
+    """Changes of one Pallas call; None leaves a parameter as it is.
 
     Attributes:
       site: the way to the call; see `KernelCall`.

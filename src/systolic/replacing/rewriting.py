@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from systolic.compat.jaxprs import (
     PLAIN_CALLS,
     Function,
     equation_sites,
-    function_of,
     functions_among,
     outside_of_kernels,
     with_functions,
@@ -53,7 +53,7 @@ class Rewriter:
         if primitive.name in _FOLLOWED:
             params = with_functions(params, lambda function, _: self._followed(function, primitive.name))
         elif primitive.name != "pallas_call":  # a kernel of somebody's, with products of its own
-            for function in functions_among(params):
+            for function in itertools.filterfalse(_is_ours, functions_among(params)):
                 self._leave(function, f"it is inside of {primitive.name}, which is left whole")
         return primitive.bind(*arguments, **params)
 
@@ -122,13 +122,12 @@ def _types(closed: Any) -> list[Any]:
 
 
 def products_in(function: Any) -> Iterator[Any]:
-    """The equations of products in a function, and in the functions in it, but for kernels and systolic's own."""
+    """The equations of products in a function, and in the functions in it, but for kernels and those of systolic."""
 
     def enter(equation: Any, function: Function) -> bool:
         return outside_of_kernels(equation, function) and not _is_ours(function)
 
-    opened = function_of(function)
-    sites = () if _is_ours(opened) else equation_sites(opened, enter)
+    sites = equation_sites(function, enter)
     return (site.equation for site in sites if site.equation.primitive is lax.dot_general_p)
 
 

@@ -29,7 +29,7 @@ def _unwritten(call: KernelCall, step: tuple[int, ...]) -> list[Unwritten]:
     ]
     walk = StepWalk(tuple(step[axis] for axis in call.own_axes), tuple(call.grid[axis] for axis in call.own_axes))
     walk.run(call.body, memories)
-    return walk.found
+    return walk.unwritten_uses
 
 
 def _is_written(call: KernelCall, at: int, step: tuple[int, ...]) -> bool:

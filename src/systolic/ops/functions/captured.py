@@ -17,7 +17,7 @@ Fn = Callable[..., Any]
 
 @functools.lru_cache(maxsize=256)
 def with_numbers(fn: Fn) -> Fn:
-    """The same function; in the jaxpr that is traced of it, captured arrays of one element are literals."""
+    """Return the function with captured arrays of one element as literals of its jaxpr."""
 
     @functools.wraps(fn)
     def numbered(*args: Any) -> Any:
