@@ -1,4 +1,4 @@
-"""What a traced function contains, without judging it: Pallas calls, grids, blocks, bodies and memory.
+"""Reads traced functions, without judging them: Pallas calls, grids, blocks, bodies and memory.
 
     calls      the Pallas calls with their grids, operands and compiler parameters
     visits     the blocks that a grid visits, step by step
@@ -12,7 +12,7 @@
 Other rooms import from here only.
 """
 
-from systolic.analysis.body import OpCount, body_equations, dot_flops, op_count, read_references
+from systolic.analysis.body import OpCount, dot_flops, op_count, read_references
 from systolic.analysis.calls import KernelCall, Operand, argument_texts, described, kernel_calls
 from systolic.analysis.layout import SUBLANES, array_tile_rows, element_bits, packing, scalar_bytes
 from systolic.analysis.lines import KernelOps, LineOps, flops_outside_kernels, kernel_ops
@@ -47,7 +47,6 @@ __all__ = [
     "argument_texts",
     "array_tile_rows",
     "block_mapping_of",
-    "body_equations",
     "calls_on_grids",
     "described",
     "dot_flops",

@@ -3,52 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from systolic.compiler import inner_jaxprs
+from systolic.compat.jaxprs import bound, calls_inside, evaluate, functions_inside, iterations, unknown
 
 # Primitives that read or write memory.
 _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_start", "dma_wait")
 
 
-def body_equations(jaxpr: Any) -> Iterator[Any]:
-    """Yields every equation of a jaxpr, those of branches, loops and inner functions included, in the text's order."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in inner_bodies(equation):
-            yield from body_equations(inner)
-
-
-def inner_bodies(equation: Any) -> Iterator[Any]:
-    """Yields the jaxprs inside an equation. That of `run_scoped` takes references to outer buffers as constants."""
-    if equation.primitive.name == "run_scoped":
-        yield equation.params["jaxpr"]
-    else:
-        for inner in inner_jaxprs(equation.params):
-            yield inner.jaxpr
-
-
 def read_references(jaxpr: Any) -> set[int]:
     """Finds the parameters of a body, by place, that it reads, or adds to, anywhere in it."""
-    places = {variable: at for at, variable in enumerate(jaxpr.invars)}
-    return {places[each] for each in _read(jaxpr) if each in places}
+    places: set[int | None] = set()
 
-
-def _read(jaxpr: Any) -> set[Any]:
-    found = set()
-    for equation in jaxpr.eqns:
+    def step(equation: Any, inputs: list[int | None]) -> tuple[()]:
         if equation.primitive.name in ("get", "addupdate", "masked_load"):
-            found.add(equation.invars[0])
-        for inner in inner_bodies(equation):
-            own = inner.constvars if equation.primitive.name == "run_scoped" else inner.invars
-            # The first of an equation's operands may be its own: the number of a branch, constants of a condition.
-            handed = dict(zip(reversed(own), reversed(equation.invars), strict=False))
-            found |= {handed[each] for each in _read(inner) if each in handed}
-    return found
+            places.add(inputs[0])
+        for function, operands in calls_inside(equation, inputs):
+            evaluate(function, operands, step, literal=unknown, constant=unknown)
+        return ()
+
+    evaluate(jaxpr, range(len(jaxpr.invars)), step, literal=unknown, constant=unknown)
+    return {place for place in places if place is not None}
 
 
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
@@ -64,10 +43,9 @@ def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarr
     if equation.effects:
         return None
     try:
-        found = equation.primitive.bind(*operands, **equation.params)
+        return [np.asarray(result) for result in bound(equation, operands)]
     except Exception:  # noqa: BLE001 -- an operation that asks for other shapes
         return None
-    return [np.asarray(each) for each in (found if equation.primitive.multiple_results else [found])]
 
 
 def dot_flops(equation: Any) -> float:
@@ -77,7 +55,7 @@ def dot_flops(equation: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """How much a body does in one step of the grid, as far as its text tells.
+    """The operations of a body in one step of the grid, as far as its text tells.
 
     Attributes:
       flops: operations of its dots; a loop whose length is a value counts once.
@@ -106,9 +84,9 @@ class OpCount:
         )
 
 
-def op_count(body: Any, iterations: int | None = 1) -> OpCount:
-    """Counts what a jaxpr does when it runs `iterations` times; None: an unknown number of times."""
-    total, often = OpCount(), iterations or 1
+def op_count(body: Any, times: int | None = 1) -> OpCount:
+    """Counts what a jaxpr does when it runs so many times; None: an unknown number of times."""
+    total, often = OpCount(), times or 1
     for equation in body.eqns:
         name = equation.primitive.name
         if name == "dot_general":
@@ -116,7 +94,7 @@ def op_count(body: Any, iterations: int | None = 1) -> OpCount:
                 flops=dot_flops(equation) * often,
                 terms=_depth(equation) * often,
                 roundings=often,
-                is_counted=iterations is not None,
+                is_counted=times is not None,
                 float32_dots=(equation,) if _is_plain_float32(equation) else (),
             )
         elif name in _ACCESSES:
@@ -124,20 +102,19 @@ def op_count(body: Any, iterations: int | None = 1) -> OpCount:
         elif name == "reduce_sum":
             operand = equation.invars[0].aval
             total += OpCount(terms=operand.size // max(equation.outvars[0].aval.size, 1) * often)
-        inner = [op_count(each, loop_iterations(equation, iterations)) for each in inner_bodies(equation)]
-        for each in inner:
-            total += each
-        if name == "cond" and inner:  # only one of the branches is taken
-            flops = [each.flops for each in inner]
+        inside = times_inside(equation, times)
+        counts = [op_count(function.jaxpr, inside) for function in functions_inside(equation)]
+        total = sum(counts, total)
+        if name == "cond" and counts:  # only one of the branches is taken
+            flops = [count.flops for count in counts]
             total = replace(total, flops=total.flops - sum(flops) + max(flops))
     return total
 
 
-def loop_iterations(equation: Any, around: int | None) -> int | None:
-    """Says how often the inside of an equation runs, itself run `around` times; None: an unknown number of times."""
-    if equation.primitive.name == "while" or around is None:
-        return None
-    return around * equation.params["length"] if equation.primitive.name == "scan" else around
+def times_inside(equation: Any, times: int | None) -> int | None:
+    """Counts how often the inside of an equation runs, itself run so many times; None: an unknown number of times."""
+    rounds = iterations(equation)
+    return None if times is None or rounds is None else times * rounds
 
 
 def _depth(dot: Any) -> int:
@@ -147,6 +124,9 @@ def _depth(dot: Any) -> int:
 
 def _is_plain_float32(dot: Any) -> bool:
     precision = dot.params.get("precision")
-    asked = precision if isinstance(precision, tuple) else (precision,)
-    plain = all(each is None or str(getattr(each, "name", each)).upper() == "DEFAULT" for each in asked)
+    precisions = precision if isinstance(precision, tuple) else (precision,)
+    plain = all(
+        precision_of is None or str(getattr(precision_of, "name", precision_of)).upper() == "DEFAULT"
+        for precision_of in precisions
+    )
     return plain and all(str(atom.aval.dtype) == "float32" for atom in dot.invars[:2])

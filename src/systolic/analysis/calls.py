@@ -6,12 +6,13 @@ Nothing is executed here: everything comes out of the traced program, so a call 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from systolic.analysis.body import loop_iterations
-from systolic.compiler import abstract_arguments, inner_jaxprs, written_at
+from systolic.analysis.body import times_inside
+from systolic.compat.jaxprs import EquationSite, equation_sites, outside_of_kernels
+from systolic.compiler import abstract_arguments, written_at
 
 Role = Literal["prefetch", "input", "output", "scratch"]
 # `vmem` is also the memory of a block that Pallas' pipeline brings; `hbm` what the kernel copies from by itself.
@@ -131,27 +132,25 @@ class KernelCall:
 
 def kernel_calls(closed_jaxpr: Any) -> list[KernelCall]:
     """Lists the Pallas calls in a traced function in the order of its text; those in branches and loops once each."""
-    return [_call(*found) for found in _equations(closed_jaxpr.jaxpr, (), 1)]
+    sites = equation_sites(closed_jaxpr, outside_of_kernels)
+    return [_call(site) for site in sites if site.equation.primitive.name == "pallas_call"]
 
 
-def _equations(
-    jaxpr: Any, path: tuple[int, ...], executions: int | None
-) -> Iterator[tuple[Any, tuple[int, ...], int | None, tuple[int, ...]]]:
-    taken: set[int] | None = None
-    for number, equation in enumerate(jaxpr.eqns):
-        name, here = equation.primitive.name, (*path, number)
-        if name == "pallas_call":
-            if taken is None:
-                taken = {id(atom) for each in jaxpr.eqns for atom in each.invars} | set(map(id, jaxpr.outvars))
-            unused = tuple(at for at, result in enumerate(equation.outvars) if id(result) not in taken)
-            yield equation, here, executions, unused
-            continue
-        inside = None if name == "cond" else loop_iterations(equation, executions)
-        for branch, inner in enumerate(inner_jaxprs(equation.params)):
-            yield from _equations(inner.jaxpr, (*here, branch) if name == "cond" else here, inside)
+def executions(site: EquationSite) -> int | None:
+    """Counts how often one execution of a function runs an equation in it; None: that depends on values."""
+    times: int | None = 1
+    for caller in site.callers:
+        times = None if caller.primitive.name == "cond" else times_inside(caller, times)
+    return times
 
 
-def _call(equation: Any, site: tuple[int, ...], executions: int | None, unused: tuple[int, ...]) -> KernelCall:
+def _unused_results(site: EquationSite) -> tuple[int, ...]:
+    taken = {id(atom) for equation in site.jaxpr.eqns for atom in equation.invars} | set(map(id, site.jaxpr.outvars))
+    return tuple(at for at, result in enumerate(site.equation.outvars) if id(result) not in taken)
+
+
+def _call(site: EquationSite) -> KernelCall:
+    equation = site.equation
     params = equation.params
     mapping, body = params["grid_mapping"], params["jaxpr"]
     options = params.get("compiler_params")
@@ -165,11 +164,13 @@ def _call(equation: Any, site: tuple[int, ...], executions: int | None, unused: 
         else:
             role: Role = "input" if at < prefetched + mapping.num_inputs else "output"
             operands.append(_cut(mapping.block_mappings[at - prefetched], names[at], role, mapping.grid))
-    semantics = [_word(each) for each in getattr(options, "dimension_semantics", None) or ()]
+    semantics = [_word(axis_semantics) for axis_semantics in getattr(options, "dimension_semantics", None) or ()]
     vmapped = tuple(mapping.vmapped_dims)
     if vmapped:
-        own = iter(semantics or ["arbitrary"] * len(mapping.grid))
-        semantics = ["parallel" if axis in vmapped else next(own, "arbitrary") for axis in range(len(mapping.grid))]
+        remaining = iter(semantics or ["arbitrary"] * len(mapping.grid))
+        semantics = [
+            "parallel" if axis in vmapped else next(remaining, "arbitrary") for axis in range(len(mapping.grid))
+        ]
     return KernelCall(
         name=params.get("name") or _function_name(body),
         where=written_at(equation),
@@ -181,10 +182,10 @@ def _call(equation: Any, site: tuple[int, ...], executions: int | None, unused: 
         aliases=tuple((into - prefetched, out) for into, out in params.get("input_output_aliases", ())),
         body=body,
         equation=equation,
-        site=site,
-        executions=executions,
+        site=site.path,
+        executions=executions(site),
         vmapped=vmapped,
-        unused=unused,
+        unused=_unused_results(site),
     )
 
 

@@ -1,4 +1,4 @@
-"""How an array lies in VMEM: in tiles of eight rows by 128 lanes, packed where an element has fewer than 32 bits.
+"""The layout of arrays in VMEM: tiles of eight rows by 128 lanes, packed where an element has fewer than 32 bits.
 
 Seen in the accounts that libtpu 0.0.42.1 gives of copies of 150 arrays of six dtypes on v4, v5e, v6e and v7x, alike on
 all of them.
@@ -25,12 +25,12 @@ def element_bits(dtype: str) -> int:
     if dtype == "bool":
         return _WORD_BITS
     try:
-        known = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
     except TypeError:
         return _WORD_BITS
-    if known.itemsize == 1:  # where those of 2 and 4 bits hide
-        return ml_dtypes.iinfo(known).bits if "int" in dtype else ml_dtypes.finfo(known).bits
-    return known.itemsize * 8
+    if numpy_dtype.itemsize == 1:  # where those of 2 and 4 bits hide
+        return ml_dtypes.iinfo(numpy_dtype).bits if "int" in dtype else ml_dtypes.finfo(numpy_dtype).bits
+    return numpy_dtype.itemsize * 8
 
 
 def packing(dtype: str) -> int:

@@ -1,4 +1,4 @@
-"""What each line of a kernel's source asks for: products, elementwise work, loads and stores, and how often it runs.
+"""Counts the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
 
 The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow
 from grid indices are evaluated for every step at once; how often other branches are taken is not known.
@@ -14,23 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import dot_flops, elementwise_results, loop_iterations
-from systolic.analysis.calls import KernelCall
-from systolic.compiler import inner_jaxprs, written_at
+from systolic.analysis.body import dot_flops, elementwise_results, times_inside
+from systolic.analysis.calls import KernelCall, executions
+from systolic.compat.jaxprs import CALLS, calls_inside, equation_sites, evaluate, functions_inside, outside_of_kernels
+from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 from systolic.support.ranges import Amount, Count
 
 # Operations that move or rename values, and compute none.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
-_MOST_STEPS = 1_000_000
+_MAX_STEPS = 1_000_000
 
 Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOps:
-    """What one line of the kernel's source asks for in one execution, by the traced program."""
+    """The work of one line of the kernel's source in one execution, by the traced program."""
 
     kernel: str
     where: str  # "file.py:12 in kernel"
@@ -70,10 +71,10 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
       grid: its steps along each axis; None if they are not known.
     """
     steps = math.prod(grid) if grid is not None else None
-    known = grid is not None and steps is not None and steps <= _MOST_STEPS
-    walk = _Walk(call, grid if known else None)
-    everywhere = np.ones(steps, dtype=bool) if known and steps is not None else None
-    walk.run(call.body, {}, everywhere, 1)
+    is_followed = grid is not None and steps is not None and steps <= _MAX_STEPS
+    walk = _Walk(call, grid if is_followed else None)
+    everywhere = np.ones(steps, dtype=bool) if is_followed and steps is not None else None
+    walk.run(call.body, [], everywhere, 1)
     lines = tuple(
         LineOps(
             kernel=call.name,
@@ -93,7 +94,7 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
     return KernelOps(lines=lines, flops=None if walk.uncounted else flops)
 
 
-def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | None:
+def flops_outside_kernels(jaxpr: Any) -> float | None:
     """Counts the operations of a traced function's products outside its kernels, on all devices together.
 
     Returns:
@@ -101,25 +102,22 @@ def flops_outside_kernels(jaxpr: Any, iterations: int | None = 1) -> float | Non
       convolution.
     """
     total = 0.0
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        if name == "pallas_call":
+    for site in equation_sites(jaxpr, outside_of_kernels):
+        name = site.equation.primitive.name
+        if name not in _PRODUCTS:
             continue
-        if name in _PRODUCTS:
-            if iterations is None or name != "dot_general":
-                return None
-            total += iterations * dot_flops(equation)
-            continue
-        inside = None if name == "cond" else loop_iterations(equation, iterations)
-        if name == "shard_map" and inside is not None:  # its body is what each device does with its parts
-            mesh = equation.params["mesh"]
-            inside *= math.prod(mesh.shape[axis] for axis in equation.params["newly_manual_axes"])
-        for inner in inner_jaxprs(equation.params):
-            found = flops_outside_kernels(inner.jaxpr, inside)
-            if found is None:
-                return None
-            total += found
+        times = executions(site)
+        if times is None or name != "dot_general":
+            return None
+        total += times * math.prod(map(_devices, site.callers)) * dot_flops(site.equation)
     return total
+
+
+def _devices(caller: Any) -> int:
+    """Counts the devices that each run the body of a `shard_map`, with their parts of its operands."""
+    if caller.primitive.name != "shard_map":
+        return 1
+    return math.prod(caller.params["mesh"].shape[axis] for axis in caller.params["newly_manual_axes"])
 
 
 class _Walk:
@@ -130,92 +128,61 @@ class _Walk:
         self._grid = grid
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
-    def run(self, jaxpr: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None) -> list[Any]:
-        """Goes through a jaxpr that the steps in `taken` execute `iterations` times each; returns its known results."""
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            if name == "cond":
-                self._cond(equation, values, taken, iterations)
-            elif name in ("scan", "while"):
-                for inner in inner_jaxprs(equation.params):
-                    self.run(inner.jaxpr, {}, taken, loop_iterations(equation, iterations))
-            elif name == "run_scoped":  # its buffers are its arguments, and what it uses from outside its constants
-                inside = equation.params["jaxpr"]
-                handed = zip(inside.constvars, (self._read(atom, values) for atom in equation.invars), strict=True)
-                self.run(inside, {name: value for name, value in handed if value is not None}, taken, iterations)
-            elif inner := list(inner_jaxprs(equation.params)):
-                self._called(equation, inner[0], values, taken, iterations)
-            else:
-                self._count(equation, taken, iterations)
-                self._evaluate(equation, values)
-        return [self._read(atom, values) for atom in jaxpr.outvars]
+    def run(self, function: Any, inputs: Sequence[Any], taken: Taken, times: int | None) -> list[Any]:
+        """Goes through a jaxpr that the steps in `taken` execute so many times each; returns its known results."""
 
-    # ---- scalars, for all steps at once ----
+        def step(equation: Any, operands: list[Any]) -> Sequence[Any]:
+            return self._equation(equation, operands, taken, times)
 
-    def _read(self, atom: Any, values: dict[Any, np.ndarray]) -> Any:
-        return atom.val if hasattr(atom, "val") else values.get(atom)
+        return evaluate(function, inputs, step)
 
-    def _evaluate(self, equation: Any, values: dict[Any, np.ndarray]) -> None:
-        scalar = equation.outvars and getattr(equation.outvars[0].aval, "shape", None) == ()
-        if self._ids is None or self._grid is None or not scalar:
-            return
+    def _equation(self, equation: Any, operands: list[Any], taken: Taken, times: int | None) -> Sequence[Any]:
+        name = equation.primitive.name
+        functions = functions_inside(equation)
+        if not functions:
+            self._count(equation, taken, times)
+            return self._scalars(equation, operands)
+        if name in ("scan", "while"):  # what is carried changes
+            for function in functions:
+                self.run(function, [], taken, times_inside(equation, times))
+            return ()
+        results: list[Any] = []
+        for number, (function, inputs) in enumerate(calls_inside(equation, operands)):
+            here = _of_branch(taken, operands[0], number) if name == "cond" else taken
+            results = self.run(function, inputs, here, times)
+        return results if name in CALLS else ()
+
+    def _scalars(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """Computes results that are scalars, for all steps at once."""
+        is_scalar = equation.outvars and getattr(equation.outvars[0].aval, "shape", None) == ()
+        if self._ids is None or self._grid is None or not is_scalar:
+            return ()
         name, steps = equation.primitive.name, self._ids.shape[1]
-        if name == "program_id":
-            values[equation.outvars[0]] = self._ids[self._call.own_axes[equation.params["axis"]]]
-            return
-        if name == "num_programs":
-            size = self._grid[self._call.own_axes[equation.params["axis"]]]
-            values[equation.outvars[0]] = np.full(steps, size, np.int32)
-            return
-        inputs = [self._read(atom, values) for atom in equation.invars]
-        if any(value is None for value in inputs):
-            return
-        if any(getattr(atom.aval, "shape", None) != () for atom in equation.invars):
-            return
-        typed = zip(inputs, equation.invars, strict=True)
-        spread = [np.broadcast_to(np.asarray(value, atom.aval.dtype), steps) for value, atom in typed]
-        values.update(zip(equation.outvars, elementwise_results(equation, spread) or (), strict=False))
+        if name in ("program_id", "num_programs"):
+            axis = self._call.own_axes[equation.params["axis"]]
+            return [self._ids[axis] if name == "program_id" else np.full(steps, self._grid[axis], np.int32)]
+        avals = [atom.aval for atom in equation.invars]
+        if any(value is None for value in operands) or any(getattr(aval, "shape", None) != () for aval in avals):
+            return ()
+        typed = zip(operands, avals, strict=True)
+        spread = [np.broadcast_to(np.asarray(value, aval.dtype), steps) for value, aval in typed]
+        return elementwise_results(equation, spread) or ()
 
-    # ---- control flow ----
-
-    def _cond(self, equation: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None) -> None:
-        index = self._read(equation.invars[0], values)
-        for number, branch in enumerate(equation.params["branches"]):
-            known = taken is not None and index is not None
-            here = taken & (np.asarray(index) == number) if known and taken is not None else None
-            self.run(branch.jaxpr, self._arguments(branch, equation.invars[1:], values), here, iterations)
-
-    def _called(
-        self, equation: Any, inner: Any, values: dict[Any, np.ndarray], taken: Taken, iterations: int | None
-    ) -> None:
-        results = self.run(inner.jaxpr, self._arguments(inner, equation.invars, values), taken, iterations)
-        if len(results) == len(equation.outvars):
-            pairs = zip(equation.outvars, results, strict=True)
-            values.update((variable, value) for variable, value in pairs if value is not None)
-
-    def _arguments(self, closed: Any, atoms: Sequence[Any], values: dict[Any, np.ndarray]) -> dict[Any, np.ndarray]:
-        if len(closed.jaxpr.invars) != len(atoms):
-            return {}
-        found = zip(closed.jaxpr.invars, (self._read(atom, values) for atom in atoms), strict=True)
-        return {variable: value for variable, value in found if value is not None}
-
-    # ---- counting ----
-
-    def _count(self, equation: Any, taken: Taken, iterations: int | None) -> None:
+    def _count(self, equation: Any, taken: Taken, times: int | None) -> None:
         made = getattr(equation.outvars[0].aval, "shape", ()) if equation.outvars else ()
         name = equation.primitive.name
         size = math.prod(made)
         if not made and name not in ("swap", "addupdate"):
             return
         line = self.lines.setdefault(written_at(equation) or self._call.where, _Line())
-        times = None if taken is None or iterations is None else int(taken.sum()) * iterations
+        runs = None if taken is None or times is None else int(taken.sum()) * times
         line.operations[name] = None
-        line.executions = None if times is None or line.executions is None else max(line.executions, times)
+        line.executions = None if runs is None or line.executions is None else max(line.executions, runs)
         if name == "dot_general":
             flops = dot_flops(equation)
             line.flops += flops
-            line.total_flops += flops * (times or 0)
-            self.uncounted |= times is None
+            line.total_flops += flops * (runs or 0)
+            self.uncounted |= runs is None
         elif name == "get":
             line.loaded += size * dtype_bytes(str(equation.outvars[0].aval.dtype))
         elif name in ("swap", "addupdate"):
@@ -223,6 +190,10 @@ class _Walk:
             line.stored += math.prod(value.shape) * dtype_bytes(str(value.dtype))
         elif name not in _FREE:
             line.elements += size
+
+
+def _of_branch(taken: Taken, index: Any, number: int) -> Taken:
+    return None if taken is None or index is None else taken & (np.asarray(index) == number)
 
 
 def _source(where: str) -> str:

@@ -12,9 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis.body import elementwise_results, inner_bodies
+from systolic.analysis.body import elementwise_results
 from systolic.analysis.calls import KernelCall
-from systolic.compat import scan_counts
+from systolic.compat.jaxprs import (
+    called_function,
+    evaluate,
+    functions_inside,
+    scan_parts,
+    unknown,
+    while_parts,
+)
 
 
 @dataclass(slots=True)
@@ -63,10 +70,9 @@ def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
     return results[0][()] if len(results) == 1 else None
 
 
-def literal(atom: Any) -> Any:
-    """Reads the value of a literal scalar in its own dtype; None for other atoms."""
-    is_scalar = hasattr(atom, "val") and np.ndim(atom.val) == 0
-    return np.asarray(atom.val, atom.aval.dtype)[()] if is_scalar else None
+def _literal(atom: Any) -> Value:
+    """Reads a literal scalar in its own dtype."""
+    return Known(np.asarray(atom.val, atom.aval.dtype)[()]) if np.ndim(atom.val) == 0 else None
 
 
 @dataclass(slots=True)
@@ -76,30 +82,18 @@ class StepWalk:
     Attributes:
       step: the place along each axis; None: any.
       grid: the axes' lengths; None where one is a value.
-      found: uses of memory that nothing has written, where it is certain that they happen.
+      unwritten_uses: uses of memory that nothing has written, where it is certain that they happen.
     """
 
     step: Sequence[int | None]
     grid: Sequence[int | None]
-    found: list[Unwritten] = field(default_factory=list)
+    unwritten_uses: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
     _in_loop: bool = False
 
-    def run(self, jaxpr: Any, arguments: Sequence[Value], consts: Sequence[Value] = ()) -> list[Value]:
+    def run(self, function: Any, arguments: Sequence[Value]) -> list[Value]:
         """Goes through a jaxpr and returns what is known of its results."""
-        values: dict[Any, Value] = {}
-        values.update(zip(jaxpr.constvars, consts, strict=False))
-        values.update(zip(jaxpr.invars, arguments, strict=False))
-
-        def read(atom: Any) -> Value:
-            if not hasattr(atom, "val"):
-                return values.get(atom)
-            return None if literal(atom) is None else Known(literal(atom))
-
-        for equation in jaxpr.eqns:
-            results = self._equation(equation, [read(atom) for atom in equation.invars])
-            values.update(zip(equation.outvars, results, strict=False))
-        return [read(atom) for atom in jaxpr.outvars]
+        return evaluate(function, arguments, self._equation, literal=_literal, constant=unknown)
 
     def _equation(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
@@ -108,23 +102,23 @@ class StepWalk:
         if name in _READS or name in _WRITES or name == "addupdate":
             return self._access(equation, name, inputs)
         if name == "cond":
-            return self._cond(params["branches"], inputs)
-        inner = list(inner_bodies(equation))
+            return self._cond(functions_inside(equation), inputs)
         if name in ("scan", "while", "run_scoped"):
             outside, self._in_loop = self._in_loop, True
             if name == "run_scoped":
                 # Its buffers are its own business: as often as not a pipeline's, filled by copies.
-                results = self.run(inner[0], [], inputs)
+                results = self.run(functions_inside(equation)[0], inputs)
             else:
-                results = self._scan(params, inputs) if name == "scan" else self._while(params, inputs)
+                results = self._scan(equation, inputs) if name == "scan" else self._while(equation, inputs)
             self._in_loop = outside
             return results
-        if len(inner) == 1 and len(inner[0].invars) == len(inputs):
-            return self.run(inner[0], inputs)
-        for each in inputs:
-            if isinstance(each, Memory):  # a copy, or something that is not understood
-                each.written = True
-                each.overwritten = bool(each.overwritten)
+        function = called_function(equation)
+        if function is not None:
+            return self.run(function, inputs)
+        for value in inputs:
+            if isinstance(value, Memory):  # a copy, or something that is not understood
+                value.written = True
+                value.overwritten = bool(value.overwritten)
         return [self._computed(equation, inputs)] * len(equation.outvars)
 
     def _place(self, name: str, axis: int) -> Value:
@@ -137,19 +131,19 @@ class StepWalk:
         name = equation.primitive.name
         if name == "select_n":
             return self._selected(inputs)
-        known = [each.value for each in inputs if isinstance(each, Known)]
+        numbers = [value.value for value in inputs if isinstance(value, Known)]
         if name in ("and", "or"):
             # One operand may decide alone.
-            decisive = next((each for each in known if _is_bool(each) and bool(each) == (name == "or")), None)
+            decisive = next((number for number in numbers if _is_bool(number) and bool(number) == (name == "or")), None)
             if decisive is not None:
                 return Known(decisive)
-        unwritten = next((each for each in inputs if isinstance(each, Unwritten)), None)
+        unwritten = next((value for value in inputs if isinstance(value, Unwritten)), None)
         if unwritten is not None:
             return unwritten
-        if len(known) != len(inputs) or not known:
+        if len(numbers) != len(inputs) or not numbers:
             return None
-        found = scalar_result(equation, known)
-        return None if found is None else Known(found)
+        result = scalar_result(equation, numbers)
+        return None if result is None else Known(result)
 
     def _selected(self, inputs: Sequence[Value]) -> Value:
         which, *cases = inputs
@@ -159,15 +153,15 @@ class StepWalk:
 
     def _access(self, equation: Any, name: str, inputs: Sequence[Value]) -> Sequence[Value]:
         memory, *rest = inputs
-        for each in rest:
-            if name not in _READS and isinstance(each, Unwritten):
-                self._use(each)
+        for value in rest:
+            if name not in _READS and isinstance(value, Unwritten):
+                self._use(value)
         if not isinstance(memory, Memory):
             return [None] * len(equation.outvars)
         if memory.overwritten is None:
             # A swap without indices overwrites, whoever uses the old value.
-            whole = name == "swap" and len(equation.invars) == 2
-            memory.overwritten = whole and self._certain and not self._in_loop
+            is_whole = name == "swap" and len(equation.invars) == 2
+            memory.overwritten = is_whole and self._certain and not self._in_loop
         before = None if memory.written else Unwritten(memory.operand, equation)
         if name == "addupdate" and before is not None:
             self._use(before)
@@ -177,7 +171,7 @@ class StepWalk:
 
     def _use(self, value: Unwritten) -> None:
         if self._certain:
-            self.found.append(value)
+            self.unwritten_uses.append(value)
 
     def _cond(self, branches: Sequence[Any], inputs: Sequence[Value]) -> Sequence[Value]:
         which, *operands = inputs
@@ -185,43 +179,42 @@ class StepWalk:
             self._use(which)
         if isinstance(which, Known):
             chosen = branches[min(max(int(which.value), 0), len(branches) - 1)]
-            return self.run(chosen.jaxpr, operands)
+            return self.run(chosen, operands)
         # Any of them: what one writes counts as written, and what one reads is not certain to be read.
-        memories = [each for each in operands if isinstance(each, Memory)]
-        before = [each.written for each in memories]
+        memories = [value for value in operands if isinstance(value, Memory)]
+        before = [memory.written for memory in memories]
         after = list(before)
         certain, self._certain = self._certain, False
         for branch in branches:
             for memory, written in zip(memories, before, strict=True):
                 memory.written = written
-            self.run(branch.jaxpr, operands)
-            after = [one or memory.written for one, memory in zip(after, memories, strict=True)]
+            self.run(branch, operands)
+            after = [was_written or memory.written for was_written, memory in zip(after, memories, strict=True)]
         for memory, written in zip(memories, after, strict=True):
             memory.written = written
         self._certain = certain
         return [None] * len(branches[0].jaxpr.outvars)
 
-    def _scan(self, params: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+    def _scan(self, equation: Any, inputs: Sequence[Value]) -> Sequence[Value]:
         """Follows the first iteration of a loop: what is not written there was not written before."""
-        if not params["length"]:
+        length = equation.params["length"]
+        if not length:
             return []
-        consts, carried = scan_counts(params)
-        sliced = [None] * (len(inputs) - consts - carried)
-        results = self.run(params["jaxpr"].jaxpr, [*inputs[: consts + carried], *sliced])
-        after = results[:carried] if params["length"] == 1 else [_lasting(each) for each in results[:carried]]
-        return [*after, *(_lasting(each) for each in results[carried:])]
+        body, constants, carried, _ = scan_parts(equation, inputs)
+        results = self.run(body, [*constants, *carried])
+        lasting = [_lasting(value) for value in results]
+        return [*results[: len(carried)], *lasting[len(carried) :]] if length == 1 else lasting
 
-    def _while(self, params: Any, inputs: Sequence[Value]) -> Sequence[Value]:
-        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-        carried = inputs[of_cond + of_body :]
-        (goes_on,) = self.run(params["cond_jaxpr"].jaxpr, [*inputs[:of_cond], *carried])
+    def _while(self, equation: Any, inputs: Sequence[Value]) -> Sequence[Value]:
+        condition, body, condition_constants, body_constants, carried = while_parts(equation, inputs)
+        (goes_on,) = self.run(condition, [*condition_constants, *carried])
         if isinstance(goes_on, Known) and not goes_on.value:
             return list(carried)
         certain = self._certain
         self._certain = certain and isinstance(goes_on, Known)
-        results = self.run(params["body_jaxpr"].jaxpr, [*inputs[of_cond : of_cond + of_body], *carried])
+        results = self.run(body, [*body_constants, *carried])
         self._certain = certain
-        return [_lasting(each) for each in results]
+        return [_lasting(value) for value in results]
 
 
 def _lasting(value: Value) -> Value:

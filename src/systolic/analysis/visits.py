@@ -1,4 +1,4 @@
-"""Which blocks a kernel's grid visits, and in which order: index maps evaluated for every step.
+"""Finds the blocks that a kernel's grid visits, in order: evaluates index maps for every step.
 
 Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
 next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis.calls import KernelCall, Operand, kernel_calls
+from systolic.compat.jaxprs import bound, called_function, evaluate, is_literal
 from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.spec import dtype_bytes
 
 # The largest grid whose steps are evaluated: a product of 16384³ in tiles of 128³ has two million.
-MOST_STEPS = 4_000_000
+MAX_GRID_STEPS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +54,7 @@ class Visits:
 
     @property
     def comes_back(self) -> bool:
-        """Whether a block is visited again after others."""
+        """True if a block is visited again after others."""
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
@@ -101,14 +102,14 @@ class Visits:
             return [0] * len(grid)
         numbers = self.numbered()
         blocks = int(numbers.max()) + 1
-        found = []
+        counts = []
         for axis, size in enumerate(grid):
             index = np.broadcast_to(np.arange(size).reshape(-1, *[1] * (len(grid) - axis - 1)), grid).reshape(-1)
-            least, most = np.full(blocks, size), np.full(blocks, -1)
+            least, last = np.full(blocks, size), np.full(blocks, -1)
             np.minimum.at(least, numbers, index)
-            np.maximum.at(most, numbers, index)
-            found.append(int((least != most).sum()))
-        return found
+            np.maximum.at(last, numbers, index)
+            counts.append(int((least != last).sum()))
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,20 +127,20 @@ class GridVisits:
     @property
     def moved_bytes(self) -> int:
         """Bytes of all copies of all operands."""
-        return sum(each.moved_bytes for each in self.visits.values())
+        return sum(visits.moved_bytes for visits in self.visits.values())
 
     @property
     def outputs(self) -> list[Visits]:
         """The visits of the output blocks."""
-        return [each for each in self.visits.values() if each.operand.role == "output"]
+        return [visits for visits in self.visits.values() if visits.operand.role == "output"]
 
     def reordered(self, order: Sequence[int]) -> GridVisits:
         """Puts the axes of the grid in another order; `order` names the old axis of each new one."""
-        visits = {}
-        for at, each in self.visits.items():
-            by_axis = each.starts.reshape(*self.grid, -1).transpose(*order, len(order))
-            visits[at] = Visits(each.operand, by_axis.reshape(len(each.starts), -1))
-        return GridVisits(tuple(self.grid[axis] for axis in order), visits)
+        reordered = {}
+        for at, visits in self.visits.items():
+            by_axis = visits.starts.reshape(*self.grid, -1).transpose(*order, len(order))
+            reordered[at] = Visits(visits.operand, by_axis.reshape(len(visits.starts), -1))
+        return GridVisits(tuple(self.grid[axis] for axis in order), reordered)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,18 +160,18 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
       values: what its flat arguments hold; None where only a shape is known.
     """
     executions = first_executions(jaxpr, values)
-    found = []
+    calls = []
     for call in kernel_calls(jaxpr):
         with at_stage("reading", call.where):
-            found.append(CallOnGrid(call, _visits(call, executions.get(call.site))))
-    return found
+            calls.append(CallOnGrid(call, _visits(call, executions.get(call.site))))
+    return calls
 
 
 def first_executions(jaxpr: Any, values: Sequence[np.ndarray | None]) -> dict[tuple[int, ...], PallasOperands]:
     """Finds the operands of the first execution of each Pallas call, by the call's site."""
-    given = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
+    arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
     executions: dict[tuple[int, ...], PallasOperands] = {}
-    for execution in pallas_operands(jaxpr, given, [str(number) for number in range(len(given))]):
+    for execution in pallas_operands(jaxpr, arguments, [str(number) for number in range(len(arguments))]):
         executions.setdefault(execution.site, execution)
     return executions
 
@@ -196,15 +197,15 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
     mapping = call.equation.params["grid_mapping"]
     bounds = mapping.num_dynamic_grid_bounds
     grid: list[int] = []
-    given = iter(values[:bounds])
+    lengths = iter(values[:bounds])
     for size in call.grid:
-        value = size if size is not None else next(given)
+        value = size if size is not None else next(lengths)
         if isinstance(value, Missing):
             return Missing(f"the number of steps is {value.why}")
         grid.append(int(value))
     steps = math.prod(grid)
-    if steps > MOST_STEPS:
-        return Missing(f"a grid of {steps:,} steps, of which at most {MOST_STEPS:,} are gone through")
+    if steps > MAX_GRID_STEPS:
+        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are gone through")
     scalars = values[bounds : bounds + mapping.num_index_operands]
     ids = np.indices(grid, dtype=np.int32).reshape(len(grid), steps)
     visits: dict[int, Visits] = {}
@@ -225,8 +226,8 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
     if not jaxpr.eqns:  # as most are: they only pick and order grid indices
-        known = dict(zip(jaxpr.invars, ids, strict=False))
-        columns = [np.full(steps, atom.val) if hasattr(atom, "val") else known[atom] for atom in jaxpr.outvars]
+        variables = dict(zip(jaxpr.invars, ids, strict=False))
+        columns = [np.full(steps, atom.val) if is_literal(atom) else variables[atom] for atom in jaxpr.outvars]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
     used = [
         value
@@ -240,48 +241,32 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
 
     held = [None if isinstance(value, Missing) else np.asarray(value) for value in scalars]
 
-    def one(step_ids: Any) -> list[Any]:
-        arguments = [*(step_ids[axis] for axis in range(len(ids))), *held]
-        return _run(jaxpr, closed.consts, arguments)
+    def of_step(step_ids: Any) -> list[Any]:
+        return evaluate(closed, [*(step_ids[axis] for axis in range(len(ids))), *held], _index_map_step)
 
     try:
         with jax.ensure_compile_time_eval():
-            columns = jax.jit(jax.vmap(one, in_axes=1))(ids)
+            columns = jax.jit(jax.vmap(of_step, in_axes=1))(ids)
     except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
         text = (str(error).strip() or "-").splitlines()[0]
         return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
     return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
 
 
-def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr whose references are to read-only scalar memory, given as arrays."""
+def _index_map_step(equation: Any, inputs: list[Any]) -> list[Any]:
+    """Evaluates an equation of an index map. Its references are to read-only scalar memory, given as arrays."""
     import jax
 
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        inputs = [read(atom) for atom in equation.invars]
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name == "get":
-            indexers = jax.tree.unflatten(equation.params["tree"], inputs[1:])
-            outputs = [_element(inputs[0], indexers)]
-        elif inner is not None and hasattr(inner, "consts") and len(inner.jaxpr.invars) == len(inputs):
-            outputs = _run(inner.jaxpr, inner.consts, inputs)
-        else:
-            found = equation.primitive.bind(*inputs, **equation.params)
-            outputs = found if equation.primitive.multiple_results else [found]
-        values.update(zip(equation.outvars, outputs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    if equation.primitive.name == "get":
+        return [_element(inputs[0], jax.tree.unflatten(equation.params["tree"], inputs[1:]))]
+    function = called_function(equation)
+    return bound(equation, inputs) if function is None else evaluate(function, inputs, _index_map_step)
 
 
 def _element(array: Any, indexers: Sequence[Any]) -> Any:
     import jax.numpy as jnp
 
-    found = jnp.asarray(array)
+    element = jnp.asarray(array)
     for indexer in indexers:
-        found = found[tuple(indexer.indices)]
-    return found
+        element = element[tuple(indexer.indices)]
+    return element

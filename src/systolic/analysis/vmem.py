@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.analysis.body import body_equations
 from systolic.analysis.calls import KernelCall, Operand
 from systolic.analysis.layout import (
     ALLOCATION_BYTES,
@@ -23,6 +22,7 @@ from systolic.analysis.layout import (
 from systolic.analysis.step_walk import overwritten_each_step
 from systolic.analysis.windows import window_copies
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
 _SUMS_IN_REGISTERS = 51  # of a core's 64 vector registers: the others hold operands
@@ -65,8 +65,8 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
         for at, operand in enumerate(call.operands)
         if operand.role == "scratch" and operand.memory == "vmem" and at not in dropped
     ]
-    asked = chip.scoped_vmem_bytes if call.vmem_limit_bytes is None else call.vmem_limit_bytes
-    return VmemEstimate(buffers=(*windows, *scratch), limit_bytes=min(asked, chip.usable_vmem_bytes_per_core))
+    requested_bytes = chip.scoped_vmem_bytes if call.vmem_limit_bytes is None else call.vmem_limit_bytes
+    return VmemEstimate(buffers=(*windows, *scratch), limit_bytes=min(requested_bytes, chip.usable_vmem_bytes_per_core))
 
 
 def _scratch_bytes(operand: Operand) -> int:
@@ -92,10 +92,12 @@ def spilled_bytes(call: KernelCall) -> int:
     kept in VMEM; elsewhere other registers are, of which there is no simple law. The guess only decides how much VMEM
     is offered to tiles before they are compiled, so it supposes as much of every dot.
     """
-    results = [each.outvars[0].aval for each in body_equations(call.body) if each.primitive.name == "dot_general"]
+    results = [
+        equation.outvars[0].aval for equation in equations(call.body) if equation.primitive.name == "dot_general"
+    ]
     registers = [
-        math.ceil(each.shape[0] / SUBLANES) * math.ceil(each.shape[1] / LANES)
-        for each in results
-        if len(each.shape) == 2
+        math.ceil(aval.shape[0] / SUBLANES) * math.ceil(aval.shape[1] / LANES)
+        for aval in results
+        if len(aval.shape) == 2
     ]
     return max(0, max(registers, default=0) - _SUMS_IN_REGISTERS) * REGISTER_BYTES

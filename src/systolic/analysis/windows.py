@@ -1,4 +1,4 @@
-"""Which blocks a pipeline brings anew from step to step, and which lie in VMEM once for the whole grid."""
+"""Finds the blocks that a pipeline fetches from step to step, and those that lie in VMEM for the whole grid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from systolic.analysis.calls import KernelCall, Operand
-from systolic.compiler import inner_jaxprs
+from systolic.compat.jaxprs import called_function, evaluate, is_literal
 
 _T = TypeVar("_T")
 
@@ -25,7 +25,7 @@ def is_whole(call: KernelCall, operand: Operand) -> bool:
     if operand.block != operand.shape:
         return False
     outputs = _index_map(call, operand).outvars
-    return all(hasattr(atom, "val") and atom.val == 0 for atom in outputs)
+    return all(is_literal(atom) and atom.val == 0 for atom in outputs)
 
 
 def window_copies(call: KernelCall, operand: Operand) -> int:
@@ -64,20 +64,25 @@ def _propagated(
     jaxpr: Any, inputs: Sequence[_T], of_literal: Callable[[Any], _T], of_result: Callable[[Any, list[_T]], _T]
 ) -> list[_T]:
     """Carries a property of a jaxpr's inputs through its equations to its results."""
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    nothing = of_literal(None)
 
-    def read(atom: Any) -> _T:
-        return of_literal(atom.val) if hasattr(atom, "val") else known.get(atom, of_literal(None))
+    def through(function: Any, ingoing: Sequence[_T]) -> list[_T]:
+        return evaluate(
+            function,
+            ingoing,
+            step,
+            literal=lambda atom: of_literal(atom.val),
+            constant=lambda _: nothing,
+            missing=nothing,
+        )
 
-    for equation in jaxpr.eqns:
-        ingoing = [read(atom) for atom in equation.invars]
-        inner = list(inner_jaxprs(equation.params))
-        if len(inner) == 1 and len(inner[0].jaxpr.invars) == len(ingoing) and equation.primitive.name != "scan":
-            outgoing = _propagated(inner[0].jaxpr, ingoing, of_literal, of_result)
-        else:
-            outgoing = [of_result(equation, ingoing)] * len(equation.outvars)
-        known.update(zip(equation.outvars, outgoing, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    def step(equation: Any, ingoing: list[_T]) -> list[_T]:
+        function = called_function(equation)
+        if function is not None:
+            return through(function, ingoing)
+        return [of_result(equation, ingoing)] * len(equation.outvars)
+
+    return through(jaxpr, inputs)
 
 
 def _axes_of_result(equation: Any, ingoing: list[frozenset[int]]) -> frozenset[int]:

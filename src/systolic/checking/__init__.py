@@ -1,4 +1,4 @@
-"""Whether a kernel is legal, right, free of races and accepted by the compiler.
+"""Checks that a kernel is legal, right, free of races and accepted by the compiler.
 
     systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
 

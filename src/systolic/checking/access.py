@@ -1,4 +1,4 @@
-"""What a kernel does at one place of its source, and what devices of a mesh know of each other."""
+"""Accesses of a kernel with their places in its source, and the order that signals set between devices."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Access:
 
 @dataclass(slots=True)
 class Entering:
-    """Which devices know of which others that these have entered the kernel that they run.
+    """Knowledge of each device about others that have entered the kernel.
 
     A device knows of those whose signals, or copies, it has waited for, and of what these knew. What a semaphore was
     told counts as known as soon as anything is waited for at it: a device may know less than is said here, never more.
@@ -68,9 +68,9 @@ class Entering:
 
     def copied(self, device: int, to: int, semaphore: int) -> bool:
         """A device begins a copy to another one; says whether it knows that this one has entered the kernel."""
-        known = device == to or to in self._knows.get(device, ())
+        is_known = device == to or to in self._knows.get(device, ())
         self.signalled(device, to, semaphore)
-        return known
+        return is_known
 
     def waited(self, device: int, semaphore: int) -> None:
         """A wait for a semaphore has ended."""

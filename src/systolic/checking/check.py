@@ -64,7 +64,7 @@ class PendingCheck:
     @property
     def jobs(self) -> tuple[Future[Any], ...]:
         """All of them."""
-        return (*self.static, *(each for each in (*self.compiled, self.ran) if each is not None))
+        return (*self.static, *(call for call in (*self.compiled, self.ran) if call is not None))
 
     def result(self) -> CheckReport:
         """Waits for all jobs and returns the report.
@@ -77,15 +77,19 @@ class PendingCheck:
         for chip, static, compiled, unasked in zip(self.chips, self.static, self.compiled, self.unasked, strict=True):
             read = _static(static, chip)
             verdict, refusal = _verdict(compiled, chip, [kernel.name for kernel in read.kernels], unasked)
-            if refusal is not None and refusal.rule == "trace" and any(each.rule == "trace" for each in read.findings):
+            if (
+                refusal is not None
+                and refusal.rule == "trace"
+                and any(finding.rule == "trace" for finding in read.findings)
+            ):
                 refusal = None  # reading the function has come to the same
             findings += reconciled(read.findings, verdict, refusal)
             kernels += read.kernels
             verdicts.append(verdict)
-        run, found = _ran(self.ran)
-        if any(each.rule == "trace" for each in findings):
-            found = tuple(each for each in found if each.rule != "trace")
-        findings = without_consequences([*findings, *found])
+        run, run_findings = _ran(self.ran)
+        if any(finding.rule == "trace" for finding in findings):
+            run_findings = tuple(finding for finding in run_findings if finding.rule != "trace")
+        findings = without_consequences([*findings, *run_findings])
         return CheckReport(
             function=self.function,
             arguments=self.arguments,
@@ -131,12 +135,12 @@ def submit_check(
         shape = slice_of_devices(chip, math.prod(mesh.values())) if mesh else None
         if mesh and shape is None and not unasked[at]:
             unasked[at] = f"it was not asked: no slice of {chip.name} has {math.prod(mesh.values())} devices"
-        asked = None
+        request = None
         if not unasked[at]:
             called = with_jit_options(fn, slice_mesh(shape.chip, shape.name, **mesh)) if mesh and shape else fn
             target = target_of(shape.chip if shape else chip, shape)
-            asked = submit_compilation(pool, called, args, target, cache=cache, label=label)
-        compiled.append(asked)
+            request = submit_compilation(pool, called, args, target, cache=cache, label=label)
+        compiled.append(request)
     ran = None
     if run:
         job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings, mesh=mesh)
@@ -201,7 +205,7 @@ def check(
       SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
-    chips = [with_flags(chip_named(each) if isinstance(each, str) else each, flags or {}) for each in several]
+    chips = [with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {}) for chip in several]
     how = {"reference": reference, "run": run, "compiles": compiles, "seeds": seeds, "cached": cached, "mesh": mesh}
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, **how).result()
@@ -215,8 +219,8 @@ def _static(job: Future[StaticResult], chip: Chip) -> StaticResult:
     except (FunctionExit, WorkerEnded) as error:
         return StaticResult(findings=(worker_failure(error, chip.name),), kernels=())
     except Exception as error:  # noqa: BLE001 -- the user's module may raise anything while it is imported
-        found = exception_finding(error, "trace", "", limit="the function could not be read", chip=chip.name)
-        return StaticResult(findings=(found,), kernels=())
+        finding = exception_finding(error, "trace", "", limit="the function could not be read", chip=chip.name)
+        return StaticResult(findings=(finding,), kernels=())
 
 
 def _verdict(
@@ -227,14 +231,14 @@ def _verdict(
     try:
         program = job.result()
     except CompilerRefusal as refusal:
-        found = refused(refusal, chip, kernels)
-        return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), found
+        finding = refused(refusal, chip, kernels)
+        return Verdict(chip=chip.name, accepted=False, text=refusal.message, where=refusal.where or ""), finding
     except CompilerFlagError:
         raise
     except (FunctionExit, WorkerEnded) as error:
         return Verdict(chip=chip.name, accepted=None, text=str(error)), worker_failure(error, chip.name)
     except CompilerError as error:
-        found = Finding(
+        finding = Finding(
             rule="compiler-crash",
             grade="error",
             value=str(error).splitlines()[0],
@@ -243,7 +247,7 @@ def _verdict(
             chip=chip.name,
             detail=str(error),
         )
-        return Verdict(chip=chip.name, accepted=None, text=str(error)), found
+        return Verdict(chip=chip.name, accepted=None, text=str(error)), finding
     except (NamedFunctionError, SystolicBug):
         raise
     except Exception as error:  # noqa: BLE001 -- tracing raised; reading the function has found the same
@@ -281,6 +285,6 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
     except (FunctionExit, WorkerEnded) as error:
         return RunSummary(ran=False), (worker_failure(error, ""),)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
-        found = exception_finding(error, "run", "running it ends in ", limit="nothing could be said of its results")
-        return RunSummary(ran=False), (found,)
+        finding = exception_finding(error, "run", "running it ends in ", limit="nothing could be said of its results")
+        return RunSummary(ran=False), (finding,)
     return outcome.summary, outcome.findings

@@ -54,7 +54,7 @@ _FLUSHED = 2.0**-126  # below it float32 is zero on a TPU, and in interpret mode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What a reference comes to.
+    """The results of a reference.
 
     Attributes:
       values: the flat results in float64, integers in 32 bits or more.
@@ -111,7 +111,7 @@ class ReferenceFunction:
     """
 
     def __init__(self, reference: Callable[..., Any]) -> None:
-        self._reference = runs_user_code(lambda *given: _leaves(reference(*given)))
+        self._reference = runs_user_code(lambda *arguments: _leaves(reference(*arguments)))
         self._run: Callable[..., Any] | None = None
 
     def evaluated(self, arguments: Sequence[np.ndarray], seed: int) -> Reference:
@@ -128,7 +128,7 @@ class ReferenceFunction:
 
         # What is far beyond any range is no response; overflow says so.
         with jax.enable_x64(True), np.errstate(over="ignore", invalid="ignore"):
-            wide = [_widened(each) for each in arguments]
+            wide = [_widened(argument) for argument in arguments]
             if self._run is None:
                 self._run = jax.jit(functools.partial(perturbed, jax.make_jaxpr(self._reference)(*wide)))
             values = self._values(wide, 0, 0.0)
@@ -142,25 +142,25 @@ class ReferenceFunction:
                     furthest[at] = np.fmax(furthest[at], _distance(rounded[at], value))
         responses = tuple(np.sqrt(_evened(total / _SAMPLES)) / _CHANGE for total in squares)
         steady = tuple(map(_is_steady, values, responses, furthest))
-        narrow = any(each.dtype.kind in "iu" and each.dtype.itemsize < 4 for each in arguments)
+        narrow = any(argument.dtype.kind in "iu" and argument.dtype.itemsize < 4 for argument in arguments)
         native = tuple(self._native(arguments)) if narrow else ()
         return Reference(values=tuple(values), responses=responses, steady=steady, native=native)
 
     @runs_user_code
     def _values(self, wide: Sequence[Any], seed: int, change: float) -> list[np.ndarray]:
         assert self._run is not None
-        return [np.asarray(each) for each in self._run(wide, float(seed), change)]
+        return [np.asarray(result) for result in self._run(wide, float(seed), change)]
 
     @runs_user_code
     def _native(self, arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
         import jax
 
-        return [np.asarray(each) for each in jax.jit(self._reference)(*arguments)]
+        return [np.asarray(result) for result in jax.jit(self._reference)(*arguments)]
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _distance(first: np.ndarray, other: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.nan_to_num(np.abs(one.astype(np.float64) - other.astype(np.float64)))
+        return np.nan_to_num(np.abs(first.astype(np.float64) - other.astype(np.float64)))
 
 
 def _is_steady(value: np.ndarray, response: np.ndarray, furthest: np.ndarray) -> bool:
@@ -198,14 +198,14 @@ def _evened(squares: np.ndarray) -> np.ndarray:
     # Elements may be infinite, or so large that their squares' products are: then so is what follows from them.
     with np.errstate(over="ignore", invalid="ignore"):
         rows, columns = squares.mean(axis=-1, keepdims=True), squares.mean(axis=-2, keepdims=True)
-        whole = squares.mean(axis=(-2, -1), keepdims=True)
-        evened = np.divide(rows * columns, whole, out=np.zeros_like(squares), where=whole > 0)
+        mean = squares.mean(axis=(-2, -1), keepdims=True)
+        evened = np.divide(rows * columns, mean, out=np.zeros_like(squares), where=mean > 0)
     return np.fmax(squares, evened)
 
 
 def compared(
     result: np.ndarray,
-    wanted: np.ndarray,
+    expected: np.ndarray,
     response: np.ndarray,
     *,
     terms: int,
@@ -216,7 +216,7 @@ def compared(
 
     Args:
       result: the kernel's result, in its dtype.
-      wanted: the reference's result, in float64 or of an integer dtype, of the same shape.
+      expected: the reference's result, in float64 or of an integer dtype, of the same shape.
       response: the response of the reference to relative changes of the inputs.
       terms: how many terms an element sums, k above.
       roundings: how often a running sum is rounded on the way, s above.
@@ -225,8 +225,8 @@ def compared(
     import jax.numpy as jnp
 
     if not jnp.issubdtype(result.dtype, jnp.inexact):
-        exact = wanted.dtype.kind in "iub"
-        difference = np.abs(result.astype(np.float64) - wanted.astype(np.float64))
+        exact = expected.dtype.kind in "iub"
+        difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
         if native is not None and native.dtype == result.dtype:
             difference[result == native] = 0.0
         # A result that is rounded to an integer at the end may be half of one off; one of integers throughout may not.
@@ -234,7 +234,9 @@ def compared(
         return Comparison(error=difference, tolerance=allowed, coarse=allowed)
     kind = ml_dtypes.finfo(np.float32 if result.dtype.kind == "c" else result.dtype)
     unit_out = float(kind.eps) / 2
-    got, right = (each.astype(np.complex128 if each.dtype.kind == "c" else np.float64) for each in (result, wanted))
+    got, right = (
+        array.astype(np.complex128 if array.dtype.kind == "c" else np.float64) for array in (result, expected)
+    )
     with np.errstate(invalid="ignore", over="ignore"):
         # What is beyond the largest number of the dtype is infinite there, and that is right.
         right = np.where(np.abs(right) > float(kind.max), right.astype(result.dtype).astype(right.dtype), right)
@@ -242,9 +244,9 @@ def compared(
     error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
     error[np.isnan(error)] = np.inf
     # A reference that rounds to a type of its own, whatever it is given, is no more exact than that.
-    own = float(ml_dtypes.finfo(wanted.dtype).eps) / 2 if wanted.dtype.kind in "fV" else 0.0
+    own_rounding = float(ml_dtypes.finfo(expected.dtype).eps) / 2 if expected.dtype.kind in "fV" else 0.0
     least = max(float(kind.smallest_subnormal) / 2, min(float(kind.smallest_normal), _FLUSHED))
-    scale = 2 * (unit_out + own) * np.nan_to_num(np.abs(right)) + least
+    scale = 2 * (unit_out + own_rounding) * np.nan_to_num(np.abs(right)) + least
     reach = _reach(result)
     response = np.nan_to_num(response)
     return Comparison(

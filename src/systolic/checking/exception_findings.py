@@ -1,4 +1,4 @@
-"""What an exception says of a function: of the interpreter, of the user's code, or of a worker that ended."""
+"""Makes findings of exceptions: from the interpreter, the user's code, or a worker that ended."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             fix="use it, and wait for its copies, inside of that function",
             where=where,
         )
-    if found := _BLOCK_OUTSIDE.search(text):
-        block, kind, name, step, shape = found.groups()
+    if match := _BLOCK_OUTSIDE.search(text):
+        block, kind, name, step, shape = match.groups()
         return about(
             calls,
             "out-of-bounds",
@@ -79,8 +79,8 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             fix="mend the index map or the grid; an index map gives blocks, not elements",
             where=where,
         )
-    if found := _OUTSIDE.search(text):
-        what, memory, buffer, part, shape = found.groups()
+    if match := _OUTSIDE.search(text):
+        what, memory, buffer, part, shape = match.groups()
         part = _SLICE.sub(r"\1:\2", part)
         name = buffer_name(calls, int(buffer) - FIRST_BUFFER) or f"a buffer in {memory}"
         return about(
@@ -91,11 +91,11 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             fix="make the slice end inside: clip its start, or use a buffer of whole tiles",
             where=where,
         )
-    if found := _REVISITED.search(text):
+    if match := _REVISITED.search(text):
         return about(
             calls,
             "revisited-output",
-            value=f"a block of an output is left and visited again: {found.group()}",
+            value=f"a block of an output is left and visited again: {match.group()}",
             limit="it was written back meanwhile, and comes with other contents",
             fix="make all steps of an output block consecutive: the axis that sums goes last",
             where=where,
@@ -119,13 +119,13 @@ def no_barrier(calls: Sequence[KernelCall], copy: Access) -> Finding:
 
 def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Finding:
     text = str(error)
-    said = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
+    message = (_RAISED.findall(text) or [f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"])[-1].strip()
     lacking = isinstance(error, NotImplementedError) or re.search(_LACKING, text)
     return about(
         calls,
         "run",
         grade="warning" if lacking else "error",
-        value=f"{'it was not run: interpret mode cannot' if lacking else 'running it raises'}: {said[:300]}",
+        value=f"{'it was not run: interpret mode cannot' if lacking else 'running it raises'}: {message[:300]}",
         limit="nothing could be said of its results",
         fix="try it on a TPU" if lacking else "see the text below",
         where=where,
@@ -140,8 +140,8 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
     buffers = _buffers(calls[0])
     if not 0 <= number < len(buffers):
         return ""
-    operand, whole = buffers[number]
-    return f"{operand.name} in HBM" if whole else operand.name
+    operand, is_whole = buffers[number]
+    return f"{operand.name} in HBM" if is_whole else operand.name
 
 
 def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
@@ -159,39 +159,41 @@ def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
     It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
     """
     aliased = {out for _, out in call.aliases}
-    outputs = [each for at, each in enumerate(call.of("output")) if at not in aliased]
-    inside = [each for each in call.operands if each.memory not in ("hbm", "semaphore")]
-    return [*((each, True) for each in (*call.of("input"), *outputs)), *((each, False) for each in inside)]
+    outputs = [operand for at, operand in enumerate(call.of("output")) if at not in aliased]
+    inside = [operand for operand in call.operands if operand.memory not in ("hbm", "semaphore")]
+    return [*((operand, True) for operand in (*call.of("input"), *outputs)), *((operand, False) for operand in inside)]
 
 
 def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
     """Names one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
-    operands = [each for each in calls[0].operands if each.memory == "semaphore"] if len(calls) == 1 else []
-    for each in operands:
-        count = math.prod(each.shape)
+    operands = [operand for operand in calls[0].operands if operand.memory == "semaphore"] if len(calls) == 1 else []
+    for operand in operands:
+        count = math.prod(operand.shape)
         if number is None or number < 0:
             break
         if number < count:
             return (
-                f"{each.name}[{', '.join(map(str, np.unravel_index(number, each.shape)))}]" if each.shape else each.name
+                f"{operand.name}[{', '.join(map(str, np.unravel_index(number, operand.shape)))}]"
+                if operand.shape
+                else operand.name
             )
         number -= count
     return "a semaphore"
 
 
-def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **said: str) -> Finding:
+def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **text: str) -> Finding:
     """Makes a finding about the kernels that were run; if there is only one, with its name and place."""
-    return call_finding(calls[0] if len(calls) == 1 else None, rule, grade, **said)
+    return call_finding(calls[0] if len(calls) == 1 else None, rule, grade, **text)
 
 
 def exception_finding(
-    error: Exception, rule: str, said: str, *, limit: str, fix: str = "see the text below", chip: str = ""
+    error: Exception, rule: str, beginning: str, *, limit: str, fix: str = "see the text below", chip: str = ""
 ) -> Finding:
     """Reports an exception of the user's code; `said` begins the sentence that ends with its type and text."""
     return Finding(
         rule=rule,
         grade="error",
-        value=f"{said}{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
+        value=f"{beginning}{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}",
         limit=limit,
         fix=fix,
         where=source_line(error) or "",

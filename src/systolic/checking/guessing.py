@@ -1,4 +1,4 @@
-"""Which reference a function may have that came without one: by its shapes a product, a sum or a copy.
+"""Guesses a reference for a function without one: by its shapes a product, a sum or a copy.
 
 What was guessed is tried: whether all results are those of it, most, or too few for it to mean anything.
 """
@@ -13,7 +13,9 @@ import numpy as np
 
 from systolic.checking.comparing import ReferenceFunction, compared
 
-_MOST = 0.6  # of the results: a function that is another one agrees in few, and one with zeros in it in half of them
+_MIN_AGREEING_SHARE = (
+    0.6  # of the results: a function that is another one agrees in few, and one with zeros in it in half of them
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,17 @@ def guessed(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, term
     """Finds a product, a sum or a copy of which all or most results are; None: there is none."""
     if len(outputs) != 1 or not 1 <= len(inputs) <= 2 or not outputs[0].size:
         return None
-    found = []
-    for text, fn in _candidates([each.shape for each in inputs], outputs[0].shape):
-        wanted = ReferenceFunction(fn).evaluated(inputs, 0)
-        native = wanted.native[0] if wanted.native else None
+    guesses = []
+    for text, fn in _candidates([array.shape for array in inputs], outputs[0].shape):
+        expected = ReferenceFunction(fn).evaluated(inputs, 0)
+        native = expected.native[0] if expected.native else None
         against = compared(
-            outputs[0], wanted.values[0], wanted.responses[0], terms=terms, roundings=roundings, native=native
+            outputs[0], expected.values[0], expected.responses[0], terms=terms, roundings=roundings, native=native
         )
         wrong = against.error > np.maximum(against.tolerance, against.coarse)
-        found.append(Guess(text=text, wrong=wrong))
-    best = min(found, key=lambda each: each.wrong.mean(), default=None)
-    return best if best is not None and best.wrong.mean() <= 1 - _MOST else None
+        guesses.append(Guess(text=text, wrong=wrong))
+    best = min(guesses, key=lambda guess: guess.wrong.mean(), default=None)
+    return best if best is not None and best.wrong.mean() <= 1 - _MIN_AGREEING_SHARE else None
 
 
 def _candidates(inputs: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -74,5 +76,5 @@ def _candidates(inputs: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> Iter
 def _product(lhs: Any, rhs: Any) -> Any:
     import jax.numpy as jnp
 
-    whole = jnp.issubdtype(lhs.dtype, jnp.integer) and jnp.issubdtype(rhs.dtype, jnp.integer)
-    return jnp.matmul(lhs, rhs, preferred_element_type=jnp.int32 if whole else None)
+    is_integer = jnp.issubdtype(lhs.dtype, jnp.integer) and jnp.issubdtype(rhs.dtype, jnp.integer)
+    return jnp.matmul(lhs, rhs, preferred_element_type=jnp.int32 if is_integer else None)

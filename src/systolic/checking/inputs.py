@@ -70,8 +70,8 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data)
     if jnp.issubdtype(dtype, jnp.integer):
         if indices and is_index(leaf):
             return np.zeros(shape, dtype)
-        least, most = _range(dtype, data)
-        drawn = random.integers(least, most, shape, endpoint=True).astype(dtype)
+        least, largest = _range(dtype, data)
+        drawn = random.integers(least, largest, shape, endpoint=True).astype(dtype)
         return _with_zeros(drawn) if data == "repeated" else drawn
     drawn = _floats(random, shape, data, float(jnp.finfo(dtype).max))
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -130,13 +130,13 @@ def regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarra
     total = None if value is None else next((size for size in changes if are_groups_of(value, size)), None)
     if value is None or total is None:
         return value
-    wanted = changes[total]
-    exact = value.astype(np.float64) * wanted / total
+    new_total = changes[total]
+    exact = value.astype(np.float64) * new_total / total
     shares = np.maximum(np.floor(exact), value > 0).astype(np.int64)
     # What rounding has left over, or taken too much, goes to the groups that it has wronged most.
-    while wanted > shares.sum():
+    while new_total > shares.sum():
         shares.flat[int(np.argmax(np.where(value > 0, exact - shares, -np.inf)))] += 1
-    while wanted < shares.sum():
+    while new_total < shares.sum():
         shares.flat[int(np.argmin(np.where(shares > 1, exact - shares, np.inf)))] -= 1
     return shares.astype(value.dtype)
 
@@ -158,11 +158,11 @@ class Flat:
         """Calls it."""
         import jax
 
-        whole = [
+        arguments = [
             jax.random.wrap_key_data(leaf, impl=self.keys[at]) if at in self.keys else leaf
             for at, leaf in enumerate(leaves)
         ]
-        return self.fn(*jax.tree.unflatten(self.tree, whole))
+        return self.fn(*jax.tree.unflatten(self.tree, arguments))
 
 
 def without_keys(leaves: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:

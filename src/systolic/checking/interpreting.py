@@ -55,7 +55,7 @@ _DEADLOCK_OF_SEVERAL_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What a kernel's result must not depend on.
+    """Conditions of a run, on which a kernel's result must not depend.
 
     Attributes:
       order: the seed of the order of steps along parallel axes.
@@ -103,7 +103,7 @@ class TooSlowError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreted:
-    """What came of a run.
+    """The results of a run.
 
     Attributes:
       outputs: the flat results.
@@ -125,8 +125,8 @@ class Interpreted:
 
     @property
     def has_nan(self) -> bool:
-        """Whether there is any NaN among the results."""
-        return any(bool((each != each).any()) for each in self.outputs)
+        """True if there is any NaN among the results."""
+        return any(bool((output != output).any()) for output in self.outputs)
 
 
 class Interpreter:
@@ -238,14 +238,14 @@ def _compiled(fn: Callable[..., Any], arguments: Sequence[np.ndarray]) -> Callab
     # A function of its own each time: none that was traced under other conditions is taken for it. XLA would simplify
     # x * mask to a selection, which hides the NaN that a TPU makes of it.
     exactly: dict[str, str | bool] = {"xla_disable_hlo_passes": "algsimp"}
-    return jax.jit(lambda *given: fn(*given)).lower(*arguments).compile(compiler_options=exactly)
+    return jax.jit(lambda *operands: fn(*operands)).lower(*arguments).compile(compiler_options=exactly)
 
 
 @runs_user_code
 def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[np.ndarray]:
     import jax
 
-    return [np.asarray(each) for each in jax.tree.leaves(call(*arguments))]
+    return [np.asarray(result) for result in jax.tree.leaves(call(*arguments))]
 
 
 def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: Watch) -> list[np.ndarray]:
@@ -274,7 +274,7 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch:
             break
         waits = semaphore_waits()
         now = time.monotonic()
-        waiting_since = {each: waiting_since.get(each, now) for each in waits}
+        waiting_since = {thread: waiting_since.get(thread, now) for thread in waits}
         if watch.acts != acts:
             acts, acted = watch.acts, now
         quiet_s = _DEADLOCK_S if watch.devices == 1 else _DEADLOCK_OF_SEVERAL_S
@@ -293,18 +293,18 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch:
 
 
 def _races(text: str) -> Iterator[Race]:
-    for found in _RACE.finditer(text):
-        kind, memory, buffer, place, other_kind, _, _, other_place = found.groups()
+    for match in _RACE.finditer(text):
+        kind, memory, buffer, place, other_kind, _, _, other_place = match.groups()
         accesses = ((kind, _place(place)), (other_kind, _place(other_place)))
         yield Race(accesses=accesses, memory=memory, buffer=int(buffer) - FIRST_BUFFER)
 
 
 def _place(text: str) -> str:
-    found = _PLACE.fullmatch(text.strip())
-    if found is None:
+    match = _PLACE.fullmatch(text.strip())
+    if match is None:
         return ""
-    name = found["name"].split(".")[-1]
-    return f"{found['file']}:{found['line']} in {name}"
+    name = match["name"].split(".")[-1]
+    return f"{match['file']}:{match['line']} in {name}"
 
 
 def words(conditions: Conditions) -> str:

@@ -40,16 +40,16 @@ class Judge:
     _rounds: bool = field(init=False)  # whether anything could be rounded to a narrow type
 
     def __post_init__(self) -> None:
-        found = [sums(call) for call in self.calls]
-        self._terms = max(1, sum(terms for terms, _ in found))
-        self._roundings = max(1, sum(roundings for _, roundings in found))
+        call_sums = [sums(call) for call in self.calls]
+        self._terms = max(1, sum(terms for terms, _ in call_sums))
+        self._roundings = max(1, sum(roundings for _, roundings in call_sums))
         self._rounds = not self.calls or any(map(has_narrow, self.calls))
 
     def of_values(
         self,
         inputs: Sequence[np.ndarray],
         results: Sequence[tuple[Conditions, Interpreted]],
-        wanted: Reference | None,
+        expected: Reference | None,
         data: str = "",
     ) -> Iterator[Finding]:
         """Finds NaN, wrong numbers, and numbers that are less exact than they could be.
@@ -57,41 +57,47 @@ class Judge:
         Args:
           inputs: flat, of all results.
           results: the first is judged; those with other memory than its say where its NaN is from.
-          wanted: what a reference comes to.
+          expected: what a reference comes to.
           data: what kind of inputs it is, in words; "" for normal ones.
         """
         base, outputs = results[0][0], results[0][1].outputs
-        clean = not any(is_nan(each).any() for each in inputs)
+        clean = not any(is_nan(array).any() for array in inputs)
         if not data:
-            yield from self._other_results(outputs, wanted)
-        if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
-            wanted = None
+            yield from self._other_results(outputs, expected)
+        if expected is not None and [output.shape for output in outputs] != [value.shape for value in expected.values]:
+            expected = None
         others = [other.outputs for conditions, other in results[1:] if conditions.memory != base.memory]
         for at, got in enumerate(outputs):
-            right = None if wanted is None else wanted.values[at]
+            right = None if expected is None else expected.values[at]
             empty = is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else is_nan(right))
             name = (f"result {at}: " if len(outputs) > 1 else "") + (f"of {data}: " if data else "")
             # NaN that stays whatever lies in memory is made by arithmetic.
-            made = empty & np.all([is_nan(each[at]) for each in others], axis=0) if others else np.zeros_like(empty)
+            made = (
+                empty & np.all([is_nan(outputs_of_run[at]) for outputs_of_run in others], axis=0)
+                if others
+                else np.zeros_like(empty)
+            )
             if (empty & ~made).any() and (clean or right is not None):
                 back = results[0][1].watch.windows.came_back
                 yield self._nan(name, empty & ~made) if back is None else self._came_back(name, back)
             if made.any() and right is None and clean and not (data and self._made):
                 yield self._arithmetic(name, made, "error" if data else "warning")
             self._made |= bool(made.any())
-            if right is not None and wanted is not None:
+            if right is not None and expected is not None:
                 terms, roundings = (self._terms, self._roundings) if self.calls else most_sums((*inputs, got))
-                native = wanted.native[at] if wanted.native else None
-                response = wanted.responses[at]
-                found = compared(got, right, response, terms=terms, roundings=roundings, native=native)
-                if data and not wanted.steady[at]:  # only what is not finite is wrong whatever the rounding
-                    found = replace(found, error=np.where(np.isfinite(found.error), 0.0, found.error))
-                yield from self._wrong(name, found, empty & ~made)
+                native = expected.native[at] if expected.native else None
+                response = expected.responses[at]
+                comparison = compared(got, right, response, terms=terms, roundings=roundings, native=native)
+                if data and not expected.steady[at]:  # only what is not finite is wrong whatever the rounding
+                    comparison = replace(
+                        comparison, error=np.where(np.isfinite(comparison.error), 0.0, comparison.error)
+                    )
+                yield from self._wrong(name, comparison, empty & ~made)
 
-    def _other_results(self, outputs: Sequence[np.ndarray], wanted: Reference | None) -> Iterator[Finding]:
+    def _other_results(self, outputs: Sequence[np.ndarray], expected: Reference | None) -> Iterator[Finding]:
         """Finds references that return something else, or round."""
-        if wanted is not None and [each.shape for each in outputs] != [each.shape for each in wanted.values]:
-            shapes = [", ".join(str(each.shape) for each in some) for some in (outputs, wanted.values)]
+        if expected is not None and [output.shape for output in outputs] != [value.shape for value in expected.values]:
+            shapes = [", ".join(str(array.shape) for array in arrays) for arrays in (outputs, expected.values)]
             yield about(
                 self.calls,
                 "reference",
@@ -100,7 +106,7 @@ class Judge:
                 fix="make the reference return arrays of the same shapes, in the same order",
             )
             return
-        coarse = sorted({each.dtype.name for each in (wanted.values if wanted else ()) if _is_coarse(each)})
+        coarse = sorted({value.dtype.name for value in (expected.values if expected else ()) if _is_coarse(value)})
         if coarse:
             yield about(
                 self.calls,
@@ -149,23 +155,23 @@ class Judge:
             fix="subtract the maximum before exp, and keep what is divided by away from zero; or give a reference",
         )
 
-    def _wrong(self, name: str, found: Comparison, empty: np.ndarray) -> Iterator[Finding]:
-        worst = found.worst
+    def _wrong(self, name: str, comparison: Comparison, empty: np.ndarray) -> Iterator[Finding]:
+        worst = comparison.worst
         if worst is None:
             return
         if self.worst is None or _ratio(worst) > _ratio(self.worst):
             self.worst = worst
-        self.lost = max(self.lost, found.lost)
-        wrong = (found.error > found.tolerance) & ~empty  # which is reported as NaN of memory
+        self.lost = max(self.lost, comparison.lost)
+        wrong = (comparison.error > comparison.tolerance) & ~empty  # which is reported as NaN of memory
         if not wrong.any():
             return
-        coarse = self._rounds and not (found.error > found.coarse)[~empty].any()
+        coarse = self._rounds and not (comparison.error > comparison.coarse)[~empty].any()
         # Not at an element near zero, where the result's own type is the finer the less there is.
-        largest = float(found.error[~empty].max()), float(found.tolerance[~empty].max())
+        largest = float(comparison.error[~empty].max()), float(comparison.tolerance[~empty].max())
         gross = coarse and _ratio(largest) >= _GROSS and any(map(sums_narrowly, self.calls))
         grade: Grade = "note" if self.assumed else "warning" if coarse and not gross else "error"
         off = f"are off, at worst by {worst[0]:.3g} where rounding explains {worst[1]:.3g}"
-        if lost := int((wrong & ~np.isfinite(found.error)).sum()):
+        if lost := int((wrong & ~np.isfinite(comparison.error)).sum()):
             off = (
                 "are NaN or infinite, and should not be"
                 if lost == wrong.sum()
@@ -227,6 +233,6 @@ def _is_coarse(array: np.ndarray) -> bool:
     return array.dtype.kind in "fV" and array.dtype.itemsize < 8
 
 
-def _ratio(found: tuple[float, float]) -> float:
-    error, tolerance = found
+def _ratio(error_and_tolerance: tuple[float, float]) -> float:
+    error, tolerance = error_and_tolerance
     return 0.0 if error == 0 else math.inf if tolerance == 0 else error / tolerance

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from systolic.compat.jaxprs import Environment, bound, called_function, is_literal
 
 _SUMS = frozenset(("dot_general", "reduce_sum", "cumsum", "conv_general_dilated", "add", "sub", "add_any"))
 _ROUNDED = _SUMS | frozenset(
@@ -29,10 +31,6 @@ _ROUNDED = _SUMS | frozenset(
     )
 )
 _ADDED_UP = frozenset(("dot_general", "reduce_sum"))
-_INSIDE = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # of a call that is made once, as `jit` and `custom_jvp` make
-_CALLS = frozenset(
-    ("pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat")
-) | frozenset(("checkpoint", "remat2", "custom_lin"))
 
 
 def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> list[Any]:
@@ -45,7 +43,7 @@ def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> 
       change: 0.0: none.
     """
     evaluation = _Evaluation(seed=seed, change=change)
-    return evaluation.run(closed.jaxpr, closed.consts, [evaluation.changed(each) for each in arguments])
+    return evaluation.run(closed, [evaluation.changed(argument) for argument in arguments])
 
 
 class _Evaluation:
@@ -54,57 +52,43 @@ class _Evaluation:
         self._change = change
         self._changes = 0
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        from jax.extend.core import Literal
-
-        known: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
-
+    def run(self, function: Any, arguments: Sequence[Any]) -> list[Any]:
+        jaxpr = getattr(function, "jaxpr", function)
         uses = Counter(
             atom
             for atoms in (*(equation.invars for equation in jaxpr.eqns), jaxpr.outvars)
             for atom in atoms
-            if not isinstance(atom, Literal)
+            if not is_literal(atom)
         )
-        again: dict[Any, Any] = {}  # adds up a sum anew
-
-        def value(atom: Any) -> Any:
-            if isinstance(atom, Literal):
-                return atom.val
-            return again[atom]() if atom in again else known[atom]
-
+        environment = _Environment(function, arguments)
         exponents: dict[Any, Any] = {}  # of differences, and of their exponentials: the larger operand
         for equation in jaxpr.eqns:
-            operands = [value(atom) for atom in equation.invars]
+            operands = environment.inputs(equation)
             results = self._equation(equation, operands)
-            first = next((atom for atom in equation.invars if not isinstance(atom, Literal)), None)
+            first = next((atom for atom in equation.invars if not is_literal(atom)), None)
             of_difference = exponents.get(first) if first is not None and first is equation.invars[0] else None
             if equation.primitive.name in _ADDED_UP and uses[equation.outvars[0]] > 1:
-                again[equation.outvars[0]] = functools.partial(self._one, equation, operands)
+                environment.again[equation.outvars[0]] = functools.partial(self._equation, equation, operands)
             if equation.primitive.name == "sub":
                 exponents[equation.outvars[0]] = _larger(*operands)
             elif equation.primitive.name == "exp" and of_difference is not None:
                 exponents[equation.outvars[0]] = of_difference
             elif equation.primitive.name == "div" and of_difference is not None:
                 results = [self.changed(results[0], of_difference)]
-            known.update(zip(equation.outvars, results, strict=True))
-        return [value(atom) for atom in jaxpr.outvars]
-
-    def _one(self, equation: Any, operands: Sequence[Any]) -> Any:
-        return self._equation(equation, operands)[0]
+            environment.write(equation, results)
+        return environment.results()
 
     def _equation(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
         name = equation.primitive.name
-        if name in _CALLS:
-            inner = next((equation.params[each] for each in _INSIDE if each in equation.params), None)
-            if inner is not None:
-                return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), operands)
+        function = called_function(equation)
+        if function is not None:
+            return self.run(function, operands)
         loop = name in ("scan", "while")
         rounded = name in _ROUNDED or loop
         if name in _SUMS or loop:
-            operands = [self.changed(each) for each in operands]
-        found = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
-        results = list(found) if equation.primitive.multiple_results else [found]
-        return [self.changed(each) for each in results] if rounded else results
+            operands = [self.changed(operand) for operand in operands]
+        results = bound(equation, operands)
+        return [self.changed(result) for result in results] if rounded else results
 
     def changed(self, value: Any, times: Any = 1) -> Any:
         """Changes each element, by so many times the relative change; what are no floats stays."""
@@ -120,8 +104,21 @@ class _Evaluation:
         return (value * (1 + self._change * times * noise)).astype(jnp.result_type(value))
 
 
-def _larger(one: Any, other: Any) -> Any:
+class _Environment(Environment[Any]):
+    """Values of which some are computed anew at each use."""
+
+    def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
+        super().__init__(function, arguments)
+        self.again: dict[Any, Callable[[], list[Any]]] = {}
+
+    def read(self, atom: Any) -> Any:
+        if not is_literal(atom) and atom in self.again:
+            return self.again[atom]()[0]
+        return super().read(atom)
+
+
+def _larger(first: Any, other: Any) -> Any:
     import jax.numpy as jnp
 
-    larger = jnp.maximum(jnp.abs(one), jnp.abs(other))
+    larger = jnp.maximum(jnp.abs(first), jnp.abs(other))
     return jnp.where(jnp.isfinite(larger), larger, 1)  # a score that is masked

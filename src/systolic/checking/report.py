@@ -22,7 +22,7 @@ class CheckFailedError(ValueError):
 
     def __init__(self, report: CheckReport) -> None:
         grade: Grade = "warning" if report.ok else "error"
-        findings = "\n".join(f"  {found}" for found in report.findings if found.grade == grade)
+        findings = "\n".join(f"  {finding}" for finding in report.findings if finding.grade == grade)
         super().__init__(f"{report.function} on {', '.join(report.chips)}:\n{findings}")
         self.report = report
 
@@ -112,13 +112,13 @@ class CheckReport(Summarised):
 
     @property
     def compared(self) -> bool:
-        """Whether results were compared with a reference."""
+        """True if results were compared with a reference."""
         return self.run.error is not None
 
     @property
     def ok(self) -> bool:
-        """Whether there is no finding of grade error. Without a reference that says nothing of numbers: `compared`."""
-        return not any(found.grade == "error" for found in self.findings)
+        """True without a finding of grade error. Without a reference that says nothing of numbers: see `compared`."""
+        return not any(finding.grade == "error" for finding in self.findings)
 
     @property
     def conclusion(self) -> str:
@@ -129,7 +129,7 @@ class CheckReport(Summarised):
 
     def count(self, grade: Grade) -> int:
         """Counts the findings of a grade."""
-        return sum(found.grade == grade for found in self.findings)
+        return sum(finding.grade == grade for finding in self.findings)
 
     def raise_on_error(self, *, warnings: bool = False) -> CheckReport:
         """Returns this report, if it has no finding of grade error.
@@ -156,8 +156,8 @@ class CheckReport(Summarised):
             },
             columns=("grade", "rule", "found", "asked for", "do", "where", "chip"),
             rows=tuple(
-                (found.grade, found.rule, found.value, found.limit, found.fix, found.where, found.chip)
-                for found in self.findings
+                (finding.grade, finding.rule, finding.value, finding.limit, finding.fix, finding.where, finding.chip)
+                for finding in self.findings
             ),
         )
 
@@ -186,29 +186,38 @@ _CONSEQUENCES = {
 
 def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
     """Leaves out what other findings of the same kernel bring about."""
-    causes = [found for found in findings if found.grade == "error" and found.rule in _CONSEQUENCES]
+    causes = [finding for finding in findings if finding.grade == "error" and finding.rule in _CONSEQUENCES]
 
-    def follows(found: Finding) -> bool:
-        alike = (cause for cause in causes if not found.kernel or cause.kernel in ("", found.kernel))
-        return any(found.rule in _CONSEQUENCES[cause.rule] for cause in alike)
+    def follows(finding: Finding) -> bool:
+        alike = (cause for cause in causes if not finding.kernel or cause.kernel in ("", finding.kernel))
+        return any(finding.rule in _CONSEQUENCES[cause.rule] for cause in alike)
 
-    return [found for found in findings if not follows(found)]
+    return [finding for finding in findings if not follows(finding)]
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
     """Orders findings by grade, without repetitions; what several chips have alike is stated once."""
     merged: dict[tuple[str, ...], Finding] = {}
     chips: dict[tuple[str, ...], list[str]] = {}
-    for found in findings:
-        key = (found.rule, found.grade, found.value, found.limit, found.fix, found.kernel, found.where, found.detail)
-        merged.setdefault(key, found)
-        chips.setdefault(key, []).append(found.chip)
-    joined = [_with_chips(found, chips[key]) for key, found in merged.items()]
-    return tuple(sorted(joined, key=lambda found: GRADES.index(found.grade)))
+    for finding in findings:
+        key = (
+            finding.rule,
+            finding.grade,
+            finding.value,
+            finding.limit,
+            finding.fix,
+            finding.kernel,
+            finding.where,
+            finding.detail,
+        )
+        merged.setdefault(key, finding)
+        chips.setdefault(key, []).append(finding.chip)
+    joined = [_with_chips(finding, chips[key]) for key, finding in merged.items()]
+    return tuple(sorted(joined, key=lambda finding: GRADES.index(finding.grade)))
 
 
-def _with_chips(found: Finding, chips: list[str]) -> Finding:
-    named = list(dict.fromkeys(chip for each in chips for chip in each.split(", ") if chip))
-    if "" in chips or ", ".join(named) == found.chip:
-        return found
-    return replace(found, chip=", ".join(named))
+def _with_chips(finding: Finding, chips: list[str]) -> Finding:
+    named = list(dict.fromkeys(chip for names in chips for chip in names.split(", ") if chip))
+    if "" in chips or ", ".join(named) == finding.chip:
+        return finding
+    return replace(finding, chip=", ".join(named))

@@ -1,4 +1,4 @@
-"""What a kernel rounds: how many terms it sums, how often, and whether anything in it is of a narrow type."""
+"""Counts what a kernel rounds: the terms of its sums, its roundings, and its narrow types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall, body_equations, op_count, read_references
+from systolic.analysis import KernelCall, op_count, read_references
+from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
 
@@ -15,11 +16,13 @@ def sums(call: KernelCall) -> tuple[int, int]:
     """Counts the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
     count = op_count(call.body)
     cut = [operand for operand in call.of("input", "output") if operand.is_cut]
-    parts = [[-(-size // block) for size, block in zip(each.shape, each.block, strict=True)] for each in cut]
-    longest = max((size for each in call.of("input", "output") for size in each.shape), default=1)
-    blocks = max((math.prod(each) for each, one in zip(parts, cut, strict=True) if one.role == "output"), default=1)
+    parts = [[-(-size // block) for size, block in zip(operand.shape, operand.block, strict=True)] for operand in cut]
+    longest = max((size for operand in call.of("input", "output") for size in operand.shape), default=1)
+    blocks = max(
+        (math.prod(counts) for counts, operand in zip(parts, cut, strict=True) if operand.role == "output"), default=1
+    )
     if call.steps is None:
-        visits = max((count for each in parts for count in each), default=1)
+        visits = max((count for counts in parts for count in counts), default=1)
     else:
         visits = max(1, call.steps // blocks)
     terms, roundings = count.terms * visits, count.roundings * visits
@@ -30,23 +33,23 @@ def sums(call: KernelCall) -> tuple[int, int]:
 
 def most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
     """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
-    longest = max((size for each in arrays for size in each.shape), default=1)
+    longest = max((size for array in arrays for size in array.shape), default=1)
     return longest, max(1, longest // LANES)
 
 
 def sums_narrowly(call: KernelCall) -> bool:
     """Says whether a body reads what it writes in a narrow type, as a running sum there is."""
     read = (call.operands[at] for at in read_references(call.body))
-    return any(each.role in ("output", "scratch") and _is_narrow(each.dtype) for each in read)
+    return any(operand.role in ("output", "scratch") and _is_narrow(operand.dtype) for operand in read)
 
 
 def has_narrow(call: KernelCall) -> bool:
     """Says whether anything in a call is of a narrow type, or approximate."""
-    if any(_is_narrow(each.dtype) for each in call.operands):
+    if any(_is_narrow(operand.dtype) for operand in call.operands):
         return True
     return any(
         _is_narrow(str(getattr(variable.aval, "dtype", ""))) or equation.params.get("approx", False)
-        for equation in body_equations(call.body)
+        for equation in equations(call.body)
         for variable in equation.outvars
     )
 

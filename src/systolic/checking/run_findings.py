@@ -56,9 +56,9 @@ def _left_in_scratch(
 ) -> Iterator[Finding]:
     """Warns of scratch memory whose contents one block of the output leaves to the next."""
     base = results[0][1]
-    for _, result in (each for each in results if each[0].spoiled):
-        for at, (one, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):
-            differs = _differs(one, other)
+    for _, result in (result for result in results if result[0].spoiled):
+        for at, (output, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):
+            differs = _differs(output, other)
             if differs.any():
                 yield about(
                     calls,
@@ -105,18 +105,18 @@ def _written_twice(calls: Sequence[KernelCall], race: Race) -> Finding:
 
 def _dependent(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
     base, first = results[0]
-    said = set()
+    reported = set()
     for conditions, result in results[1:]:
         if conditions.spoiled:
             continue  # what comes of that may be meant: see `_left_in_scratch`
-        for at, (one, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
-            differs = _differs(one, other)
+        for at, (output, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
+            differs = _differs(output, other)
             if conditions.memory != base.memory:
-                differs &= ~(is_nan(one) | is_nan(other))  # NaN is reported as such
+                differs &= ~(is_nan(output) | is_nan(other))  # NaN is reported as such
             rule = "order" if conditions.memory == base.memory else "uninitialised"
-            if not differs.any() or said & {"order", rule}:
+            if not differs.any() or reported & {"order", rule}:
                 continue
-            said.add(rule)
+            reported.add(rule)
             by_order = rule == "order"
             read = first_difference(first.watch, result.watch) if by_order else None
             yield about(
@@ -149,5 +149,5 @@ def _output(at: int, result: Interpreted) -> str:
     return f"result {at}: " if len(result.outputs) > 1 else ""
 
 
-def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return (one != other) & ~(is_nan(one) & is_nan(other))
+def _differs(output: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return (output != other) & ~(is_nan(output) & is_nan(other))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis import KernelCall, argument_texts, body_equations, described
+from systolic.analysis import KernelCall, argument_texts, described
 from systolic.checking.comparing import Reference, ReferenceFunction
 from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers, trace_failure
 from systolic.checking.finding import Finding, Grade
@@ -28,10 +28,11 @@ from systolic.checking.scaling import ScaledArguments, scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
 
-_MOST_SECONDS = 20.0  # the longest that one run may be expected to take
+_MAX_RUN_SECONDS = 20.0  # the longest that one run may be expected to take
 _TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
 _NOTHING_SAID = "nothing could be said of its results"
 _SMALLER = "check it with smaller arguments, or smaller tiles"
@@ -39,7 +40,7 @@ _SMALLER = "check it with smaller arguments, or smaller tiles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of the runs.
+    """The results of all runs.
 
     Attributes:
       findings: in the order in which they were made.
@@ -112,11 +113,11 @@ def run_checks(
 
     started, seeds = time.perf_counter(), tuple(seeds) or (0,)
     leaves, tree = jax.tree.flatten(abstract_arguments(args))
-    whole, (leaves, keys) = leaves, without_keys(leaves)
+    unscaled, (leaves, keys) = leaves, without_keys(leaves)
     flat = Flat(fn, tree, keys)
     try:
-        known = argument_values(args) if values is None else list(values)
-        scaled = scaled_arguments(functools.partial(_traced, flat, chip, mesh), leaves, known)
+        known_values = argument_values(args) if values is None else list(values)
+        scaled = scaled_arguments(functools.partial(_traced, flat, chip, mesh), leaves, known_values)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
         raise_own(error)
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
@@ -124,13 +125,15 @@ def run_checks(
     runs = _Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds, started=started)
     runs.all(Flat(reference, tree, keys) if reference is not None else None)
     worst = runs.judge.worst
-    shown = [each if at in keys else used for at, (each, used) in enumerate(zip(whole, scaled.leaves, strict=True))]
+    shown = [
+        shape if at in keys else used for at, (shape, used) in enumerate(zip(unscaled, scaled.leaves, strict=True))
+    ]
     pairs = zip(map(described, shown), argument_texts(args), strict=True)
     return RunOutcome(
         findings=tuple(dict.fromkeys(runs.findings)),
         summary=RunSummary(
             ran=runs.ran,
-            sizes=tuple(used if used == whole else f"{used} for {whole}" for used, whole in pairs),
+            sizes=tuple(used if used == full_size else f"{used} for {full_size}" for used, full_size in pairs),
             seeds=seeds,
             data=tuple(runs.data),
             compared=getattr(reference, "__name__", type(reference).__name__) if worst is not None else "",
@@ -148,7 +151,7 @@ def _traced(flat: Flat, chip: Chip, mesh: Mapping[str, int] | None, leaves: Sequ
     import jax
 
     with at_stage("tracing"), traced_as_on(chip, mesh):
-        return jax.jit(lambda *given: flat(*given), keep_unused=True).trace(*leaves).jaxpr
+        return jax.jit(lambda *arguments: flat(*arguments), keep_unused=True).trace(*leaves).jaxpr
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,7 +175,7 @@ class _Runs:
 
     def all(self, reference: Flat | None) -> None:
         """Runs the function under every condition, and compares the results."""
-        if self.scaled.seconds > _MOST_SECONDS:
+        if self.scaled.seconds > _MAX_RUN_SECONDS:
             seconds = f"{self.scaled.seconds:,.0f} s"
             value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
             self._note(value, _NOTHING_SAID, _SMALLER, "warning")
@@ -200,26 +203,26 @@ class _Runs:
         interpreter = Interpreter(self.flat, self.chip, self.mesh, outputs=outputs)
         conditions = list(self._conditions(carried))
         results: list[tuple[Conditions, Interpreted]] = []
-        for each in conditions:
+        for condition in conditions:
             if results and not self._has_time():
                 value = f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
                 self._note(
                     f"{value}{self.slowest_s:.0f} s", "a result that depends on their order may not show", _SMALLER
                 )
                 break
-            result = self._interpreted(interpreter, inputs, each)
+            result = self._interpreted(interpreter, inputs, condition)
             if result is None:
                 return
-            results.append((each, result))
+            results.append((condition, result))
         self.ran = True
         self.data.append("normal")
         self.findings += run_findings(self.scaled.calls, results)
-        wanted = ReferenceFunction(reference) if reference is not None else None
-        self.findings += self.judge.of_values(inputs, results, self._wanted(wanted, inputs))
+        wide_reference = ReferenceFunction(reference) if reference is not None else None
+        self.findings += self.judge.of_values(inputs, results, self._wanted(wide_reference, inputs))
         made = all(value is not None for value in values)
-        if not made and not any(each.grade == "error" for each in self.findings):
-            self._harder(interpreter, conditions, wanted, prefetches)
-        if reference is None and self.judge.calls and not any(each.grade == "error" for each in self.findings):
+        if not made and not any(finding.grade == "error" for finding in self.findings):
+            self._harder(interpreter, conditions, wide_reference, prefetches)
+        if reference is None and self.judge.calls and not any(finding.grade == "error" for finding in self.findings):
             self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
         self.findings += self.judge.of_precision()
 
@@ -236,23 +239,23 @@ class _Runs:
                 return
             inputs = made_up(self.scaled.leaves, self.scaled.values, self.seeds[0], indices=prefetches, data=data)
             results: list[tuple[Conditions, Interpreted]] = []
-            for each in (conditions[0], conditions[-1]):  # with NaN in memory, and with large numbers
-                result = self._interpreted(interpreter, inputs, each)
+            for condition in (conditions[0], conditions[-1]):  # with NaN in memory, and with large numbers
+                result = self._interpreted(interpreter, inputs, condition)
                 if result is None:
                     return
-                results.append((each, result))
+                results.append((condition, result))
                 if not result.has_nan:
                     break
             self.data.append(data)
-            wanted = self._wanted(reference, inputs)
-            known = {(each.rule, each.grade) for each in self.findings}
-            found = list(self.judge.of_values(inputs, results, wanted, data=kind))
-            self.findings += [each for each in found if (each.rule, each.grade) not in known]
-            if any(each.grade == "error" for each in found):
+            expected = self._wanted(reference, inputs)
+            reported = {(finding.rule, finding.grade) for finding in self.findings}
+            new_findings = list(self.judge.of_values(inputs, results, expected, data=kind))
+            self.findings += [finding for finding in new_findings if (finding.rule, finding.grade) not in reported]
+            if any(finding.grade == "error" for finding in new_findings):
                 return
 
     def _has_time(self) -> bool:
-        """Whether one more run fits."""
+        """True if one more run fits."""
         return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
 
     def _conditions(self, carried: tuple[int, ...]) -> Iterator[Conditions]:
@@ -272,8 +275,8 @@ class _Runs:
         if len(self.scaled.calls) != 1 or self.mesh:
             return ()
         call = self.scaled.calls[0]
-        copies = any(each.primitive.name == "dma_start" for each in body_equations(call.body))
-        if copies or not all(each.is_cut for each in call.of("output")):
+        copies = any(equation.primitive.name == "dma_start" for equation in equations(call.body))
+        if copies or not all(operand.is_cut for operand in call.of("output")):
             return ()
         return tuple(FIRST_BUFFER + number for number in scratch_buffers(call))
 
@@ -287,10 +290,10 @@ class _Runs:
             self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
             return None
         except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
-            found = run_failure(error, self.scaled.calls, f"copies {words(conditions)}", interpreter.watch)
-            if (found.rule, found.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
+            finding = run_failure(error, self.scaled.calls, f"copies {words(conditions)}", interpreter.watch)
+            if (finding.rule, finding.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
                 raise_own(error)
-            self.findings.append(found)
+            self.findings.append(finding)
             return None
         self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
         return result
@@ -302,14 +305,14 @@ class _Runs:
             return reference.evaluated(inputs, self.seeds[0])
         except Exception as error:  # noqa: BLE001 -- the user's function
             raise_own(error)
-            found = exception_finding(
+            finding = exception_finding(
                 error,
                 "reference",
                 "the reference raises ",
                 limit="results are compared with nothing; it is called with float64 in place of floats",
                 fix="write it for any dtype: without .astype(bfloat16) and the like",
             )
-            self.findings.append(found)
+            self.findings.append(finding)
             return None
 
     def _note(self, value: str, limit: str, fix: str, grade: Grade = "note") -> None:
@@ -320,5 +323,5 @@ def _reads_what_it_writes(call: KernelCall) -> bool:
     """Says whether an output takes the place of an input that a pipeline reads ahead, block by block."""
     inputs, outputs = call.of("input"), call.of("output")
     return any(
-        inputs[given].is_cut and outputs[out].is_cut and inputs[given].buffers != 1 for given, out in call.aliases
+        inputs[source].is_cut and outputs[out].is_cut and inputs[source].buffers != 1 for source, out in call.aliases
     )

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from systolic.analysis import KernelCall, body_equations, first_executions, kernel_calls, op_count
+from systolic.analysis import KernelCall, first_executions, kernel_calls, op_count
 from systolic.checking.inputs import are_groups_of, regrouped
+from systolic.compat.jaxprs import equations
 from systolic.compiler import Missing, PallasOperands
 from systolic.schedule import LANES
 
@@ -75,22 +76,24 @@ def scaled_arguments(
       budget_s: seconds that one run may take.
     """
     jaxpr = closed_jaxpr_of(leaves)
-    given = tuple(values) or (None,) * len(leaves)
-    search = _Search(closed_jaxpr_of, tuple(leaves), given, tuple(kernel_calls(jaxpr)))
-    whole = search.made(search.leaves, given, jaxpr, {})
-    if whole.seconds <= budget_s:
-        return whole
-    found = [whole]
+    all_values = tuple(values) or (None,) * len(leaves)
+    search = _Search(closed_jaxpr_of, tuple(leaves), all_values, tuple(kernel_calls(jaxpr)))
+    unscaled = search.made(search.leaves, all_values, jaxpr, {})
+    if unscaled.seconds <= budget_s:
+        return unscaled
+    candidates = [unscaled]
     for sizes in search.together():
-        if (one := search.tried(sizes)) is not None:
-            if one.keeps_grid and one.seconds <= budget_s:
-                return one
-            found.append(one)
-    found += search.one_by_one(budget_s)
-    cheap = [each for each in found if each.seconds <= budget_s]
+        if (candidate := search.tried(sizes)) is not None:
+            if candidate.keeps_grid and candidate.seconds <= budget_s:
+                return candidate
+            candidates.append(candidate)
+    candidates += search.one_by_one(budget_s)
+    cheap = [candidate for candidate in candidates if candidate.seconds <= budget_s]
     # A run that takes long says more than one whose grid has lost an axis, up to a point.
-    kept = [each for each in found if each.keeps_grid and each.seconds <= _PATIENCE * budget_s]
-    return min(kept or cheap or found, key=lambda each: each.seconds)
+    with_whole_grid = [
+        candidate for candidate in candidates if candidate.keeps_grid and candidate.seconds <= _PATIENCE * budget_s
+    ]
+    return min(with_whole_grid or cheap or candidates, key=lambda candidate: candidate.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +113,21 @@ class _Search:
 
     def one_by_one(self, budget_s: float) -> list[ScaledArguments]:
         """Shrinks sizes one after the other, the largest first, where not all of them can change."""
-        found: list[ScaledArguments] = []
+        results: list[ScaledArguments] = []
         chosen: dict[int, int] = {}
         for size in sorted(self._sizes(), reverse=True):
             for smaller in (
                 *(self._shrunk(size, steps) for steps in _STEPS),
-                *(_share(size, each) for each in _SHARES),
+                *(_share(size, share) for share in _SHARES),
             ):
-                one = self.tried({**chosen, size: smaller}) if smaller < size else None
-                if one is not None and one.keeps_grid:
-                    found.append(one)
+                result = self.tried({**chosen, size: smaller}) if smaller < size else None
+                if result is not None and result.keeps_grid:
+                    results.append(result)
                     chosen[size] = smaller
                     break
-            if found and found[-1].seconds <= budget_s:
+            if results and results[-1].seconds <= budget_s:
                 break
-        return found
+        return results
 
     def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
         """Makes arguments with other sizes; None where the function does not take them."""
@@ -197,14 +200,14 @@ class _Search:
         if period is None:
             return size
         rest = size % period
-        kept = min(-(-size // period), steps) - bool(rest)
-        return min(max(kept, 1) * period + rest, size)
+        periods = min(-(-size // period), steps) - bool(rest)
+        return min(max(periods, 1) * period + rest, size)
 
     def _period(self, size: int) -> int | None:
         """Finds a common multiple of the blocks along a size; None: the size stays."""
         cut = self._blocks(size)
-        seen = [each for call in self.calls for each in call.of("input", "output") if size in each.shape]
-        if any(each.memory == "hbm" for each in seen):
+        seen = [operand for call in self.calls for operand in call.of("input", "output") if size in operand.shape]
+        if any(operand.memory == "hbm" for operand in seen):
             # The kernel copies by itself: the buffers that it copies to say in what pieces.
             cut |= {length for call in self.calls for length in _buffer_sizes(call) if LANES <= length < size}
         if cut:
@@ -244,8 +247,8 @@ def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:
     lengths = iter(execution.operands if execution is not None else ())  # those of the grid come first
     grid = []
     for size in call.grid:
-        found = next(lengths).get() if size is None and execution is not None else size
-        grid.append(max([1, *ratios]) if found is None or isinstance(found, Missing) else int(found))
+        length = next(lengths).get() if size is None and execution is not None else size
+        grid.append(max([1, *ratios]) if length is None or isinstance(length, Missing) else int(length))
     return grid
 
 
@@ -267,7 +270,7 @@ def _character(call: KernelCall) -> tuple[Any, ...]:
 def _buffer_sizes(call: KernelCall) -> Iterator[int]:
     for operand in call.of("scratch"):
         yield from operand.shape
-    for equation in body_equations(call.body):
+    for equation in equations(call.body):
         if equation.primitive.name == "run_scoped":
             for variable in equation.params["jaxpr"].invars:
                 yield from getattr(variable.aval, "shape", ())

@@ -1,4 +1,4 @@
-"""What can be said of a function's Pallas calls from its traced program alone, on one chip."""
+"""Judges a function's Pallas calls by its traced program alone, on one chip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from systolic.analysis import (
     Operand,
     Visits,
     VmemEstimate,
-    body_equations,
     calls_on_grids,
     vmem_estimate,
 )
@@ -30,6 +29,7 @@ from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
 from systolic.timing import target_of
@@ -37,7 +37,7 @@ from systolic.timing import target_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticResult:
-    """What was found without running or compiling anything."""
+    """The findings made without running or compiling anything."""
 
     findings: tuple[Finding, ...]
     kernels: tuple[KernelUse, ...]
@@ -68,7 +68,7 @@ def read_kernels(
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
     calls = calls_on_grids(jaxpr, values)
     if not calls:
-        on_cores = any(each.primitive.name == "mpmd_map" for each in body_equations(jaxpr))
+        on_cores = any(equation.primitive.name == "mpmd_map" for equation in equations(jaxpr))
         nothing = Finding(
             rule="no-kernel",
             grade="note",
@@ -82,7 +82,7 @@ def read_kernels(
         return StaticResult(findings=(nothing,), kernels=())
     return StaticResult(
         findings=tuple(static_findings(jaxpr, calls, chip)),
-        kernels=tuple(_use(each, chip, vmem_estimate(each.call, chip)) for each in calls),
+        kernels=tuple(_use(call, chip, vmem_estimate(call.call, chip)) for call in calls),
     )
 
 
@@ -112,37 +112,41 @@ def _closed_jaxpr(jitted: Any, args: Sequence[Any]) -> Any:
 
 def static_findings(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:
     """Applies every rule that needs neither compiler nor execution to a traced function."""
-    around = around_findings(jaxpr, [each.call for each in calls], chip)
-    return [*around, *(found for each in calls for found in _call_findings(each, chip))]
+    around = around_findings(jaxpr, [call.call for call in calls], chip)
+    return [*around, *(finding for call in calls for finding in _call_findings(call, chip))]
 
 
-def _call_findings(each: CallOnGrid, chip: Chip) -> list[Finding]:
-    call = each.call
+def _call_findings(call_on_grid: CallOnGrid, chip: Chip) -> list[Finding]:
+    call = call_on_grid.call
     findings = [
         *block_findings(call),
         *memory_findings(call, chip),
         *dtype_findings(call, chip),
         *body_findings(call),
     ]
-    if isinstance(each.visits, GridVisits):
-        return [*findings, *grid_findings(call, each.visits, chip), *step_findings(call, each.visits, chip)]
+    if isinstance(call_on_grid.visits, GridVisits):
+        return [
+            *findings,
+            *grid_findings(call, call_on_grid.visits, chip),
+            *step_findings(call, call_on_grid.visits, chip),
+        ]
     return [
         *findings,
         call_finding(
             call,
             "grid-unknown",
             "note",
-            value=f"which blocks are visited is not known: {each.visits.why}",
+            value=f"which blocks are visited is not known: {call_on_grid.visits.why}",
             limit="unwritten outputs, dropped tails and races between steps are looked for in the run only",
             fix="give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
         ),
     ]
 
 
-def _use(each: CallOnGrid, chip: Chip, estimate: VmemEstimate) -> KernelUse:
-    call = each.call
-    visits = each.visits.visits if isinstance(each.visits, GridVisits) else {}
-    grid = each.visits.grid if isinstance(each.visits, GridVisits) else call.grid
+def _use(call_on_grid: CallOnGrid, chip: Chip, estimate: VmemEstimate) -> KernelUse:
+    call = call_on_grid.call
+    visits = call_on_grid.visits.visits if isinstance(call_on_grid.visits, GridVisits) else {}
+    grid = call_on_grid.visits.grid if isinstance(call_on_grid.visits, GridVisits) else call.grid
     return KernelUse(
         name=call.name,
         where=call.where,

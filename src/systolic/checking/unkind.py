@@ -1,4 +1,4 @@
-"""What is in memory that nobody has written, where a kernel is checked: a TPU's holds anything."""
+"""Fills memory that was never written while a kernel is checked: a TPU's holds anything."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
     if memory == "zero":
         return xp.zeros(shape, dtype)
     if jnp.issubdtype(dtype, jnp.floating):
-        most = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
-        values = (most, -most / 3) if memory == "large" else (np.nan, np.nan)
+        largest = min(_LARGE, float(jnp.finfo(dtype).max) / 8)
+        values = (largest, -largest / 3) if memory == "large" else (np.nan, np.nan)
     elif jnp.issubdtype(dtype, jnp.integer):
-        most, least = jnp.iinfo(dtype).max, jnp.iinfo(dtype).min
-        values = (most // 2, least // 3) if memory == "large" else (most, most)
+        largest, least = jnp.iinfo(dtype).max, jnp.iinfo(dtype).min
+        values = (largest // 2, least // 3) if memory == "large" else (largest, largest)
     elif dtype == np.bool_:
         values = (False, True) if memory == "large" else (True, True)
     else:

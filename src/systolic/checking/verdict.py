@@ -28,7 +28,7 @@ REFUSED_BY_COMPILER = frozenset({"vmem", "array-dtype", "vector-dtype", "hbm-blo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the compiler said on one chip.
+    """The compiler's verdict on one chip.
 
     Attributes:
       accepted: None if it came to no answer.
@@ -52,8 +52,8 @@ def rule_of(refusal: CompilerRefusal) -> str:
     if refusal.kind == "vmem":
         return "vmem"
     text = refusal.message
-    found = (rule for rule, words in _MEANINGS.items() if re.search(words, text, re.IGNORECASE | re.DOTALL))
-    return next(found, "compiler")
+    rules = (rule for rule, words in _MEANINGS.items() if re.search(words, text, re.IGNORECASE | re.DOTALL))
+    return next(rules, "compiler")
 
 
 def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Finding:
@@ -88,18 +88,18 @@ def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding |
     the rule is mistaken: the finding stays as a warning and says so.
     """
     ours = list(findings)
-    foreseen = [found for found in ours if found.grade == "error" and found.rule in REFUSED_BY_COMPILER]
+    foreseen = [finding for finding in ours if finding.grade == "error" and finding.rule in REFUSED_BY_COMPILER]
     if verdict.accepted:
         return [
-            replace(found, grade="warning", limit=f"{found.limit} (but the compiler accepts it)")
-            if found in foreseen
-            else found
-            for found in ours
+            replace(finding, grade="warning", limit=f"{finding.limit} (but the compiler accepts it)")
+            if finding in foreseen
+            else finding
+            for finding in ours
         ]
     if refusal is None:
         return ours
     # A refusal in words that are not known is taken for what we foresaw, if we foresaw anything.
-    same = [found for found in foreseen if refusal.rule in (found.rule, "compiler")]
+    same = [finding for finding in foreseen if refusal.rule in (finding.rule, "compiler")]
     if not same:
         return [refusal, *ours]
-    return [replace(found, detail=refusal.detail) if found is same[0] else found for found in ours]
+    return [replace(finding, detail=refusal.detail) if finding is same[0] else finding for finding in ours]

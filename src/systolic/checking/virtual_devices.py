@@ -14,7 +14,7 @@ from systolic.timing import slice_of
 
 # Slices that the compiler is asked for, by chips along each axis, the smallest first.
 _SLICES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
-MOST_DEVICES = 64  # each has threads of its own in interpret mode, and waits for the others
+MAX_DEVICES = 64  # each has threads of its own in interpret mode, and waits for the others
 
 
 class MeshError(WrongCallError, ValueError):
@@ -41,10 +41,10 @@ def checked_axes(axes: Mapping[str, int]) -> dict[str, int]:
     """
     wrong = [name for name, size in axes.items() if not isinstance(size, int) or size < 1]
     devices = 0 if wrong or not axes else math.prod(axes.values())
-    if not 1 <= devices <= MOST_DEVICES:
+    if not 1 <= devices <= MAX_DEVICES:
         text = ", ".join(f"{name}={size}" for name, size in axes.items()) or "none"
         raise MeshError(
-            f"a mesh of axes {text}: give every axis a size of at least 1, and at most {MOST_DEVICES} devices in all, "
+            f"a mesh of axes {text}: give every axis a size of at least 1, and at most {MAX_DEVICES} devices in all, "
             "such as x=2,y=4"
         )
     return dict(axes)

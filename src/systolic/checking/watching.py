@@ -1,4 +1,4 @@
-"""What a kernel does in TPU interpret mode, step by step: where a fault is, and what differs first between two runs."""
+"""Records a kernel's accesses in TPU interpret mode, to locate faults and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Read = tuple[Any, int, int]
 
 @dataclass(slots=True)
 class Watch:
-    """What was done in one run of a function.
+    """The accesses in one run of a function.
 
     Attributes:
       devices: on how many it runs.
@@ -59,15 +59,15 @@ class Watch:
             self.windows.at_step()
         return token
 
-    def called(self, name: str, source: Any, function: Callable[..., Any], *given: Any) -> Any:
+    def called(self, name: str, source: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function of the interpreter's; see `compat.watched_interpreter`."""
-        args = list[Any](given)
+        args = list[Any](arguments)
         self.acts += 1
         device = int(args[1]) if len(args) > 1 and np.ndim(args[1]) == 0 else 0
         if name == "_initialize_shared_memory":
             self._kernels[device] += 1
             self._steps.clear()
-            self._gone = {each for each in self._gone if each[0] != device}
+            self._gone = {access for access in self._gone if access[0] != device}
             self.entering.begins(device, self._kernels[device])
         core = args[2] if len(args) > 2 else None
         step = self._steps.get(int(core)) if core is not None else None
@@ -75,12 +75,12 @@ class Watch:
         for at in _SEMAPHORES.get(name, ()):
             if args[at] is not None:
                 number = int(args[at]) - FIRST_SEMAPHORE
-                kept, key = (self.waits, thread) if name.endswith("wait") else (self.signals, number)
-                kept[key] = Access(where=line_of(source), step=step, number=number, device=device)
+                places, key = (self.waits, thread) if name.endswith("wait") else (self.signals, number)
+                places[key] = Access(where=line_of(source), step=step, number=number, device=device)
         if self.devices > 1:
             self._between(name, source, args, device)
         try:
-            found = self.windows.called(name, source, getattr(function, "keywords", {}), args, function)
+            result = self.windows.called(name, source, getattr(function, "keywords", {}), args, function)
         except Exception as error:
             self.failed = self.failed or self._failure(error, source, step, device)
             if text := swap_past_the_end(error):
@@ -93,11 +93,11 @@ class Watch:
         if name == "_deallocate_buffer":
             self._gone.add((device, int(args[_BUFFER])))
         if name == "get" and source is not None:
-            contents = zlib.crc32(np.ascontiguousarray(found[1]).tobytes())
+            contents = zlib.crc32(np.ascontiguousarray(result[1]).tobytes())
             self.reads.setdefault((self._kernels[device], device, step), []).append(
                 (source, int(args[_BUFFER]), contents)
             )
-        return found
+        return result
 
     def _between(self, name: str, source: Any, args: Sequence[Any], device: int) -> None:
         """Takes note of what a device says to others, and of copies to those that it does not know to listen."""
@@ -121,12 +121,12 @@ class Watch:
         return Access(where=line_of(source), step=step, out_of_scope=gone, device=device)
 
 
-def first_difference(one: Watch, other: Watch) -> Access | None:
+def first_difference(first: Watch, other: Watch) -> Access | None:
     """The first read of one run that gave something else in the other; None where none is known.
 
     Steps are compared with themselves, in whatever order they came.
     """
-    for (kernel, device, step), reads in one.reads.items():
+    for (kernel, device, step), reads in first.reads.items():
         same_step = other.reads.get((kernel, device, step), [])
         for (source, number, contents), (_, same, others) in zip(reads, same_step, strict=False):
             if number != same:

@@ -65,12 +65,12 @@ class Windows:
             self._written.add(options["output_name"])
             if self.late:
                 self._keep(_place(args))
-        found = function(*args)
+        result = function(*args)
         if name == "dma_start":
             self._copy_started(source, args)
         elif name == "dma_wait" and (window := self._copied_out.pop(_at_core(args, 3), None)) is not None:
             _spoil(window)
-        return found
+        return result
 
     def _keep(self, place: _Place) -> None:
         view = buffer_view(*place)
@@ -81,7 +81,7 @@ class Windows:
 
     def _read_early(self, args: Sequence[Any], function: Callable[..., Any]) -> Any:
         place = _place(args)
-        recent = [each for each in self._stores.get((place[2], place[1]), ()) if each[0] >= self._step - _IN_FLIGHT]
+        recent = [store for store in self._stores.get((place[2], place[1]), ()) if store[0] >= self._step - _IN_FLIGHT]
         written = [(where, np.array(buffer_view(*where))) for _, where, _ in recent]
         for _, where, before in reversed(recent):
             buffer_view(*where)[...] = before
@@ -110,7 +110,7 @@ def _at_core(args: Sequence[Any], at: int) -> tuple[int, int, int]:
 
 
 def _place(args: Sequence[Any]) -> _Place:
-    """Where an access is: of the arguments of `get` and `store`."""
+    """Read the place of an access from the arguments of `get` and `store`."""
     return args[3], int(args[4]), int(args[1]), int(args[2]), args[5]
 
 

@@ -1,4 +1,4 @@
-"""Where versions of JAX differ, and what only its inside can tell: all such places are in this folder."""
+"""Hides differences between versions of JAX, and holds all imports of its internals."""
 
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,

@@ -19,8 +19,8 @@ def _varying(array: Any) -> frozenset[Any]:
     """Mesh axes over which an array varies; none outside of `shard_map`."""
     import jax
 
-    found = getattr(jax.typeof(array), "manual_axis_type", None)
-    return frozenset[Any](found.varying) if found is not None else frozenset()
+    axis_type = getattr(jax.typeof(array), "manual_axis_type", None)
+    return frozenset[Any](axis_type.varying) if axis_type is not None else frozenset()
 
 
 def varying_alike(arrays: Sequence[Any]) -> list[Any]:
@@ -74,7 +74,7 @@ def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
 
 @contextmanager
 def _cpus_taken_for_this_device() -> Iterator[None]:
-    """What asks for the TPU on a mesh of CPUs is told of the device of the mesh that is set now.
+    """Answer questions for the TPU on a mesh of CPUs with the device of the mesh that is set now.
 
     `jax.shard_map` sets a mesh of its own, of the devices that the function runs on, and jax 0.12 asks while it lowers.
     """
@@ -109,7 +109,7 @@ def attached_tpu_chips() -> int:
 
 
 def cpu_devices(count: int) -> list[Any]:
-    """As many devices of the CPU; where JAX has begun with fewer, it begins anew. For a worker's process."""
+    """Return so many devices of the CPU; restarts JAX's backends if they have fewer. For a worker's process."""
     import jax
 
     if len(jax.devices("cpu")) < count:

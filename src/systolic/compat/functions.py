@@ -9,7 +9,7 @@ from typing import Any
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of a `scan` equation's inputs are constants, and how many are carried from round to round.
+    """Count a `scan` equation's constants, and its values carried from round to round.
 
     jax 0.10 and 0.11 have the numbers among the equation's parameters, 0.12 has the three groups of inputs.
     """
@@ -50,13 +50,13 @@ def jit_shardings(fn: Any) -> tuple[Any, Any]:
     info = getattr(fn, "_jit_info", None)
     if info is None:
         return None, None
-    found = (
+    shardings = (
         info.in_shardings_treedef.unflatten(info.in_shardings_leaves) if info.user_specified_in_shardings else None,
         info.out_shardings_treedef.unflatten(info.out_shardings_leaves),
     )
     from jax._src.named_sharding import UnspecifiedValue
 
-    return found[0], None if isinstance(found[1], UnspecifiedValue) else found[1]
+    return shardings[0], None if isinstance(shardings[1], UnspecifiedValue) else shardings[1]
 
 
 @contextmanager

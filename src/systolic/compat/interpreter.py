@@ -21,7 +21,7 @@ def interpret_params(**options: Any) -> Any:
     """`pltpu.InterpretParams` under which a race is reported and the kernel goes on; jax 0.12 raises unless told."""
     from jax.experimental.pallas import tpu as pltpu
 
-    if "on_race" in {each.name for each in dataclasses.fields(pltpu.InterpretParams)}:
+    if "on_race" in {parameter.name for parameter in dataclasses.fields(pltpu.InterpretParams)}:
         options["on_race"] = "warn"
     return pltpu.InterpretParams(**options)
 
@@ -49,13 +49,13 @@ def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
     def get_and_spoil(
         token: Any, device: Any, core: Any, memory: Any, buffer: Any, transforms: Any, *rest: Any, **kw: Any
     ) -> Any:
-        found = get(token, device, core, memory, buffer, transforms, *rest, **kw)
+        content = get(token, device, core, memory, buffer, transforms, *rest, **kw)
         # Only as a block is written back a window is read whole, from outside of the kernel.
         if not rest and not kw and not transforms and int(memory) != hbm:
-            value = found[1]
+            value = content[1]
             spoiled = left_over(np, value.shape, value.dtype, calls._get_shared_memory().uninitialized_memory)
             calls.store(token, device, core, memory, buffer, (), spoiled)
-        return found
+        return content
 
     def padded(value: Any, block_shape: Any, memory: str) -> Any:
         made = pad(value, block_shape, memory)
@@ -133,7 +133,7 @@ def cores_compiled_once(compiled: dict[int, tuple[Any, Any]]) -> Iterator[None]:
 
 
 def left_over_memory() -> str:
-    """What the kernel that TPU interpret mode runs finds in memory that nobody wrote: "nan", "zero" or "large"."""
+    """Let kernels in TPU interpret mode find "nan", "zero" or "large" in memory that was never written."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     return interpret_pallas_call._get_shared_memory().uninitialized_memory
@@ -141,7 +141,7 @@ def left_over_memory() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def is_pipeline_write_back(source: Any) -> bool:
-    """Whether a copy is one by which `emit_pipeline` writes a block of an output back."""
+    """True if a copy is one by which `emit_pipeline` writes a block of an output back."""
     frames = source.traceback.frames if source.traceback is not None else ()
     return any(frame.function_name.split(".")[-1] == "copy_out" and "pipeline" in frame.file_name for frame in frames)
 
@@ -176,15 +176,15 @@ def copies_between_devices_in_order() -> Iterator[None]:
 
 
 def swap_past_the_end(error: Exception) -> str:
-    """What TPU interpret mode of jax 0.12 says of a store that ends past a buffer, and that of 0.10 asserts; or ""."""
+    """Return the message of jax 0.12 for a store that ends past a buffer, which 0.10 merely asserts; or ""."""
     entry = error.__traceback__ if isinstance(error, AssertionError) else None
     while entry is not None:
-        known = entry.tb_frame.f_locals
-        if "in_bounds_shape" in known and "buff" in known:
-            memory, number, device, core = known["key"]
+        variables = entry.tb_frame.f_locals
+        if "in_bounds_shape" in variables and "buff" in variables:
+            memory, number, device, core = variables["key"]
             buffer = f"({device} {core} {memory} {number})"
-            shape = known["buff"].logical_shape
-            return f"Out-of-bounds swap of {buffer}: swapping [{known['rnge']}] but buffer has shape {shape} ."
+            shape = variables["buff"].logical_shape
+            return f"Out-of-bounds swap of {buffer}: swapping [{variables['rnge']}] but buffer has shape {shape} ."
         entry = entry.tb_next
     return ""
 
@@ -205,7 +205,7 @@ def interpreter_reports() -> Iterator[StringIO]:
 
 
 def races_found() -> bool:
-    """Whether the race detector of TPU interpret mode found one in the kernel that ran last."""
+    """True if the race detector of TPU interpret mode found a race in the kernel that ran last."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     races = interpret_pallas_call.races
@@ -218,17 +218,17 @@ def semaphore_waits() -> set[int]:
     None while another core's thread is at work, which may signal it.
     """
 
-    found, cores = set[int](), set[int]()
+    semaphores, cores = set[int](), set[int]()
     for thread, innermost in sys._current_frames().items():
         frame = innermost
         while frame is not None:
             name, inside = frame.f_code.co_name, "interpret" in frame.f_code.co_filename
             if inside and name in ("dma_wait", "semaphore_wait"):
-                found.add(thread)
+                semaphores.add(thread)
             elif inside and name == "_run_jaxpr":
                 cores.add(thread)
             frame = frame.f_back
-    return set() if cores - found else found
+    return set() if cores - semaphores else semaphores
 
 
 def end_interpreted_kernel(reason: Exception) -> None:
@@ -241,7 +241,7 @@ def end_interpreted_kernel(reason: Exception) -> None:
 
 
 def interpreted_failure() -> Exception | None:
-    """What made the last kernel in TPU interpret mode fail, with the traceback that is lost on its way through XLA."""
+    """Return the failure of the last kernel in TPU interpret mode, with the traceback that XLA loses."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     memory = interpret_pallas_call._shared_memory
@@ -256,7 +256,7 @@ def interpreted_effects() -> frozenset[Any]:
 
 
 def interpret_mode_is_forced() -> bool:
-    """Whether `pltpu.force_tpu_interpret_mode` makes the CPU run kernels that ask for a TPU."""
+    """True if `pltpu.force_tpu_interpret_mode` makes the CPU run kernels that ask for a TPU."""
     from jax._src import config
 
     return config.pallas_tpu_interpret_mode_context_manager.value is not None

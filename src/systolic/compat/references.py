@@ -1,4 +1,4 @@
-"""What TPU interpret mode does with references, beyond its own: reshaped ones, and stores under a mask."""
+"""Teaches TPU interpret mode more of references: reshaped ones, and stores under a mask."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: An
     held = _held(memory, buffer, device, core)
     if held is None:
         return None
-    found = held.content[_ranges(transforms)]
-    return found if getattr(found, "ndim", 0) else None  # NumPy gives no view of one element
+    view = held.content[_ranges(transforms)]
+    return view if getattr(view, "ndim", 0) else None  # NumPy gives no view of one element
 
 
 def _held(memory: Any, buffer: int, device: int, core: int) -> Any:
@@ -40,11 +40,11 @@ def _held(memory: Any, buffer: int, device: int, core: int) -> Any:
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     calls: Any = interpret_pallas_call
-    known = calls._get_shared_memory().mem
+    buffers = calls._get_shared_memory().mem
     if memory is None:
-        return next((held for key, held in list(known.items()) if key[1:3] == (buffer, device)), None)
+        return next((held for key, held in list(buffers.items()) if key[1:3] == (buffer, device)), None)
     name = calls.TPU_MEMORY_SPACE_NAMES[int(memory)]
-    return known.get((name, buffer, device, calls._local_core_id_or_zero_if_hbm(core, name)))
+    return buffers.get((name, buffer, device, calls._local_core_id_or_zero_if_hbm(core, name)))
 
 
 def _ranges(transforms: Any) -> tuple[int | slice, ...]:
@@ -91,10 +91,10 @@ def _whole(transforms: Any) -> tuple[Any, ...]:
 
 def _get(get: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get)
-    def got(*given: Any, **kw: Any) -> Any:
-        place, transforms, rest = given[:5], given[5], given[6:]
+    def got(*arguments: Any, **kw: Any) -> Any:
+        place, transforms, rest = arguments[:5], arguments[5], arguments[6:]
         if not is_reshaped(transforms):
-            return get(*given, **kw)
+            return get(*arguments, **kw)
         return place[0], read_reshaped(
             lambda slices: get(*place, slices, *rest, **kw)[1], _whole(transforms), *_array(place)
         )
@@ -104,10 +104,10 @@ def _get(get: Callable[..., Any]) -> Callable[..., Any]:
 
 def _store(store: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(store)
-    def stored(*given: Any, **kw: Any) -> Any:
-        place, transforms, value, rest = given[:5], given[5], given[6], given[7:]
+    def stored(*arguments: Any, **kw: Any) -> Any:
+        place, transforms, value, rest = arguments[:5], arguments[5], arguments[6], arguments[7:]
         if not is_reshaped(transforms):
-            return store(*given, **kw)
+            return store(*arguments, **kw)
 
         def write(slices: Any, part: Any) -> None:
             store(*place, slices, part, *rest, **kw)
@@ -120,8 +120,8 @@ def _store(store: Callable[..., Any]) -> Callable[..., Any]:
 
 def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(swap)
-    def swapped(*given: Any, **kw: Any) -> Any:
-        place, transforms, value, mask = given[:5], given[5], np.asarray(given[6]), given[7]
+    def swapped(*arguments: Any, **kw: Any) -> Any:
+        place, transforms, value, mask = arguments[:5], arguments[5], np.asarray(arguments[6]), arguments[7]
         if is_reshaped(transforms):
             if mask is not None:
                 raise NotImplementedError("a masked store to a reference that is reshaped")
@@ -132,7 +132,7 @@ def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
                 value,
             )
         if mask is None:
-            return swap(*given, **kw)
+            return swap(*arguments, **kw)
         return _masked(swap, place, transforms, value, np.asarray(mask), kw)
 
     return swapped
@@ -144,7 +144,7 @@ def _masked(
     """Stores under a mask, in whose place the part that is inside of the buffer is stored, with what was there."""
     shape, _ = _array(place)
     ranges = _ranges(transforms)
-    if any(isinstance(each, int) and each >= size for each, size in zip(ranges, shape, strict=False)):
+    if any(isinstance(index, int) and index >= size for index, size in zip(ranges, shape, strict=False)):
         return swap(*place, transforms, value, None, **kw) if mask.any() else (place[0], value)
     inside, region = _clipped(ranges, shape)
     outside = mask.copy()
@@ -159,9 +159,9 @@ def _masked(
         return swap(*place, transforms, value, mask, **kw)
     before = np.array(view)
     swap(*place, (indexer,), np.where(mask[inside], value[inside], before), None, **kw)
-    found = value.copy()
-    found[inside] = np.where(mask[inside], before, value[inside])
-    return place[0], found
+    masked = value.copy()
+    masked[inside] = np.where(mask[inside], before, value[inside])
+    return place[0], masked
 
 
 def _clipped(
@@ -169,11 +169,11 @@ def _clipped(
 ) -> tuple[tuple[slice, ...], list[int | tuple[int, int, int]]]:
     """The part of what is accessed that is inside of a buffer, and the place of that: start, size, stride."""
     inside, region = list[slice](), list[int | tuple[int, int, int]]()
-    for each, size in itertools.zip_longest(ranges, shape):
-        if isinstance(each, int):
-            region.append(each)
+    for index, size in itertools.zip_longest(ranges, shape):
+        if isinstance(index, int):
+            region.append(index)
             continue
-        start, stop, step = (0, size, 1) if each is None else (each.start, each.stop, each.step or 1)
+        start, stop, step = (0, size, 1) if index is None else (index.start, index.stop, index.step or 1)
         count = len(range(start, min(stop, size), step))
         inside.append(slice(0, count))
         region.append((start, count, step))

@@ -22,13 +22,13 @@ def slicing(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]
 
     indexing: Any = jax_indexing  # which exports none of its names
 
-    indices = tuple(each if isinstance(each, int) else indexing.Slice(*each) for each in region)
+    indices = tuple(index if isinstance(index, int) else indexing.Slice(*index) for index in region)
     return indexing.NDIndexer(indices=indices, shape=shape, int_indexer_shape=())
 
 
 def is_reshaped(transforms: Any) -> bool:
-    """Whether a reference is more than sliced."""
-    return any(not hasattr(each, "indices") for each in transforms)
+    """True if a reference is more than sliced."""
+    return any(not hasattr(transform, "indices") for transform in transforms)
 
 
 def read_reshaped(read: Callable[[Any], Any], transforms: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:
@@ -63,7 +63,7 @@ def write_reshaped(
       What was there, in the shape of what is written; None if `write` does not say.
     """
     slices, rest, inner = _split(transforms, shape)
-    if any(hasattr(each, "dtype") for each in rest):
+    if any(hasattr(argument, "dtype") for argument in rest):
         raise NotImplementedError("a store to a reference that is bitcast")
     places = _elements(inner, rest, dtype)[..., 0]
     held = np.zeros(inner, np.asarray(value).dtype)
@@ -80,32 +80,32 @@ def write_reshaped(
 
 def _split(transforms: Sequence[Any], shape: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, ...]]:
     """The slices before the first other transform, what follows, and the shape between them."""
-    at = next(number for number, each in enumerate(transforms) if not hasattr(each, "indices"))
+    at = next(number for number, transform in enumerate(transforms) if not hasattr(transform, "indices"))
     inner = tuple(transforms[at - 1].get_indexer_shape()) if at else tuple(shape)
     return tuple(transforms[:at]), tuple(transforms[at:]), inner
 
 
 def _elements(shape: tuple[int, ...], transforms: Sequence[Any], dtype: Any) -> np.ndarray:
     """The elements of an array that each one of a reference to it is made of: their numbers, along the last axis."""
-    found = np.arange(math.prod(shape)).reshape(*shape, 1)
+    elements = np.arange(math.prod(shape)).reshape(*shape, 1)
     bits = np.dtype(dtype).itemsize
-    for each in transforms:
-        if hasattr(each, "indices"):
-            found = found[_indices(each)]
-        elif hasattr(each, "dtype"):
-            wanted = np.dtype(each.dtype).itemsize
-            if wanted > bits:  # rows that lie behind each other share an element
-                ratio = wanted // bits
-                rows = found.reshape(*found.shape[:-3], found.shape[-3] // ratio, ratio, *found.shape[-2:])
-                found = np.moveaxis(rows, -3, -2).reshape(*rows.shape[:-3], rows.shape[-2], -1)
-            elif wanted < bits:
-                found = found.repeat(bits // wanted, axis=-3)
-            bits = wanted
-        elif type(each).__name__ == "ReshapeTransform":
-            found = found.reshape(*each.shape, found.shape[-1])
+    for transform in transforms:
+        if hasattr(transform, "indices"):
+            elements = elements[_indices(transform)]
+        elif hasattr(transform, "dtype"):
+            itemsize = np.dtype(transform.dtype).itemsize
+            if itemsize > bits:  # rows that lie behind each other share an element
+                ratio = itemsize // bits
+                rows = elements.reshape(*elements.shape[:-3], elements.shape[-3] // ratio, ratio, *elements.shape[-2:])
+                elements = np.moveaxis(rows, -3, -2).reshape(*rows.shape[:-3], rows.shape[-2], -1)
+            elif itemsize < bits:
+                elements = elements.repeat(bits // itemsize, axis=-3)
+            bits = itemsize
+        elif type(transform).__name__ == "ReshapeTransform":
+            elements = elements.reshape(*transform.shape, elements.shape[-1])
         else:
-            raise NotImplementedError(f"a reference under {type(each).__name__}")
-    return found
+            raise NotImplementedError(f"a reference under {type(transform).__name__}")
+    return elements
 
 
 def _boxes(elements: np.ndarray, shape: tuple[int, ...]) -> list[_Box]:
@@ -124,7 +124,7 @@ def _boxes_of(places: np.ndarray) -> list[_Box]:
         box.append((int(along[0]), len(along), int(steps[0]) if len(steps) else 1))
     if len(box) == places.shape[1] and math.prod(size for _, size, _ in box) == len(places):
         return [tuple(box)]
-    return [each for at in np.unique(places[:, split]) for each in _boxes_of(places[places[:, split] == at])]
+    return [box for at in np.unique(places[:, split]) for box in _boxes_of(places[places[:, split] == at])]
 
 
 def _region(box: _Box) -> tuple[slice, ...]:
@@ -133,20 +133,20 @@ def _region(box: _Box) -> tuple[slice, ...]:
 
 def _indices(indexer: Any) -> tuple[int | slice, ...]:
     return tuple(
-        each if isinstance(each, int) else slice(each.start, each.start + each.size * each.stride, each.stride)
-        for each in indexer.indices
+        index if isinstance(index, int) else slice(index.start, index.start + index.size * index.stride, index.stride)
+        for index in indexer.indices
     )
 
 
 def _seen(held: np.ndarray, transforms: Sequence[Any]) -> np.ndarray:
-    """What a reference shows of an array."""
-    for each in transforms:
-        if hasattr(each, "indices"):
-            held = held[_indices(each)]
-        elif hasattr(each, "dtype"):
-            held = _bitcast(held, np.dtype(each.dtype))
+    """Return the part of an array that a reference shows."""
+    for transform in transforms:
+        if hasattr(transform, "indices"):
+            held = held[_indices(transform)]
+        elif hasattr(transform, "dtype"):
+            held = _bitcast(held, np.dtype(transform.dtype))
         else:
-            held = held.reshape(each.shape)
+            held = held.reshape(transform.shape)
     return held
 
 

@@ -38,16 +38,16 @@ def operations() -> dict[Any, _Operation]:
         "pack_p": _pack,
         "unpack_p": _unpack,
     }
-    known = vars(sc_primitives)
+    primitives_by_name = vars(sc_primitives)
     return {
-        **{known[name]: operation for name, operation in lacking.items() if name in known},
+        **{primitives_by_name[name]: operation for name, operation in lacking.items() if name in primitives_by_name},
         primitives.dma_start_p: _start,
         primitives.dma_wait_p: _wait,
     }
 
 
 def _unknown(dtype: Any) -> Any:
-    """What an operation leaves undefined: NaN, or the largest integer."""
+    """Return the value for undefined results: NaN, or the largest integer."""
     return np.nan if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
 
 
@@ -115,8 +115,8 @@ def _scatter(equation: Any, inputs: Sequence[Any]) -> Any:
 
 def _outside(indices: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
     """Says which elements that lists name are not in a buffer."""
-    each = [(index < 0) | (index >= size) for index, size in zip(indices, shape, strict=True)]
-    return functools.reduce(jnp.logical_or, each)
+    is_outside = [(index < 0) | (index >= size) for index, size in zip(indices, shape, strict=True)]
+    return functools.reduce(jnp.logical_or, is_outside)
 
 
 def _start(equation: Any, inputs: Sequence[Any]) -> Any:
@@ -126,7 +126,7 @@ def _start(equation: Any, inputs: Sequence[Any]) -> Any:
     source, target, semaphore, sent, _ = jax.tree.unflatten(equation.params["tree"], inputs)
     if equation.params.get("add"):
         raise NotImplementedError("a copy that adds to what is there")
-    listed = [_is_listed(each) for each in (source, target)]
+    listed = [_is_listed(reference) for reference in (source, target)]
     if not any(listed):
         return None
     if sent is not None or all(listed):
@@ -174,8 +174,8 @@ def _rows(end: Any) -> Any:
     indices = _indexer(end).indices
     if not _is_list(indices[0]) or any(map(_is_list, indices[1:])):
         raise NotImplementedError("a copy by a list of what is not the first dimension")
-    found = indices[0]
-    return found if isinstance(found, jax.Array) else found[...]
+    rows = indices[0]
+    return rows if isinstance(rows, jax.Array) else rows[...]
 
 
 def _row(end: Any, number: Any, rows: Any) -> Any:
@@ -186,7 +186,8 @@ def _row(end: Any, number: Any, rows: Any) -> Any:
         return end.at[number]
     *others, indexer = end.transforms
     sliced = [
-        pl.ds(each.start, each.size, each.stride) if hasattr(each, "stride") else each for each in indexer.indices[1:]
+        pl.ds(index.start, index.size, index.stride) if hasattr(index, "stride") else index
+        for index in indexer.indices[1:]
     ]
     return _seen(end.ref, others).at[(rows[number], *sliced)] if others else end.ref.at[(rows[number], *sliced)]
 
@@ -198,9 +199,9 @@ def _largest(dtype: Any) -> Any:
 def _cumulative(combine: Callable[..., jax.Array], neutral: Callable[[Any], Any]) -> _Operation:
     def operation(_: Any, inputs: Sequence[Any]) -> Any:
         x, mask = inputs
-        found = combine(jnp.where(mask, x, jnp.asarray(neutral(x.dtype)).astype(x.dtype)))
+        result = combine(jnp.where(mask, x, jnp.asarray(neutral(x.dtype)).astype(x.dtype)))
         # Of maxima and minima, elements before the first that counts pass through, as JAX' documentation has it.
-        return found if combine is jnp.cumsum else jnp.where(_positions(mask) < 0, x, found)
+        return result if combine is jnp.cumsum else jnp.where(_positions(mask) < 0, x, result)
 
     return operation
 
@@ -210,7 +211,7 @@ def _sort(equation: Any, inputs: Sequence[Any]) -> Any:
     order = jnp.argsort(keys, descending=equation.params["descending"])
     if masks:
         order = order[jnp.argsort(~masks[0][order])]  # which keeps the order of equal ones
-    return [each[order] for each in inputs]
+    return [operand[order] for operand in inputs]
 
 
 def _of_all(equation: Any, value: jax.Array) -> Any:

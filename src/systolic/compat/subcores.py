@@ -15,6 +15,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from systolic.compat.jaxprs import (
+    Function,
+    as_traced,
+    bound,
+    equations,
+    evaluate,
+    functions_inside,
+    with_functions,
+    with_jaxpr,
+)
+
 
 @contextmanager
 def interpreted_subcores() -> Iterator[list[Any]]:
@@ -26,20 +37,20 @@ def interpreted_subcores() -> Iterator[list[Any]]:
 
     calls: Any = interpret_pallas_call
     before = calls.interpret_pallas_call
-    found: list[Any] = []
+    meshes: list[Any] = []
     kinds = (plsc.VectorSubcoreMesh, plsc.ScalarSubcoreMesh)
 
     @functools.wraps(before)
     def interpret(*args: Any, jaxpr: Any, mesh: Any, compiler_params: Any, interpret_params: Any, **kw: Any) -> Any:
         if isinstance(mesh, kinds):
-            found.append(mesh)
+            meshes.append(mesh)
             _refuse_shared(jaxpr)
             with extend_axis_env_nd(mesh.shape.items()):
                 jaxpr = _retraced(jaxpr)
             # Which subcore one is the interpreter takes from the grid, where it is told of no mesh.
             grid = tuple(mesh.shape.values())
-            given = compiler_params or mosaic.CompilerParams()
-            compiler_params = dataclasses.replace(given, dimension_semantics=("parallel",) * len(grid))
+            params = compiler_params or mosaic.CompilerParams()
+            compiler_params = dataclasses.replace(params, dimension_semantics=("parallel",) * len(grid))
             interpret_params = dataclasses.replace(interpret_params, num_cores_or_threads=math.prod(grid))
             mesh = None
         return before(
@@ -48,35 +59,21 @@ def interpreted_subcores() -> Iterator[list[Any]]:
 
     calls.interpret_pallas_call = interpret
     try:
-        yield found
+        yield meshes
     finally:
         calls.interpret_pallas_call = before
 
 
 def _refuse_shared(jaxpr: Any) -> None:
     """Raises NotImplementedError where a kernel has memory that subcores share."""
-    for body in _bodies(jaxpr):
-        for var in (*body.constvars, *body.invars):
-            if "shared" in str(getattr(var.aval, "memory_space", "")).lower():
-                raise NotImplementedError("memory that the subcores of a SparseCore share")
-
-
-def _bodies(jaxpr: Any) -> Iterator[Any]:
-    """Yields a jaxpr, and all in it."""
-    from jax._src.core import jaxprs_in_params
-
-    yield jaxpr
-    for equation in jaxpr.eqns:
-        for inner in jaxprs_in_params(equation.params):
-            yield from _bodies(inner)
-
-
-def _is_changed(jaxpr: Any) -> bool:
-    return any(_operation(each) for body in _bodies(jaxpr) for each in body.eqns)
+    bodies = [jaxpr, *(function.jaxpr for equation in equations(jaxpr) for function in functions_inside(equation))]
+    for variable in (variable for body in bodies for variable in (*body.constvars, *body.invars)):
+        if "shared" in str(getattr(variable.aval, "memory_space", "")).lower():
+            raise NotImplementedError("memory that the subcores of a SparseCore share")
 
 
 def _operation(equation: Any) -> Any:
-    """What makes an equation of those that the interpreter knows; None: it is one."""
+    """Return the function that builds an equation from those that the interpreter knows; None if it knows this one."""
     from jax._src.pallas.mosaic import sc_primitives
 
     from systolic.compat.subcore_operations import operations  # which imports JAX
@@ -102,7 +99,7 @@ def _retraced(jaxpr: Any) -> Any:
     from jax._src import linear_util
     from jax._src.interpreters import partial_eval
 
-    if not _is_changed(jaxpr):
+    if not any(map(_operation, equations(jaxpr))):
         return jaxpr
     avals = [var.aval for var in (*jaxpr.constvars, *jaxpr.invars)]
     info = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
@@ -118,35 +115,15 @@ def _retraced(jaxpr: Any) -> Any:
     return partial_eval.convert_invars_to_constvars(made, len(jaxpr.constvars))
 
 
-def _evaluated(jaxpr: Any, *values: Any) -> Sequence[Any]:
-    from jax._src import source_info_util
-    from jax._src.core import Literal
-
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), values, strict=True))
-    for equation in jaxpr.eqns:
-        inputs = [each.val if isinstance(each, Literal) else known[each] for each in equation.invars]
-        source = equation.source_info
-        with source_info_util.user_context(source.traceback, name_stack=source.name_stack):
-            operation = _operation(equation)
-            made = None if operation is None else operation(equation, inputs)
-            if made is None:
-                params = equation.primitive.get_bind_params(_changed(equation.params))
-                made = equation.primitive.bind(*inputs, **params)
-        outputs = made if equation.primitive.multiple_results else [made]
-        known.update(zip(equation.outvars, outputs, strict=True))
-    return [each.val if isinstance(each, Literal) else known[each] for each in jaxpr.outvars]
+def _evaluated(jaxpr: Any, *values: Any) -> list[Any]:
+    return evaluate(Function(jaxpr), values, _step)
 
 
-def _changed(params: dict[str, Any]) -> dict[str, Any]:
-    """Traces the jaxprs anew that a loop, a branch or a scope has."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(changed, value)) if any(hasattr(each, "eqns") for each in value) else value
-        if not hasattr(value, "eqns"):
-            return value
-        inner = getattr(value, "jaxpr", value)
-        # Up to jax 0.11 a closed jaxpr holds an open one.
-        return _retraced(value) if inner is value else value.replace(jaxpr=_retraced(inner))
-
-    return {name: changed(value) for name, value in params.items()}
+def _step(equation: Any, inputs: list[Any]) -> list[Any]:
+    with as_traced(equation):
+        operation = _operation(equation)
+        made = None if operation is None else operation(equation, inputs)
+    if made is None:
+        params = with_functions(equation.params, lambda function, _: with_jaxpr(function, _retraced))
+        return bound(equation, inputs, params)
+    return list(made) if equation.primitive.multiple_results else [made]

@@ -43,7 +43,6 @@ from systolic.compiler.named import (
     function_name,
     named_argument,
 )
-from systolic.compiler.nested_jaxprs import inner_jaxprs
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
@@ -93,7 +92,6 @@ __all__ = [
     "compiler_is_there",
     "device_executions",
     "function_name",
-    "inner_jaxprs",
     "is_kernel_code",
     "named_argument",
     "pallas_operands",

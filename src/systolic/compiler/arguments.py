@@ -1,4 +1,4 @@
-"""What a compilation needs of the arguments."""
+"""Reduces arguments to what a compilation needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.support.bugs import runs_user_code
 
 # Contents decide the control flow of a few kernels, and those contents are small: indices, group sizes, masks. Larger
 # arrays are not sent to another process for nothing.
-_MOST_BYTES = 16 * 2**20
+_MAX_ARGUMENT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def _unplaced(leaf: Any) -> Any:
 
 
 def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
-    """What the arguments' leaves hold, in order, where they hold something: None for shapes and for large arrays."""
+    """Return the contents of the arguments' leaves, in order; None for shapes and for large arrays."""
     import jax
 
     def value(leaf: Any) -> np.ndarray | None:
         leaf = _unplaced(leaf)
-        if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > _MOST_BYTES:
+        if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > _MAX_ARGUMENT_BYTES:
             return None
         try:
             # As `jit` takes it: a Python number is 32 bits wide unless JAX is told otherwise.

@@ -1,4 +1,4 @@
-"""Which line of the user's source an exception from the compiler is about."""
+"""Finds the line of the user's source that an exception from the compiler is about."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def source_line(error: BaseException) -> str | None:
     JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's, or
     leaves it in the text, as a location of MLIR's. An exception that comes from a worker has its line recorded.
     """
-    each: BaseException | None = error
-    while each is not None:
-        if recorded := getattr(each, _RECORDED, ""):
+    cause: BaseException | None = error
+    while cause is not None:
+        if recorded := getattr(cause, _RECORDED, ""):
             return recorded
-        if found := _innermost(traceback.extract_tb(each.__traceback__)):
-            return found
-        each = each.__cause__
-    for found in _LOCATION.finditer(str(error)):
-        if Path(found["file"]).is_file() and not _is_foreign(found["file"]):
-            return f"{found['file']}:{found['line']} in {found['name']}"
+        if line := _innermost(traceback.extract_tb(cause.__traceback__)):
+            return line
+        cause = cause.__cause__
+    for line in _LOCATION.finditer(str(error)):
+        if Path(line["file"]).is_file() and not _is_foreign(line["file"]):
+            return f"{line['file']}:{line['line']} in {line['name']}"
     return None
 
 
@@ -85,9 +85,9 @@ def written_at(equation: Any) -> str:
     traceback_of = getattr(equation.source_info, "traceback", None)
     frames = traceback_of.frames if traceback_of is not None else ()
     named = [frame for frame in frames if Path(frame.file_name).is_file()]
-    own = [frame for frame in named if not _is_foreign(frame.file_name)]
+    user_frames = [frame for frame in named if not _is_foreign(frame.file_name)]
     kernels = [frame for frame in named if "/pallas/ops/" in frame.file_name]
-    for frame in (*kernels, *own):
+    for frame in (*kernels, *user_frames):
         function = frame.function_name.replace(".<locals>", "")
         return f"{frame.file_name}:{frame.line_num} in {function}"
     return ""
@@ -107,7 +107,7 @@ def short_place(where: str) -> str:
 
 @cache
 def is_kernel_code(file: str) -> bool:
-    """Whether a file is the user's, or one of the kernels that come with JAX."""
+    """True if a file is the user's, or one of the kernels that come with JAX."""
     return _is_users(file) or "/pallas/ops/" in file
 
 
@@ -123,12 +123,12 @@ def _is_foreign(file: str) -> bool:
 
 @cache
 def _foreign_code() -> tuple[str, ...]:
-    """What the paths of code begin with that is not the user's."""
-    own = Path(__file__).parents[1]
+    """Return the beginnings of paths of code that is not the user's."""
+    own_folder = Path(__file__).parents[1]
     folders = []
     for package in ("jax", "jaxlib", "numpy"):
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.submodule_search_locations:
             folders.extend(spec.submodule_search_locations)
-    rooms = (f"{own / name}/" for name in _MACHINERY)
+    rooms = (f"{own_folder / name}/" for name in _MACHINERY)
     return (*rooms, *(f"{folder}/" for folder in folders))

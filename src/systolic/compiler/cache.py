@@ -29,7 +29,7 @@ class CacheWarning(UserWarning):
 
 
 def cache_folder() -> Path:
-    """Where programs are kept: `$SYSTOLIC_CACHE_DIR` if set when this is called, else the user's cache folder."""
+    """Return the folder of programs: `$SYSTOLIC_CACHE_DIR` if set when this is called, else the user's cache folder."""
     chosen = os.environ.get(CACHE_FOLDER_VARIABLE)
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("systolic")) / "programs"
 
@@ -47,7 +47,7 @@ class ProgramCache:
     size_limit_bytes: int = CACHE_SIZE_LIMIT_BYTES
 
     def get(self, key: str) -> CompiledProgram | CompilerRefusal | None:
-        """What was kept under `key`, or None. Warns with `CacheWarning`, and gives None, where that cannot be read."""
+        """Return the entry of `key`, or None. Warns with `CacheWarning`, and returns None, if it cannot be read."""
         outcome = None
         with self._guarded("read") as file:
             if not file.exists():
@@ -104,7 +104,7 @@ class ProgramCache:
         return _size(self.file)
 
     def count(self) -> int:
-        """How many programs and refusals are kept; 0 where they cannot be read, and `fault` says why."""
+        """Count the programs and refusals; 0 if they cannot be read, and `fault` says why."""
         try:
             if self._file().exists():
                 with self._file().opened() as connection:
@@ -114,7 +114,7 @@ class ProgramCache:
         return 0
 
     def fault(self) -> str | None:
-        """What keeps the cache from being used, in one line; None where nothing does. It reads the whole file."""
+        """Return the reason why the cache cannot be used, in one line, or None. Reads the whole file."""
         try:
             if self._file().exists():
                 with self._file().opened() as connection:
@@ -161,9 +161,9 @@ def _drop(connection: sqlite3.Connection, key: str) -> None:
 
 
 def _check_whole(connection: sqlite3.Connection) -> None:
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != b"ok":
-        raise sqlite3.DatabaseError(found.decode("ascii", "replace"))
+    result = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if result != b"ok":
+        raise sqlite3.DatabaseError(result.decode("ascii", "replace"))
 
 
 def _used_bytes(connection: sqlite3.Connection) -> int:

@@ -19,8 +19,8 @@ from systolic.compiler.errors import CompilerRefusal, RefusalKind
 from systolic.compiler.program import CompiledProgram
 
 # The largest payload seen had 374 MB, a training step with a mixture of experts; its line of JSON three thousand bytes.
-MOST_BYTES = 512 * 2**20
-_MOST_HEAD_BYTES = 8 * 2**20
+MAX_ENTRY_BYTES = 512 * 2**20
+_MAX_HEAD_BYTES = 8 * 2**20
 # Level 1 packs a listing about eight to one at over 200 MB/s; higher levels gain little and take longer than they save.
 _COMPRESSION_LEVEL = 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -72,14 +72,14 @@ def encode(key: str, outcome: CompiledProgram | CompilerRefusal) -> bytes:
     head = {"program" if texts else "refusal": small, "texts": [(*named, len(text)) for *named, text in texts]}
     line = json.dumps(head).encode() + b"\n"
     payload = b"".join((line, *(text for *_, text in texts)))
-    if len(payload) > MOST_BYTES or len(line) > _MOST_HEAD_BYTES:
-        raise EntryError(f"{len(payload):,} bytes, of which an entry holds {MOST_BYTES:,} at the most")
+    if len(payload) > MAX_ENTRY_BYTES or len(line) > _MAX_HEAD_BYTES:
+        raise EntryError(f"{len(payload):,} bytes, of which an entry holds {MAX_ENTRY_BYTES:,} at the most")
     packed = zlib.compress(payload, _COMPRESSION_LEVEL)
     return _digest(key, packed) + packed
 
 
 def decode(key: str, entry: object) -> CompiledProgram | CompilerRefusal:
-    """What `encode` kept under `key`; a program says that it comes from the cache.
+    """Decode an entry that `encode` made for `key`; a program says that it comes from the cache.
 
     Raises:
         EntryError: the entry is not what `encode` made, or belongs to another key.
@@ -87,7 +87,7 @@ def decode(key: str, entry: object) -> CompiledProgram | CompilerRefusal:
     if not isinstance(entry, bytes) or entry[:_DIGEST_BYTES] != _digest(key, entry[_DIGEST_BYTES:]):
         raise EntryError("its checksum is wrong")
     payload = _unpacked(entry[_DIGEST_BYTES:])
-    end = payload.find(b"\n", 0, _MOST_HEAD_BYTES)
+    end = payload.find(b"\n", 0, _MAX_HEAD_BYTES)
     try:
         head = json.loads(payload[: max(end, 0)])
     except (ValueError, RecursionError) as error:
@@ -111,28 +111,28 @@ def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, bytes]]) ->
     _check_fields(small, _PROGRAM)
     if any(type(number) is not int for number in small["assignment"]):
         raise EntryError("an assignment that is no list of numbers")
-    found: dict[str, Any] = {**small, "assignment": tuple(small["assignment"]), "from_cache": True}
+    fields: dict[str, Any] = {**small, "assignment": tuple(small["assignment"]), "from_cache": True}
     for field in _TEXTS_BY_NAME:
-        found[field] = {name: _text(packed) for name, packed in texts[field].items()}
+        fields[field] = {name: _text(packed) for name, packed in texts[field].items()}
     for field in (*_TEXTS, _CONSTANTS):
         if texts[field].keys() != {""}:
             raise EntryError(f"not one text of {field}")
-        found[field] = texts[field][""] if field == _CONSTANTS else _text(texts[field][""])
-    return CompiledProgram(**found)
+        fields[field] = texts[field][""] if field == _CONSTANTS else _text(texts[field][""])
+    return CompiledProgram(**fields)
 
 
-def _check_fields(small: Mapping[str, Any], known: Mapping[str, tuple[type, ...]]) -> None:
-    if small.keys() != known.keys():
+def _check_fields(small: Mapping[str, Any], expected: Mapping[str, tuple[type, ...]]) -> None:
+    if small.keys() != expected.keys():
         raise EntryError("it has other fields")
-    for name, types in known.items():
+    for name, types in expected.items():
         if type(small[name]) not in types:
             raise EntryError(f"{name} is a {type(small[name]).__name__}")
 
 
 def _read_texts(lengths: list[Any], payload: bytes, at: int) -> dict[str, dict[str, bytes]]:
     texts: dict[str, dict[str, bytes]] = {field: {} for field in (*_TEXTS_BY_NAME, *_TEXTS, _CONSTANTS)}
-    for each in lengths:
-        match each:
+    for part in lengths:
+        match part:
             case [str() as field, str() as name, int() as length] if field in texts and 0 <= length <= len(payload):
                 texts[field][name] = payload[at : at + length]
                 at += length
@@ -157,11 +157,11 @@ def _packed(text: str) -> bytes:
 def _unpacked(packed: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     try:
-        payload = unpacking.decompress(packed, MOST_BYTES)
+        payload = unpacking.decompress(packed, MAX_ENTRY_BYTES)
     except zlib.error as error:
         raise EntryError(str(error)) from error
     if not unpacking.eof or unpacking.unused_data:
-        raise EntryError(f"it does not end, or is larger than {MOST_BYTES:,} bytes")
+        raise EntryError(f"it does not end, or is larger than {MAX_ENTRY_BYTES:,} bytes")
     return payload
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from systolic.compiler.cache_entry import MOST_BYTES
+from systolic.compiler.cache_entry import MAX_ENTRY_BYTES
 
 FILE_NAME = "systolic-programs-1.sqlite"  # another schema gets another number
 LOCK_NAME = "systolic-programs-1.lock"
@@ -76,11 +76,11 @@ class CacheFile:
 
     @property
     def writable(self) -> bool:
-        """Whether anything can be written beside the file, without which SQLite writes nothing into it."""
+        """True if the folder of the file is writable, without which SQLite writes nothing."""
         return os.access(self.folder, os.W_OK)
 
     def exists(self) -> bool:
-        """Whether there is such a file.
+        """True if the file exists.
 
         Raises:
             UntrustedError: the folder belongs to somebody else, or others or a shared group may write to it.
@@ -96,16 +96,16 @@ class CacheFile:
             UntrustedError: that is not so.
         """
         try:
-            found = self.folder.stat()
+            status = self.folder.stat()
         except (FileNotFoundError, ValueError):  # ValueError: no name of a file, which making it will say
             return
-        _check_owner(self.folder, found)
+        _check_owner(self.folder, status)
         for name in (FILE_NAME + ending for ending in _BESIDE):
             with suppress(FileNotFoundError):
-                found = (self.folder / name).lstat()
-                if not stat.S_ISREG(found.st_mode):
+                status = (self.folder / name).lstat()
+                if not stat.S_ISREG(status.st_mode):
                     raise UntrustedError(f"{self.folder / name} is no regular file: remove it")
-                _check_owner(self.folder / name, found)
+                _check_owner(self.folder / name, status)
 
     @contextmanager
     def opened(self, *, make: bool = False) -> Iterator[sqlite3.Connection]:
@@ -157,7 +157,7 @@ class CacheFile:
         try:
             calls = itertools.count()
             connection.set_progress_handler(lambda: next(calls) > _CALLS, _STEPS)
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES + 2**20)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ENTRY_BYTES + 2**20)
             connection.text_factory = bytes
             for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "synchronous = NORMAL"):
                 connection.execute(f"PRAGMA {setting}")
@@ -212,13 +212,13 @@ class CacheFile:
             os.close(lock)
 
 
-def _check_owner(path: Path, found: os.stat_result) -> None:
-    if found.st_uid not in (0, os.geteuid()):
-        raise UntrustedError(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}")
-    if found.st_mode & stat.S_IWOTH:
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid not in (0, os.geteuid()):
+        raise UntrustedError(f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}")
+    if status.st_mode & stat.S_IWOTH:
         raise UntrustedError(f"everybody may write to {path}: chmod o-w")
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
-        raise UntrustedError(f"all users of group {found.st_gid} may write to {path}: chmod g-w")
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
+        raise UntrustedError(f"all users of group {status.st_gid} may write to {path}: chmod g-w")
 
 
 def _is_private_group(group: int) -> bool:

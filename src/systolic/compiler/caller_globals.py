@@ -28,9 +28,9 @@ import numpy as np
 
 from systolic.compiler.globals_used import GlobalsUsed, Place, resolved, users_module
 
-_MOST_BYTES = 2**20  # of the arrays and texts in one value
-_MOST_DEPTH = 20
-_MOST_PARTS = 20_000  # of one value
+_MAX_VALUE_BYTES = 2**20  # of the arrays and texts in one value
+_MAX_DEPTH = 20
+_MAX_PARTS = 20_000  # of one value
 _ABSENT = object()
 
 # Of this process's globals, before the first job that may read them: as an import makes them.
@@ -74,23 +74,23 @@ def callers_globals(sent: Iterable[SentGlobal]) -> Iterator[None]:
     """Give a worker's modules the caller's globals while a job runs."""
     changed: list[tuple[Any, str, Any]] = []
     try:
-        for each in sent:
-            owner = _owner(each.place)
+        for variables in sent:
+            owner = _owner(variables.place)
             if owner is None:
                 continue
-            before = vars(owner).get(each.place.name, _ABSENT)
-            if each.place not in _FIRST_DIGESTS:
-                _FIRST_DIGESTS[each.place] = _digest(before)
-            if _FIRST_DIGESTS[each.place] == each.digest:  # what jobs have made of it since stays
+            before = vars(owner).get(variables.place.name, _ABSENT)
+            if variables.place not in _FIRST_DIGESTS:
+                _FIRST_DIGESTS[variables.place] = _digest(before)
+            if _FIRST_DIGESTS[variables.place] == variables.digest:  # what jobs have made of it since stays
                 continue
             try:
-                if each.value is None:
+                if variables.value is None:
                     raise TypeError("it does not pickle, or is above 1 MiB")
-                setattr(owner, each.place.name, pickle.loads(each.value))
+                setattr(owner, variables.place.name, pickle.loads(variables.value))
             except Exception as error:  # noqa: BLE001 -- whatever a class raises when it is unpickled or set
-                _warn(each.place, error)
+                _warn(variables.place, error)
             else:
-                changed.append((owner, each.place.name, before))
+                changed.append((owner, variables.place.name, before))
         if changed:
             _forget_traces()
         yield
@@ -156,12 +156,12 @@ def _digest(value: Any) -> str:
 
 class _Hashing:
     def __init__(self) -> None:
-        self._left_bytes = _MOST_BYTES
+        self._left_bytes = _MAX_VALUE_BYTES
         self._parts = 0
 
     def digest(self, value: Any, depth: int = 0) -> str:
         self._parts += 1
-        if depth > _MOST_DEPTH or self._parts > _MOST_PARTS:
+        if depth > _MAX_DEPTH or self._parts > _MAX_PARTS:
             raise _OpaqueError
         kind, content = self._content(value, depth + 1)
         return hashlib.blake2b(f"{kind}\0".encode() + content, digest_size=16).hexdigest()
@@ -188,7 +188,7 @@ class _Hashing:
         if kind in (tuple, list):
             return kind.__name__, self._all(value, depth)
         if kind in (set, frozenset):
-            return kind.__name__, "".join(sorted(self.digest(each, depth) for each in value)).encode()
+            return kind.__name__, "".join(sorted(self.digest(member, depth) for member in value)).encode()
         if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
             return kind.__name__, self._all((*value.keys(), *value.values()), depth)
         if isinstance(value, types.ModuleType):
@@ -224,7 +224,10 @@ class _Hashing:
         if resolved(value.__module__, value.__qualname__) is value:
             return "function", name.encode()  # the worker has the same, unless its file was changed meanwhile
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        of_code = [value.__code__.co_code, *(each for each in value.__code__.co_consts if not hasattr(each, "co_code"))]
+        of_code = [
+            value.__code__.co_code,
+            *(constant for constant in value.__code__.co_consts if not hasattr(constant, "co_code")),
+        ]
         return f"function {name}", self._all(
             (of_code, value.__defaults__, value.__kwdefaults__, *cells),
             depth,
@@ -234,9 +237,11 @@ class _Hashing:
         """Take an object of a user's class, or a dataclass, for what its attributes are."""
         kind = type(value)
         if dataclasses.is_dataclass(value):
-            content: Mapping[str, Any] = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+            content: Mapping[str, Any] = {
+                member.name: getattr(value, member.name) for member in dataclasses.fields(value)
+            }
         elif isinstance(value, tuple):
-            content = {str(number): each for number, each in enumerate(value)}  # of a named tuple
+            content = {str(number): member for number, member in enumerate(value)}  # of a named tuple
         elif kind is types.SimpleNamespace or (users_module(kind.__module__) and "__reduce__" not in vars(kind)):
             content = vars(value)
         else:
@@ -252,5 +257,5 @@ def _is_small_jax_array(value: Any) -> bool:
         and not isinstance(value, jax.core.Tracer)
         and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
         and len(value.devices()) == 1
-        and value.nbytes <= _MOST_BYTES
+        and value.nbytes <= _MAX_VALUE_BYTES
     )

@@ -21,7 +21,7 @@ _BLOCK_BYTES = 1 << 16
 _HEADER_BYTES = 24
 
 # What is larger is somebody's weights; the constants by which devices find each other take a few KiB.
-_MOST_BYTES = 1 << 24
+_MAX_CONSTANT_BYTES = 1 << 24
 
 
 def program_constants(executable: bytes) -> bytes:
@@ -31,8 +31,10 @@ def program_constants(executable: bytes) -> bytes:
         executable: the program's binary, as JAX serialises it.
     """
     binary = _without_block_headers(executable)
-    found = {constants for each in _MESSAGE.finditer(binary) for constants in _constants(binary, each.start())}
-    return found.pop() if len(found) == 1 else b""
+    constants_found = {
+        constants for message in _MESSAGE.finditer(binary) for constants in _constants(binary, message.start())
+    }
+    return constants_found.pop() if len(constants_found) == 1 else b""
 
 
 def _constants(binary: bytes, at: int) -> Iterator[bytes]:
@@ -48,7 +50,11 @@ def _constants(binary: bytes, at: int) -> Iterator[bytes]:
             elif field == 3 and isinstance(value, bytes):
                 begin, size = segments.get(_CONSTANTS, (0, 0))
                 code, code_size = segments.get(_CODE, (0, 0))
-                if code_size and (begin, size, code + code_size) == (0, code, len(value)) and 0 < size <= _MOST_BYTES:
+                if (
+                    code_size
+                    and (begin, size, code + code_size) == (0, code, len(value))
+                    and 0 < size <= _MAX_CONSTANT_BYTES
+                ):
                     yield value[:size]
                 return
             elif field > 3:

@@ -1,4 +1,4 @@
-"""What the operands of a function's Pallas calls hold, worked out on the CPU from the arguments that were given.
+"""Works out the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
 
 A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
 boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,
@@ -14,17 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat import scan_counts
+from systolic.compat.jaxprs import (
+    CALLS,
+    Environment,
+    bound,
+    called_function,
+    equations,
+    function_of,
+    functions_inside,
+    is_literal,
+    scan_parts,
+    while_parts,
+)
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
-from systolic.compiler.nested_jaxprs import holds, inner_jaxprs, names_axes, used_equations
 from systolic.compiler.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
 _JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone
 _IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
-_MOST_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
-_MOST_ELEMENTS = 1 << 26  # of an array that is worked out
+_MAX_WHILE_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
+_MAX_ELEMENTS = 1 << 26  # of an array that is worked out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +59,12 @@ class DeviceExecutions:
     """All executions of Pallas calls on one device.
 
     Attributes:
-        found: in order.
+        executions: in order.
         local: whether other devices may execute other calls, because a value decides that is not the same on all.
         complete: whether these are all; no call is left out because a value decides about it that is not known.
     """
 
-    found: list[PallasOperands]
+    executions: list[PallasOperands]
     local: bool
     complete: bool = True
 
@@ -63,7 +73,7 @@ def pallas_operands(
     closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
 ) -> list[PallasOperands]:
     """Every execution of a Pallas call in a traced function, in order; see `device_executions`."""
-    return device_executions(closed_jaxpr, arguments, names, partition=partition).found
+    return device_executions(closed_jaxpr, arguments, names, partition=partition).executions
 
 
 def device_executions(
@@ -79,19 +89,19 @@ def device_executions(
 
     A call behind a condition or in a loop that depends on values that are not known is left out.
     """
-    given = [
+    contents = [
         Deferred.known(np.asarray(argument))
         if hasattr(argument, "__array__")
         else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
         for argument, name in zip(arguments, names, strict=True)
     ]
     walk = _Walk(partition)
-    walk.run(closed_jaxpr.jaxpr, [Deferred.known(const) for const in closed_jaxpr.consts], given, ())
-    return DeviceExecutions(found=walk.found, local=walk.chose, complete=not walk.left_out)
+    walk.run(closed_jaxpr, contents, ())
+    return DeviceExecutions(executions=walk.executions, local=walk.chose, complete=not walk.left_out)
 
 
 class _Cut(Deferred):
-    """What the devices of a `jax.shard_map` compute together, of which this device knows its own part."""
+    """A result of all devices of a `jax.shard_map`; this device knows its own part."""
 
     __slots__ = ("part", "place", "spec")
 
@@ -103,40 +113,36 @@ class _Cut(Deferred):
 @dataclass(slots=True)
 class _Walk:
     partition: int
-    found: list[PallasOperands] = field(default_factory=list)
+    executions: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
     chose: bool = False  # what to execute by a value that other devices may have otherwise
     left_out: bool = False  # something that may execute calls
 
     def run(
         self,
-        jaxpr: Any,
-        consts: Sequence[Deferred],
+        function: Any,
         arguments: Sequence[Deferred],
         path: tuple[int, ...],
         used: Sequence[bool] | None = None,
     ) -> list[Deferred]:
         """Goes through a jaxpr; returns its results. `used`: which of them anything uses; None: all."""
-        values: dict[Any, Deferred] = {}
-        values.update(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, arguments, strict=True))
-
-        def read(atom: Any) -> Deferred:
-            return Deferred.known(atom.val) if hasattr(atom, "val") else values[atom]
-
-        wanted = used_equations(jaxpr, used)
+        environment = Environment(
+            function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
+        )
+        jaxpr = function_of(function).jaxpr
+        needed = _used_equations(jaxpr, used)
+        unused = Deferred.known(Missing("a result that nothing uses"))
         for number, equation in enumerate(jaxpr.eqns):
-            if number not in wanted:
-                unused = Deferred.known(Missing("a result that nothing uses"))
-                values.update(dict.fromkeys(equation.outvars, unused))
-                continue
-            inputs = [read(atom) for atom in equation.invars]
-            outputs = self._equation(jaxpr, equation, inputs, (*path, number), wanted[number])
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+            if number in needed:
+                inputs = environment.inputs(equation)
+                outputs = self._equation(equation, inputs, (*path, number), needed[number])
+            else:
+                outputs = [unused] * len(equation.outvars)
+            environment.write(equation, outputs)
+        return environment.results()
 
     def _equation(
-        self, jaxpr: Any, equation: Any, inputs: list[Deferred], path: tuple[int, ...], used: Sequence[bool]
+        self, equation: Any, inputs: list[Deferred], path: tuple[int, ...], used: Sequence[bool]
     ) -> list[Deferred]:
         name = equation.primitive.name
         if name == _PALLAS:
@@ -147,38 +153,42 @@ class _Walk:
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
         if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
             platforms = equation.params["platforms"]
-            return [Deferred.known(np.int32(next(at for at, one in enumerate(platforms) if not one or "tpu" in one)))]
+            return [
+                Deferred.known(
+                    np.int32(next(at for at, platform in enumerate(platforms) if not platform or "tpu" in platform))
+                )
+            ]
         if name in KEEPS_VALUE or name == _IN_MEMORY:
             return inputs
         if name == PRIMITIVE:
             return [_known_or(inputs[0], typical_value(equation))]
         if self.place is not None and names_axis(equation):
             return _missing(equation, f"what other devices give to a {name}")
-        if name != _JIT and not any(map(self._follows, inner_jaxprs(equation.params))):
-            return _evaluated(jaxpr, equation, inputs)
+        if name != _JIT and not any(map(self._follows, functions_inside(equation))):
+            return _evaluated(equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs, path)
         if name == "while":
             return self._while(equation, inputs, path)
         if name == "cond":
             return self._cond(equation, inputs, path)
-        inner = [closed for closed in inner_jaxprs(equation.params) if name == _JIT or self._follows(closed)]
-        if len(inner[0].jaxpr.invars) != len(inputs):
-            return self._left_out(equation, f"a {name} around a kernel")
-        consts = [Deferred.known(const) for const in inner[0].consts]
-        same = len(inner[0].jaxpr.outvars) == len(used)
-        return self.run(inner[0].jaxpr, consts, inputs, path, used if same else None)
+        if name in CALLS:
+            return self.run(called_function(equation), inputs, path, used)
+        return self._left_out(equation, f"a {name} around a kernel")
 
-    def _follows(self, closed: Any) -> bool:
-        """Whether a jaxpr is gone through: it holds a Pallas call, says what is typical, or asks where it is."""
-        return holds(_PALLAS, closed) or holds(PRIMITIVE, closed) or (self.place is not None and names_axes(closed))
+    def _follows(self, function: Any) -> bool:
+        """True if a jaxpr has a Pallas call, a `typical` value, or an operation on mesh axes."""
+        return any(
+            equation.primitive.name in (_PALLAS, PRIMITIVE) or (self.place is not None and names_axis(equation))
+            for equation in equations(function.jaxpr)
+        )
 
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
         parts = [_part(value, place, spec) for spec, value in zip(params["in_specs"], inputs, strict=True)]
-        inside = _Walk(self.partition, self.found, place)
-        outputs = inside.run(params["jaxpr"], [], parts, path)
+        inside = _Walk(self.partition, self.executions, place)
+        outputs = inside.run(params["jaxpr"], parts, path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
         return [
@@ -188,7 +198,7 @@ class _Walk:
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
-        self.found.append(
+        self.executions.append(
             PallasOperands(
                 site=path,
                 equation=equation,
@@ -199,68 +209,67 @@ class _Walk:
         return _missing(equation, f"what the kernel {kernel} computes")
 
     def _scan(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
-        params = equation.params
-        consts_end, carried = scan_counts(params)
-        carry_end = consts_end + carried
-        consts, carry, sliced = inputs[:consts_end], inputs[consts_end:carry_end], inputs[carry_end:]
-        rounds = range(params["length"])
-        stacked: list[Any] = []
-        for i in reversed(rounds) if params["reverse"] else rounds:
-            here = [applied(lambda whole, i=i: whole[i], value) for value in sliced]
-            body = params["jaxpr"]
-            known = [Deferred.known(const) for const in body.consts]
-            outputs = self.run(body.jaxpr, known, [*consts, *carry, *here], path)
-            carry = outputs[:carried]
-            stacked.append(outputs[carried:])
+        body, constants, carry, sliced = scan_parts(equation, inputs)
+        rounds = range(equation.params["length"])
+        for i in reversed(rounds) if equation.params["reverse"] else rounds:
+            elements = [applied(lambda array, i=i: array[i], value) for value in sliced]
+            carry = self.run(body, [*constants, *carry, *elements], path)[: len(carry)]
         rest = equation.outvars[len(carry) :]
         return [*carry, *(Deferred.known(Missing("what a scan around a kernel collects")) for _ in rest)]
 
     def _while(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
-        params = equation.params
-        cond_end = params["cond_nconsts"]
-        body_end = cond_end + params["body_nconsts"]
-        cond_consts, body_consts, carry = inputs[:cond_end], inputs[cond_end:body_end], inputs[body_end:]
-        for _ in range(_MOST_ROUNDS):
-            decides = self._closed(params["cond_jaxpr"], [*cond_consts, *carry], path)[0]
+        condition, body, condition_constants, body_constants, carry = while_parts(equation, inputs)
+        for _ in range(_MAX_WHILE_ROUNDS):
+            (decides,) = self.run(condition, [*condition_constants, *carry], path)
             self.chose |= decides.local
             goes_on = decides.get()
             if isinstance(goes_on, Missing):
                 return self._left_out(equation, goes_on.why)
             if not goes_on:
                 return carry
-            carry = self._closed(params["body_jaxpr"], [*body_consts, *carry], path)
-        return self._left_out(equation, f"a loop of more than {_MOST_ROUNDS:,} rounds around a kernel")
+            carry = self.run(body, [*body_constants, *carry], path)
+        return self._left_out(equation, f"a loop of more than {_MAX_WHILE_ROUNDS:,} rounds around a kernel")
 
     def _cond(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         self.chose |= inputs[0].local
         chosen = inputs[0].get()
         if isinstance(chosen, Missing):
             return self._left_out(equation, chosen.why)
-        branches = equation.params["branches"]
+        branches = functions_inside(equation)
         index = min(max(int(chosen), 0), len(branches) - 1)
-        return self._closed(branches[index], inputs[1:], (*path, index))
+        return self.run(branches[index], inputs[1:], (*path, index))
 
     def _left_out(self, equation: Any, why: str) -> list[Deferred]:
         self.left_out = True
         return _missing(equation, why)
 
-    def _closed(self, closed: Any, inputs: Sequence[Deferred], path: tuple[int, ...]) -> list[Deferred]:
-        return self.run(closed.jaxpr, [Deferred.known(const) for const in closed.consts], inputs, path)
+
+def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
+    """Return the equations that matter, by number, and which results of each. The compiler drops the others."""
+    live = {atom for at, atom in enumerate(jaxpr.outvars) if not is_literal(atom) and (used is None or used[at])}
+    needed: dict[int, list[bool]] = {}
+    for number in reversed(range(len(jaxpr.eqns))):
+        equation = jaxpr.eqns[number]
+        results = [variable in live for variable in equation.outvars]
+        if any(results) or equation.effects:
+            needed[number] = results
+            live.update(atom for atom in equation.invars if not is_literal(atom))
+    return needed
 
 
 def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
     """A device's part of a value that is cut by a `PartitionSpec`."""
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
-        return applied(lambda own: own, value.part, local=True)
-    return applied(lambda whole: place.part(np.asarray(whole), spec), value, local=any(spec))
+        return applied(lambda part: part, value.part, local=True)
+    return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:
     """A value, or in its place what is typical of it where it is missing."""
 
     def compute() -> Any:
-        found = value.get()
-        return typical if isinstance(found, Missing) else found
+        contents = value.get()
+        return typical if isinstance(contents, Missing) else contents
 
     return Deferred(compute, [value])
 
@@ -269,28 +278,16 @@ def _missing(equation: Any, why: str) -> list[Deferred]:
     return [Deferred.known(Missing(why)) for _ in equation.outvars]
 
 
-def _evaluated(jaxpr: Any, equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
-    """The results of one equation of `jaxpr`, computed together when the first of them is asked for."""
+def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
+    """The results of one equation, computed together when the first of them is asked for."""
     largest = max((math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars), default=0)
-    if largest > _MOST_ELEMENTS:
+    if largest > _MAX_ELEMENTS:
         return _missing(equation, f"an array of {largest:,} values, which are too many to follow")
 
     def compute() -> Any:
-        from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-
-        values: dict[Any, Any] = {}
-        for atom, value in zip(equation.invars, inputs, strict=True):
-            found = value.get()
-            if isinstance(found, Missing):
-                return found
-            if not hasattr(atom, "val"):  # a literal is in the equation already
-                values[atom] = found
-        # Names of arguments and results would be those of the whole.
-        described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-        alone = jaxpr.replace(
-            eqns=[equation], constvars=[], invars=list(values), outvars=equation.outvars, debug_info=described
-        )
-        return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*values.values())
+        values = [value.get() for value in inputs]
+        missing = next((value for value in values if isinstance(value, Missing)), None)
+        return bound(equation, values) if missing is None else missing
 
     together = Deferred(compute, inputs)
 

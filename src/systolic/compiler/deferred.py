@@ -56,10 +56,10 @@ class Deferred:
 
 
 def applied(function: Callable[[Any], Any], value: Deferred, *, local: bool = False) -> Deferred:
-    """What a function makes of a value; where that is missing, so is this."""
+    """Apply a function to a value; missing where the value is."""
 
     def compute() -> Any:
-        found = value.get()
-        return found if isinstance(found, Missing) else function(found)
+        contents = value.get()
+        return contents if isinstance(contents, Missing) else function(contents)
 
     return Deferred(compute, [value], local=local)

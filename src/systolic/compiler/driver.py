@@ -89,10 +89,10 @@ def compile_function(
             lowered = _lower(traced, lines=lines)
         assignment = () if target.slice is None else _assignment(lowered, devices, target.slice)
         key = _key(lowered.as_text(), target, devices[0], dump, assignment)
-        if cache is not None and (known := cache.get(key)) is not None:
-            if isinstance(known, CompilerRefusal):
-                raise known
-            return known
+        if cache is not None and (cached := cache.get(key)) is not None:
+            if isinstance(cached, CompilerRefusal):
+                raise cached
+            return cached
         empty_dump(dump)
         try:
             with at_stage("compiling"):
@@ -171,8 +171,8 @@ def _compiled(lowered: Any, flags: Mapping[str, str]) -> Any:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
             # Another libtpu may not have one of them: then it has not what the option turns off either.
-            own = options.keys() - flags.keys()
-            unknown = [name for name in own if f"No such compile option: '{name}'" in str(error)]
+            added = options.keys() - flags.keys()
+            unknown = [name for name in added if f"No such compile option: '{name}'" in str(error)]
             # XLA's own options take True and False alone, libtpu's take all of these words.
             misspelled = [
                 name

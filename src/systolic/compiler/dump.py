@@ -55,7 +55,7 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """What one compilation left behind.
+    """The files of one compilation.
 
     Attributes:
         listings: the final instruction listing of every part, by name.
@@ -74,7 +74,7 @@ class Dump:
 
 
 def read_dump(folder: Path) -> Dump:
-    """What one compilation left in `folder`.
+    """Read the files of one compilation in `folder`.
 
     Raises:
         CompilerError: no top-level program, more than one, a called operation without a listing, or a file that cannot
@@ -85,16 +85,16 @@ def read_dump(folder: Path) -> Dump:
     hlo: list[str] = []
     vmem_report = ""
     for file in sorted(folder.iterdir(), key=_age):
-        if found := _LISTING_FILE.fullmatch(file.name):
-            name = found["name"]
+        if match := _LISTING_FILE.fullmatch(file.name):
+            name = match["name"]
             if name.startswith("<late-"):
                 continue
             if name == TOP_LEVEL and name in listings:
                 raise CompilerError(f"the compiler left two listings of {name!r}: more than one program was compiled")
             # An operation that does not fit at first is compiled again: the newer one is in the program.
             listings[name] = _text(file)
-        elif found := _UTILIZATION_FILE.fullmatch(file.name):
-            utilization[found["name"]] = _text(file)
+        elif match := _UTILIZATION_FILE.fullmatch(file.name):
+            utilization[match["name"]] = _text(file)
         elif _HLO_FILE.fullmatch(file.name):
             hlo.append(_text(file))
         elif _VMEM_FILE.fullmatch(file.name):
@@ -123,14 +123,14 @@ def read_dump(folder: Path) -> Dump:
 
 
 def _sparse_listings(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    listings: dict[str, str] = {}
     files = [(_SPARSE_FILE.fullmatch(file.name), file) for file in folder.iterdir()] if folder.is_dir() else []
     stamped = sorted((int(match["stamp"]), match["name"], file) for match, file in files if match is not None)
     for _, name, file in stamped:
         # Whatever else is there twice was compiled anew, and the later one is the program's.
-        key = f"{name} again" if name.startswith(_SPARSE_START) and name in found else name
-        found[key] = _text(file)
-    return found
+        key = f"{name} again" if name.startswith(_SPARSE_START) and name in listings else name
+        listings[key] = _text(file)
+    return listings
 
 
 def empty_dump(folder: Path) -> None:
@@ -158,11 +158,11 @@ def _text(file: Path) -> str:
 
 
 def _vmem_data(page: str) -> str:
-    found = _VMEM_DATA.search(page)
-    if found is None:
+    match = _VMEM_DATA.search(page)
+    if match is None:
         return ""
     try:
-        data, _ = json.JSONDecoder().raw_decode(page, found.end())
+        data, _ = json.JSONDecoder().raw_decode(page, match.end())
         return json.dumps(data.get("hlo_breakdowns", {}) if isinstance(data, dict) else {})
     except (ValueError, RecursionError):
         return ""
@@ -170,9 +170,9 @@ def _vmem_data(page: str) -> str:
 
 def _cut_name(listings: Mapping[str, str], name: str) -> str | None:
     # A file name has room for about 180 characters of an operation's name; the rest is replaced by a hash.
-    cut = [key for key in listings if (found := _CUT_NAME.fullmatch(key)) and name.startswith(found["start"])]
+    cut = [key for key in listings if (match := _CUT_NAME.fullmatch(key)) and name.startswith(match["start"])]
     return cut[0] if len(cut) == 1 else None
 
 
 def _called(listings: Mapping[str, str]) -> set[str]:
-    return {found["name"] for text in listings.values() for found in _CALL.finditer(text)}
+    return {match["name"] for text in listings.values() for match in _CALL.finditer(text)}

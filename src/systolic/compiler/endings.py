@@ -1,4 +1,4 @@
-"""How a worker can come to an end before it has answered: it died, it was stopped, or the user's function ended it."""
+"""Endings of a worker before its answer: it died, it was stopped, or the user's function ended it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkerEnded(CompilerError):  # noqa: N818 -- said the way the user thinks 
 
     @property
     def by_function(self) -> bool:
-        """Whether the user's Python code was running, not the compiler."""
+        """True if the user's Python code was running, not the compiler."""
         return self.stage in OF_THE_FUNCTION
 
 
@@ -71,16 +71,16 @@ class CompilerCrash(WorkerEnded):
         words = last_words(stderr_tail)
         if not words and signal_name == "SIGKILL":
             words = "nobody here sent that signal; the system does where memory runs out"
-        by = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
+        ending = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
         during = f" during {label or 'a task'}"
         rest = _while(stage) + (f": {words}" if words else "")
         fix = "reduce the kernel: it breaks the compiler"
         if stage in OF_THE_FUNCTION:
             fix = "run the function in plain JAX: it, or a library that it calls, ends the process"
         super().__init__(
-            f"the worker process ended {by}{during}{rest}",
+            f"the worker process ended {ending}{during}{rest}",
             label=label,
-            how=f"ended {by}{rest}",
+            how=f"ended {ending}{rest}",
             stage=stage,
             where="",
             fix=fix,
@@ -173,8 +173,8 @@ def last_words(text: str) -> str:
     libtpu writes a stack trace and the report of its crash handler after that line.
     """
     for pattern in _FATAL:
-        if found := pattern.search(text):
-            return found[found.lastgroup or 0].strip()
+        if match := pattern.search(text):
+            return match[match.lastgroup or 0].strip()
     lines = [line.strip() for line in text.splitlines() if not _NOISE.match(line)]
     return lines[-1] if lines else ""
 

@@ -1,4 +1,4 @@
-"""What can go wrong between a function and its compiled program, as exceptions that survive a process boundary."""
+"""Exceptions between a function and its compiled program; they survive a process boundary."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class TaskError(CompilerError):
 
 
 def compiler_is_there() -> bool:
-    """Whether libtpu can be imported. Starts no process and loads no compiler."""
+    """True if libtpu can be imported. Starts no process and loads no compiler."""
     return importlib.util.find_spec("libtpu") is not None
 
 
@@ -133,18 +133,18 @@ def check_available() -> None:
 
 def _bytes_in(message: str) -> tuple[int | None, int | None]:
     for pattern in _REQUESTED_AND_AVAILABLE:
-        if found := pattern.search(message):
-            size, unit, limit, limit_unit = found.groups()
+        if match := pattern.search(message):
+            size, unit, limit, limit_unit = match.groups()
             return round(float(size) * _UNIT_BYTES[unit]), round(float(limit) * _UNIT_BYTES[limit_unit])
     return None, None
 
 
 def _one_line(message: str) -> str:
     for pattern in _REQUESTED_AND_AVAILABLE:
-        if found := pattern.search(message):
+        if match := pattern.search(message):
             # The sentence with the sizes says more than the first line, which names an error code.
-            start = max(message.rfind(". ", 0, found.start()) + 2, message.rfind("\n", 0, found.start()) + 1)
-            ends = [end for mark in (". ", ".\n", "\n") if (end := message.find(mark, found.end())) >= 0]
+            start = max(message.rfind(". ", 0, match.start()) + 2, message.rfind("\n", 0, match.start()) + 1)
+            ends = [end for mark in (". ", ".\n", "\n") if (end := message.find(mark, match.end())) >= 0]
             return _NOISE.sub("", message[start : min(ends, default=len(message))].strip())
     lines = [line for line in message.strip().splitlines() if line.strip()] or ["no reason given"]
     return _NOISE.sub("", lines[0].strip()) or lines[0].strip()

@@ -31,22 +31,22 @@ class WorkerFolder:
 
     @property
     def dump(self) -> Path:
-        """Where libtpu writes."""
+        """The folder that libtpu writes to."""
         return self.path / "dump"
 
     @property
     def stderr(self) -> Path:
-        """Where the worker's standard error, and whatever is printed in it, goes."""
+        """The file of the worker's standard error and of all that is printed in it."""
         return self.path / "stderr.txt"
 
     @property
     def stack(self) -> Path:
-        """Where the worker writes the Python stacks of its threads, when it is asked to."""
+        """The file to which the worker writes the Python stacks of its threads on request."""
         return self.path / STACK_FILE
 
     @property
     def exit_place(self) -> Path:
-        """Where the worker writes which line has called `os._exit`."""
+        """The file to which the worker writes the line that has called `os._exit`."""
         return self.path / EXIT_FILE
 
     def remove(self) -> None:

@@ -18,12 +18,12 @@ from typing import Any
 
 from systolic.support.bugs import is_users_file
 
-_MOST_OBJECTS = 20_000  # that are looked at
+_MAX_OBJECTS = 20_000  # that are looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a global stands.
+    """The place of a global.
 
     Attributes:
         module: its name.
@@ -54,7 +54,7 @@ class GlobalsUsed:
     def add(self, roots: Iterable[Any]) -> None:
         """Follow functions, and whatever else holds code."""
         self._waiting += roots
-        while self._waiting and len(self._seen) < _MOST_OBJECTS:
+        while self._waiting and len(self._seen) < _MAX_OBJECTS:
             value = self._waiting.pop()
             if id(value) not in self._seen:
                 self._seen[id(value)] = value
@@ -76,9 +76,9 @@ class GlobalsUsed:
             case type():
                 self._follow_class(value)
             case dict():
-                self._waiting += itertools.islice(value.values(), _MOST_OBJECTS)
+                self._waiting += itertools.islice(value.values(), _MAX_OBJECTS)
             case list() | tuple() | set() | frozenset():
-                self._waiting += itertools.islice(value, _MOST_OBJECTS)
+                self._waiting += itertools.islice(value, _MAX_OBJECTS)
             case ModuleType() | str() | bytes() | int() | float() | None:
                 pass
             case _:
@@ -92,26 +92,26 @@ class GlobalsUsed:
             bound += [function.__globals__[name] for name in names if name in function.__globals__]
             home = None
         # Modules it has by other names, and those of `import helper` inside of it.
-        modules = [home, *(each for each in bound if isinstance(each, ModuleType)), *map(users_module, names)]
+        modules = [home, *(value for value in bound if isinstance(value, ModuleType)), *map(users_module, names)]
         self._waiting += bound
-        self._read(names, [each for each in modules if each is not None])
+        self._read(names, [module for module in modules if module is not None])
 
     def _read(self, names: set[str], modules: list[ModuleType]) -> None:
         """Take down what code with these names may read of modules, and of modules that these import."""
         looked_at: set[str] = set()
         while modules:
             module = modules.pop()
-            known = getattr(module, "__name__", "")
-            if known in looked_at or users_module(known) is not module:
+            module_name = getattr(module, "__name__", "")
+            if module_name in looked_at or users_module(module_name) is not module:
                 continue
-            looked_at.add(known)
+            looked_at.add(module_name)
             content = vars(module)
             for name in names & content.keys():
                 value = content[name]
                 if isinstance(value, ModuleType):
                     modules.append(value)
                 if not _is_special(name):
-                    self.values[Place(module=known, owner="", name=name)] = value
+                    self.values[Place(module=module_name, owner="", name=name)] = value
                     self._waiting.append(value)
 
     def _follow_class(self, kind: type) -> None:
@@ -141,10 +141,10 @@ def users_module(name: str) -> ModuleType | None:
 
 def resolved(module: str, qualname: str) -> Any:
     """Return what a module has under a name with dots; None: nothing. Imports nothing."""
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = _attribute(found, part)
-    return found
+        value = _attribute(value, part)
+    return value
 
 
 def _cells(function: FunctionType) -> Iterator[Any]:

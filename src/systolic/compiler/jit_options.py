@@ -1,4 +1,4 @@
-"""What a function of `jax.jit` says of its arguments and results: what it gives away, and how they are sharded."""
+"""Options of a function of `jax.jit`: donated arguments, and shardings of arguments and results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FunctionWithOptions:
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
-        """As a function's, for messages."""
+        """The function's name, for messages."""
         return self.name
 
 

@@ -1,4 +1,4 @@
-"""What a job may use of the machine, and the watch that the parent keeps over it.
+"""Limits of a job's use of the machine, which its parent watches.
 
 The time limit counts CPU time, so that a busy machine refuses nothing that an idle one compiles. A job that waits uses
 none: a limit of wall-clock time, ten times as long, ends it. Memory is what the worker and its children have resident.
@@ -27,7 +27,7 @@ LimitKind = Literal["cpu", "wall", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a job may use.
+    """The limits of a job.
 
     Attributes:
         cpu_s: CPU time of the worker and its children, seconds. Where the system does not tell it (it has no /proc):
@@ -43,7 +43,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUse:
-    """What a group of processes has used so far.
+    """The resources that a group of processes has used so far.
 
     Attributes:
         cpu_s: CPU time, seconds.
@@ -84,13 +84,13 @@ class Watch:
 
     def check(self) -> None:
         """Raise `LimitReachedError` if the job is past one of its limits."""
-        limits, found = self._limits, group_use(self._group)
+        limits, in_use = self._limits, group_use(self._group)
         waited_s = time.monotonic() - self._started
-        if found is None:
+        if in_use is None:
             if waited_s > limits.cpu_s:
                 raise LimitReachedError("wall", limits.cpu_s, None)
             return
-        use = GroupUse(cpu_s=max(0.0, found.cpu_s - self._cpu_before_s), resident_bytes=found.resident_bytes)
+        use = GroupUse(cpu_s=max(0.0, in_use.cpu_s - self._cpu_before_s), resident_bytes=in_use.resident_bytes)
         if limits.memory_bytes is not None and use.resident_bytes > limits.memory_bytes:
             raise LimitReachedError("memory", limits.memory_bytes, use)
         if use.cpu_s > limits.cpu_s:
@@ -100,7 +100,7 @@ class Watch:
 
 
 def group_use(group: int) -> GroupUse | None:
-    """What the living processes of a group have used; None where the system has no /proc, or the group is no more."""
+    """Return the use of a group's living processes; None without /proc, or if the group has ended."""
     cpu_ticks = pages = processes = 0
     for fields in _stat_fields(group):
         processes += 1

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the container that this process runs in, can still give."""
+"""Reads the free memory of this machine, or of the container that this process runs in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 # A large compilation takes 1 to 2 GiB. Workers get that much even where it is not free: what is taken from others then
 # is the kernel's to decide.
-_LEAST_BYTES = 2 * 2**30
+_MIN_FREE_BYTES = 2 * 2**30
 _SHARE = 0.9  # the rest is the parent's
 
 
@@ -23,7 +23,7 @@ def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
         Bytes, or None where the system does not tell what is free.
     """
     free = [*_free_on_machine(root), *_free_in_groups(root)]
-    return max(_LEAST_BYTES, int(min(free) * _SHARE) // workers) if free else None
+    return max(_MIN_FREE_BYTES, int(min(free) * _SHARE) // workers) if free else None
 
 
 def _free_on_machine(root: Path) -> Iterator[int]:
@@ -34,7 +34,7 @@ def _free_on_machine(root: Path) -> Iterator[int]:
 
 
 def _free_in_groups(root: Path) -> Iterator[int]:
-    """What each control group that this process is in has left: of version 2, or of version 1."""
+    """Yield the free bytes of each control group of this process: of version 2, or of version 1."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, _, rest = line.partition(":")

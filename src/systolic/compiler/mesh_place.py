@@ -15,7 +15,7 @@ KEEPS_VALUE = frozenset({"pvary", "pcast", "sharding_constraint", "reshard", "me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlace:
-    """Where a device is on a mesh.
+    """The place of a device on a mesh.
 
     Attributes:
         sizes: of the mesh's axes, by name, in the mesh's order.
@@ -45,6 +45,6 @@ class MeshPlace:
 
 
 def names_axis(equation: Any) -> bool:
-    """Whether an operation is about an axis of the mesh: it asks for the device's index, or asks other devices."""
+    """True if an operation is about an axis of the mesh: it asks for the device's index, or asks other devices."""
     names = equation.params.get("axis_name", equation.params.get("axes", ()))
     return any(isinstance(name, str) for name in (names if isinstance(names, tuple | list) else (names,)))

@@ -27,9 +27,9 @@ from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import shown
 
 _PACKAGE = "__init__.py"
-_MOST_NAMES = 12  # in a message
-_MOST_VALUES = 2**28
-_MOST_SHOWN = 200  # characters of a path in a message
+_MAX_NAMES = 12  # in a message
+_MAX_VALUES = 2**28
+_MAX_SHOWN_CHARACTERS = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
 _WIDTH = re.compile(r"(bf|f|s|i|u)(\d+)(\w*)")
@@ -54,24 +54,24 @@ class NamedFunction:
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
-        """As a function's, for messages."""
+        """The function's name, for messages."""
         return self.text
 
     def load(self) -> Callable[..., Any]:
         """The function, with its parameters bound; see `named_function`."""
         with at_stage("importing"):
-            found = named_function(self.text)
-        return functools.partial(found, **self.parameters) if self.parameters else found
+            function = named_function(self.text)
+        return functools.partial(function, **self.parameters) if self.parameters else function
 
 
 def function_name(fn: Any) -> str:
-    """What to call a function in messages: its name, or that of the function that it binds arguments of."""
+    """Return a function's name for messages, or the name of the function whose arguments it binds."""
     inner = fn.func if isinstance(fn, functools.partial) else fn
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
 def check_function_name(text: str) -> None:
-    """Whether `text` can name a function: without importing anything, and before any worker starts.
+    """Check that `text` can name a function, without importing anything, and before any worker starts.
 
     Raises:
         NamedFunctionError: it has not the form, there is no such file or module, it is no Python, or it has no such
@@ -83,7 +83,7 @@ def check_function_name(text: str) -> None:
             f"{shown(text)} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
         )
     try:
-        known = names_in(_source(place))
+        names = names_in(_source(place))
     except FileNotFoundError as error:
         raise NamedFunctionError(f"there is no file {_short(place)}") from error
     except ModuleNotFoundError as error:
@@ -94,8 +94,8 @@ def check_function_name(text: str) -> None:
         raise NamedFunctionError(f"{_short(place)} cannot be read: {_short(str(error))}") from error
     except UnknownNamesError:
         return
-    if name.split(".")[0] not in known.all:
-        raise NamedFunctionError(_no_function(place, name, known.all, known.functions or known.all))
+    if name.split(".")[0] not in names.all:
+        raise NamedFunctionError(_no_function(place, name, names.all, names.functions or names.all))
 
 
 def named_function(text: str) -> Callable[..., Any]:
@@ -107,21 +107,21 @@ def named_function(text: str) -> Callable[..., Any]:
     """
     check_function_name(text)
     place, _, name = text.rpartition(":")
-    found: Any = _module(place)
+    function: Any = _module(place)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        known = [each for each, value in vars(_module(place)).items() if callable(value)]
-        raise NamedFunctionError(_no_function(place, name, known, known))
-    return found
+        function = getattr(function, part, None)
+    if not callable(function):
+        names = [name_in_module for name_in_module, value in vars(_module(place)).items() if callable(value)]
+        raise NamedFunctionError(_no_function(place, name, names, names))
+    return function
 
 
-def _no_function(place: str, name: str, known: Sequence[str], listed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
+def _no_function(place: str, name: str, callables: Sequence[str], listed: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, callables, n=3)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    public = [each for each in listed if not each.startswith("_")]
-    rest = f" and {len(public) - _MOST_NAMES} more" if len(public) > _MOST_NAMES else ""
-    names = ", ".join(public[:_MOST_NAMES]) or "none"
+    public = [name_in_file for name_in_file in listed if not name_in_file.startswith("_")]
+    rest = f" and {len(public) - _MAX_NAMES} more" if len(public) > _MAX_NAMES else ""
+    names = ", ".join(public[:_MAX_NAMES]) or "none"
     return f"{_short(place)} has no function {shown(name)}; {meant}it has {names}{rest}"
 
 
@@ -170,26 +170,26 @@ def named_argument(text: str) -> Any:
     """
     if text.endswith(".npy"):
         return _array_of_file(Path(text))
-    found = _ARGUMENT.fullmatch(text.strip())
-    if found is None:
+    match = _ARGUMENT.fullmatch(text.strip())
+    if match is None:
         raise NamedFunctionError(
             f"{shown(text)} is no argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or name a .npy "
             "file"
         )
     import jax
 
-    dtype = _dtype(found["dtype"])
-    sizes = [size.strip() for size in found["shape"].split(",") if size.strip()]
+    dtype = _dtype(match["dtype"])
+    sizes = [size.strip() for size in match["shape"].split(",") if size.strip()]
     # Longer numbers Python refuses to read.
     if any(len(size) > 10 or int(size) > LARGEST_SIZE for size in sizes):
         raise NamedFunctionError(f"{shown(text)}: a dimension has at most {LARGEST_SIZE} elements")
     shape = tuple(map(int, sizes))
-    if found["values"] is None:
+    if match["values"] is None:
         return jax.ShapeDtypeStruct(shape, dtype)
-    if math.prod(shape) > _MOST_VALUES:
-        raise NamedFunctionError(f"{shown(text)}: an array with values has at most {_MOST_VALUES} elements here")
+    if math.prod(shape) > _MAX_VALUES:
+        raise NamedFunctionError(f"{shown(text)}: an array with values has at most {_MAX_VALUES} elements here")
     try:
-        values = exact_values(found["values"].split(","), dtype)
+        values = exact_values(match["values"].split(","), dtype)
         return np.broadcast_to(values.reshape(() if values.size == 1 else shape), shape)
     except ValueError as error:
         hint = "" if isinstance(error, ArgumentValueError) else "; give one value, or as many as the shape holds"
@@ -206,7 +206,7 @@ def _array_of_file(path: Path) -> np.ndarray:
 
 
 def _short(text: str) -> str:
-    return printable(text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…")
+    return printable(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[: _MAX_SHOWN_CHARACTERS - 1]}…")
 
 
 def _dtype(name: str) -> np.dtype:

@@ -22,12 +22,12 @@ def mesh_axes(text: str) -> dict[str, int]:
     """
     axes: dict[str, int] = {}
     for part in text.split(","):
-        found = _AXIS.fullmatch(part.strip())
-        if found is None:
+        match = _AXIS.fullmatch(part.strip())
+        if match is None:
             raise SliceError(f"{shown(part.strip())} is no axis of a mesh: write NAME=SIZE, as in data=2,model=4")
-        if found[1] in axes:
-            raise SliceError(f"the mesh {shown(text)} has the axis {found[1]} twice")
-        axes[found[1]] = int(found[2])
+        if match[1] in axes:
+            raise SliceError(f"the mesh {shown(text)} has the axis {match[1]} twice")
+        axes[match[1]] = int(match[2])
     return axes
 
 

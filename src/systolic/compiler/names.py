@@ -1,4 +1,4 @@
-"""Which names a module has, read from its source: nobody's code is run to learn that a function is missing."""
+"""Reads the names of a module from its source: no code is run to learn that a function is missing."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from systolic.support.regular_file import read_regular
 
 
 class UnknownNamesError(Exception):
-    """What names a module has cannot be said before it runs."""
+    """The names of a module are not known before it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleNames:
-    """What the statements of a module bind, in their order, whether they are reached or not.
+    """Yield the names that a module's statements bind, in their order, reached or not.
 
     Attributes:
         all: every name.
@@ -67,10 +67,10 @@ def names_in(source: Path) -> ModuleNames:
         tree = ast.parse(read_regular(source), filename=str(source))
     except (ValueError, RecursionError) as error:  # a null byte; brackets nested too deep
         raise SyntaxError(str(error)) from error
-    found = list(_bound(tree.body))
+    names = list(_bound(tree.body))
     return ModuleNames(
-        all=tuple(dict.fromkeys(name for name, _ in found)),
-        functions=tuple(dict.fromkeys(name for name, is_function in found if is_function)),
+        all=tuple(dict.fromkeys(name for name, _ in names)),
+        functions=tuple(dict.fromkeys(name for name, is_function in names if is_function)),
     )
 
 

@@ -57,10 +57,10 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _imported(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module) if module in sys.modules else _import(module)
+    value: Any = sys.modules.get(module) if module in sys.modules else _import(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _import(module: str) -> Any:

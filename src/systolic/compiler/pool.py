@@ -177,8 +177,10 @@ _WARNED: dict[Any, Any] = {}  # by which Python shows a text of one line once
 # Whose mistake an error is the worker has found out.
 @runs_user_code
 def _unpacked(reply: Reply) -> Any:
-    for each in reply.warnings:
-        warnings.warn_explicit(each.text, pickle.loads(each.category), each.file, each.line, registry=_WARNED)
+    for warning in reply.warnings:
+        warnings.warn_explicit(
+            warning.text, pickle.loads(warning.category), warning.file, warning.line, registry=_WARNED
+        )
     try:
         value = pickle.loads(reply.value)
     except Exception as error:

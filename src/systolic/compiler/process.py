@@ -78,7 +78,7 @@ class WorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process still runs."""
+        """True if the process still runs."""
         return not self._ended and self._process.poll() is None
 
     @property
@@ -109,7 +109,7 @@ class WorkerProcess:
             self._started = True
 
     def crash(self, label: str) -> CompilerCrash | FunctionExit:
-        """How the worker died, after it has. Ends what is left of it."""
+        """Return the ending of a worker that died. Ends its remaining processes."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_WAIT_S)
         tail, (stage, _) = self._stderr_tail(), stage_in(self._folder.path)
@@ -123,7 +123,7 @@ class WorkerProcess:
         return CompilerCrash(label=label, exit_code=exit_code, signal_name=name, stderr_tail=tail, stage=stage)
 
     def stopped(self, label: str, reached: LimitReachedError) -> CompilerTimeout | CompilerOutOfMemory:
-        """What to say of a job that is past a limit. Asks the worker where it is, and ends it."""
+        """Return the ending of a job that is past a limit. Asks the worker where it is, and ends it."""
         stage, about = stage_in(self._folder.path)
         where = line_in_stacks(self._stacks()) or about
         self.end()
@@ -142,7 +142,7 @@ class WorkerProcess:
         )
 
     def _stacks(self) -> str:
-        """What the worker's threads are executing of Python; "" where it does not answer, as one that is starting."""
+        """Return the Python stacks of the worker's threads; "" if it does not answer, for instance while it starts."""
         with suppress(OSError):
             self._process.send_signal(STACK_SIGNAL)
             deadline = time.monotonic() + _STACK_WAIT_S

@@ -1,4 +1,4 @@
-"""What goes into the compiler and what comes out: a target and a compiled program, both plain data."""
+"""Targets and compiled programs, both plain data."""
 
 from __future__ import annotations
 

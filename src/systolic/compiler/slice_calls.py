@@ -1,4 +1,4 @@
-"""Whether what a call is sharded over is the slice that it asks for: said before any worker starts."""
+"""Checks that a call is sharded over the slice that it asks for, before any worker starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) 
     """
     for what, sharding in _shardings(fn, args):
         devices = _devices(sharding)
-        stand_ins = [each for each in devices if isinstance(each, StandInDevice)]
+        stand_ins = [device for device in devices if isinstance(device, StandInDevice)]
         if topology is None:
             if stand_ins:
                 name = stand_ins[0].topology.name
@@ -34,7 +34,7 @@ def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) 
                     f"topology={name.rpartition(':')[2]!r}"
                 )
         elif len(stand_ins) < len(devices):
-            kind = next(each for each in devices if not isinstance(each, StandInDevice)).platform
+            kind = next(device for device in devices if not isinstance(device, StandInDevice)).platform
             raise SliceError(
                 f"{what} is sharded over {kind} devices of this process, not over {topology.name}: make the mesh with "
                 "systolic.slice_mesh"
@@ -50,8 +50,8 @@ def with_slice_options(fn: Any) -> Any:
     import jax
 
     mesh = jax.sharding.get_mesh()
-    known = without_jit_options(fn)[1].mesh is not None or mesh.empty
-    ours = not known and all(isinstance(device, StandInDevice) for device in mesh.devices.flat)
+    has_mesh = without_jit_options(fn)[1].mesh is not None or mesh.empty
+    ours = not has_mesh and all(isinstance(device, StandInDevice) for device in mesh.devices.flat)
     return with_jit_options(fn, mesh if ours else None)
 
 
@@ -61,8 +61,8 @@ def _shardings(fn: Any, args: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tuple(args)):
         yield f"argument {jax.tree_util.keystr(path)}", slice_sharding(leaf)
     _, options = without_jit_options(fn)
-    for name, given in options.shardings.items():
-        for sharding in jax.tree.leaves(given):
+    for name, shardings in options.shardings.items():
+        for sharding in jax.tree.leaves(shardings):
             yield f"{name} of jax.jit", sharding
 
 

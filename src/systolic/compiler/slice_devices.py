@@ -55,7 +55,7 @@ def topology_of(shape: SliceShape) -> Topology:
 
 
 def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
-    """What `jax.devices()` would return on a slice, in its order, for `jax.sharding.Mesh` and `jax.make_mesh`.
+    """Return the devices of `jax.devices()` on a slice, in its order, for `jax.sharding.Mesh` and `jax.make_mesh`.
 
     Args:
         chip: a name such as "v6e", or a record of your own.
@@ -66,20 +66,20 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
         SliceError: no such slice.
     """
     shape = SliceShape.parse(chip_named(chip) if isinstance(chip, str) else chip, topology)
-    known = topology_of(shape)
+    slice_topology = topology_of(shape)
     # libtpu lists the chips of one host after the other.
-    listed = sorted(shape.devices, key=lambda each: (*(at // 2 for at in each.coords[1::-1]), each.id))
-    listed.sort(key=lambda each: each.coords[2:])
+    listed = sorted(shape.devices, key=lambda device: (*(at // 2 for at in device.coords[1::-1]), device.id))
+    listed.sort(key=lambda device: device.coords[2:])
     return tuple(
         _device_here(
-            known,
-            each.id,
-            (*each.coords, 0)[:3],
-            each.core,
+            slice_topology,
+            device.id,
+            (*device.coords, 0)[:3],
+            device.core,
             shape.chip.device_kind,
             shape.chip.cores_per_device,
         )
-        for each in listed
+        for device in listed
     )
 
 
@@ -125,7 +125,7 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
 
 
 def explicit_axes(mesh: Any) -> Any:
-    """The same mesh with explicit axes: types of arrays on it say how they are sharded."""
+    """Return the mesh with explicit axes: types of arrays on it say how they are sharded."""
     from jax.sharding import AxisType, Mesh
 
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * len(mesh.axis_names))
@@ -133,7 +133,7 @@ def explicit_axes(mesh: Any) -> Any:
 
 @functools.cache
 def libtpu_devices(topology: Topology) -> Sequence[Any]:
-    """The same as `new_libtpu_devices`, each device the same object whenever it is asked for."""
+    """Return the devices of `new_libtpu_devices`, the same objects at each call."""
     return new_libtpu_devices(topology)
 
 
@@ -148,12 +148,12 @@ def new_libtpu_devices(topology: Topology) -> Sequence[Any]:
 
     # A program from JAX's own cache on disk is not compiled, and leaves no listing.
     jax.config.update("jax_enable_compilation_cache", False)
-    given = {
+    attributes = {
         "chip_config_name": topology.config,
         "wrap": topology.wrap,
         "chips_per_host_bounds": topology.host_bounds,
     }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in attributes.items() if value is not None}
     try:
         return topologies.get_topology_desc(platform="tpu", topology_name=topology.name, **options).devices
     except jax.errors.JaxRuntimeError as error:
@@ -165,7 +165,7 @@ def _device_here(
 ) -> Any:
     """The device: libtpu's in a worker, which compiles for it, and what stands for it anywhere else."""
     if DUMP_VARIABLE in os.environ:
-        return next(each for each in libtpu_devices(topology) if each.id == number)
+        return next(device for device in libtpu_devices(topology) if device.id == number)
     return StandInDevice(
         topology=topology,
         id=number,

@@ -1,4 +1,4 @@
-"""What a worker is doing, written where its parent still finds it when the worker has died or has to be killed."""
+"""Writes a worker's stage to where its parent still finds it when the worker has died or has to be killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def stage_in(folder: Path) -> tuple[Stage | None, str]:
 
 
 def progress_in(folder: Path) -> str:
-    """How far the worker of `folder` is: its stage, and of a compilation how many operations have a listing already."""
+    """Return the stage of the worker of `folder`, and of a compilation the number of operations that have a listing."""
     stage, _ = stage_in(folder)
     if stage != "compiling":
         return stage or "starting"

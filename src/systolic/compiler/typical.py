@@ -36,13 +36,13 @@ def typical(x: Array, value: ArrayLike) -> Array:
     """
     import jax.numpy as jnp
 
-    known = np.asarray(value)
-    if known.shape != x.shape or not jnp.issubdtype(x.dtype, jnp.integer):
+    example = np.asarray(value)
+    if example.shape != x.shape or not jnp.issubdtype(x.dtype, jnp.integer):
         raise TypicalError(
-            f"typical takes whole numbers and a value of the same shape, not {x.dtype}{x.shape} and {known.shape}"
+            f"typical takes whole numbers and a value of the same shape, not {x.dtype}{x.shape} and {example.shape}"
         )
     # A parameter has to be hashable, and travels where an operand that nothing uses would be dropped.
-    return _primitive().bind(x, value=tuple(known.ravel().tolist()))
+    return _primitive().bind(x, value=tuple(example.ravel().tolist()))
 
 
 def typical_value(equation: Any) -> np.ndarray:

@@ -78,9 +78,12 @@ def run_request(request: wire.Request) -> wire.Reply:
             reply = _packed_error(FunctionExit(repr(error), where).with_traceback(error.__traceback__), where)
     noted = tuple(
         wire.Warned(
-            text=str(each.message), category=cloudpickle.dumps(each.category), file=each.filename, line=each.lineno
+            text=str(warning.message),
+            category=cloudpickle.dumps(warning.category),
+            file=warning.filename,
+            line=warning.lineno,
         )
-        for each in caught
+        for warning in caught
     )
     return dataclasses.replace(reply, warnings=noted)
 

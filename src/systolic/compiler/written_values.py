@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 _NO_FINITE_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _TRUTH_VALUES = {"1": True, "0": False, "true": True, "false": False}
 _FINITE = 2  # after not a number, and infinite
-_MOST_CHARACTERS = 1000  # of a number
+_MAX_CHARACTERS = 1000  # of a number
 
 
 class ArgumentValueError(ValueError):
@@ -118,7 +118,7 @@ def _truth_value(word: str) -> bool:
 
 
 def _number(word: str, dtype: np.dtype) -> Decimal:
-    if len(word) <= _MOST_CHARACTERS and (_NUMBER.fullmatch(word) or _NO_FINITE_NUMBER.fullmatch(word)):
+    if len(word) <= _MAX_CHARACTERS and (_NUMBER.fullmatch(word) or _NO_FINITE_NUMBER.fullmatch(word)):
         return Decimal(word)
     raise ArgumentValueError(f"{shown(word)} is no number for {dtype}")
 

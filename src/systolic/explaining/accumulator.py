@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from systolic.analysis import GridVisits, KernelCall, body_equations
+from systolic.analysis import GridVisits, KernelCall, read_references
 
 _SUMS = ("float32", "int32")
 
 
-def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
+def summed_over(call: KernelCall, grid_visits: GridVisits) -> tuple[int, ...]:
     """Finds the grid axes over which a call sums in its output block; () if it does not, or the sum cannot move."""
     params = call.equation.params
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
@@ -25,33 +25,20 @@ def summed_over(call: KernelCall, found: GridVisits) -> tuple[int, ...]:
         and call.operands[outputs[0]].dtype in _SUMS
         and call.operands[outputs[0]].memory == "vmem"
         and not call.aliases
-        and 0 not in found.grid
+        and 0 not in grid_visits.grid
         and not params["grid_mapping"].num_dynamic_grid_bounds
         and not params["grid_mapping"].vmapped_dims
         and all(operand.memory in ("vmem", "smem") for operand in call.operands)
     )
-    if not plain or outputs[0] not in found.visits or not _is_read(call.body, outputs[0]):
+    if not plain or outputs[0] not in grid_visits.visits or outputs[0] not in read_references(call.body):
         return ()
-    visits = found.visits[outputs[0]]
-    by_axis = visits.starts.reshape(*found.grid, -1)
-    still = [axis for axis in range(len(found.grid)) if (by_axis == by_axis.take([0], axis=axis)).all()]
-    long = [axis for axis, size in enumerate(found.grid) if size > 1]
+    visits = grid_visits.visits[outputs[0]]
+    by_axis = visits.starts.reshape(*grid_visits.grid, -1)
+    still = [axis for axis in range(len(grid_visits.grid)) if (by_axis == by_axis.take([0], axis=axis)).all()]
+    long = [axis for axis, size in enumerate(grid_visits.grid) if size > 1]
     over = [axis for axis in still if axis in long]
     # Only trailing axes: all steps of an output block follow each other.
     return tuple(over) if over and over == long[-len(over) :] else ()
-
-
-def _is_read(body: Any, at: int) -> bool:
-    """Says whether a kernel reads one of its parameters, itself or in a branch that takes it."""
-    names = {body.invars[at]}
-    for equation in body_equations(body):
-        branches = equation.params.get("branches", ())
-        for branch in branches:
-            handed = zip(branch.jaxpr.invars, equation.invars[1:], strict=False)
-            names |= {inner for inner, outer in handed if not hasattr(outer, "val") and outer in names}
-        if equation.primitive.name in ("get", "addupdate") and equation.invars[0] in names:
-            return True
-    return False
 
 
 def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:
@@ -65,7 +52,9 @@ def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: S
     import jax
 
     traced = jax.make_jaxpr(_launcher(params, axes))(*operands)
-    (equation,) = (each for each in traced.jaxpr.eqns if each.primitive.name == "pallas_call")
+    (equation,) = (
+        traced_equation for traced_equation in traced.jaxpr.eqns if traced_equation.primitive.name == "pallas_call"
+    )
     return dict(equation.params)
 
 
@@ -76,13 +65,13 @@ def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
     mapping, body = params["grid_mapping"], params["jaxpr"]
-    blocks = [_block_spec(each) for each in mapping.block_mappings]
+    blocks = [_block_spec(mapping_of_block) for mapping_of_block in mapping.block_mappings]
     out_at = mapping.num_index_operands + mapping.num_inputs
     out = body.invars[out_at].aval
 
     def kernel(*refs: Any) -> None:
-        *given, acc_vmem = refs
-        inner = [acc_vmem if at == out_at else ref for at, ref in enumerate(given)]
+        *refs_of_call, acc_vmem = refs
+        inner = [acc_vmem if at == out_at else ref for at, ref in enumerate(refs_of_call)]
         jaxpr_as_fun(ClosedJaxpr(body, ()))(*inner)
         last = True
         for axis in axes:
@@ -90,7 +79,7 @@ def _launcher(params: Mapping[str, Any], axes: Sequence[int]) -> Any:
 
         @pl.when(last)
         def _() -> None:
-            given[out_at][...] = acc_vmem[...]
+            refs_of_call[out_at][...] = acc_vmem[...]
 
     scratch = [
         pltpu.SMEM(aval.shape, aval.dtype) if "smem" in str(aval.memory_space) else pltpu.VMEM(aval.shape, aval.dtype)

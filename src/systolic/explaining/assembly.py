@@ -24,19 +24,19 @@ from systolic.explaining.what_if import WhatIf
 from systolic.timing.outcome import Outcome
 
 
-def program_of(label: str, role: ProgramRole, its: Outcome, *, flops: float) -> Program:
+def program_of(label: str, role: ProgramRole, outcome: Outcome, *, flops: float) -> Program:
     """Makes the record of a program that was simulated, on one device or on a slice, or was to be."""
-    whole = its.slice_run
+    slice_run = outcome.slice_run
     return Program(
         label=label,
         role=role,
-        time_us=its.time_us,
-        reason=its.located_reason,
+        time_us=outcome.time_us,
+        reason=outcome.located_reason,
         flops=flops,
-        hbm_bytes=its.hbm_bytes or 0,
-        communication=Communication.of(whole) if whole is not None else None,
-        run=its.run if whole is None else None,
-        slice_run=whole,
+        hbm_bytes=outcome.hbm_bytes or 0,
+        communication=Communication.of(slice_run) if slice_run is not None else None,
+        run=outcome.run if slice_run is None else None,
+        slice_run=slice_run,
     )
 
 
@@ -60,27 +60,27 @@ def explanation_of(
       alternatives: programs of the same result.
       tried: changes of it, the fastest first.
     """
-    run, whole = outcome.required(), outcome.slice_run
+    run, slice_run = outcome.required(), outcome.slice_run
     flops = product.flops if product is not None else now.flops or 0.0
-    label = "this kernel" if whole is None else "this function"
+    label = "this kernel" if slice_run is None else "this function"
     this = program_of(label, "this", outcome, flops=flops)
     changes = [
         Program(
-            label=each.candidate.title,
+            label=result.candidate.title,
             role="change",
-            time_us=each.time_us,
-            reason=each.reason,
+            time_us=result.time_us,
+            reason=result.reason,
             flops=flops,
-            hbm_bytes=each.hbm_bytes,
-            communication=each.communication,
+            hbm_bytes=result.hbm_bytes,
+            communication=result.communication,
         )
-        for each in tried
+        for result in tried
     ]
     # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
-    own = [*change_savings(tried, run.time_us, this.communication), *surroundings_savings(run, now)]
+    savings_here = [*change_savings(tried, run.time_us, this.communication), *surroundings_savings(run, now)]
     savings = (
-        *sorted(own, key=lambda each: -(each.saving or 0.0)),
-        *(communication_savings(whole, tried_meshes=request.try_mesh) if whole is not None else ()),
+        *sorted(savings_here, key=lambda saving: -(saving.saving or 0.0)),
+        *(communication_savings(slice_run, tried_meshes=request.try_mesh) if slice_run is not None else ()),
         *replacement_savings(alternatives, run.time_us, product),
     )
     return Explanation(
@@ -88,10 +88,10 @@ def explanation_of(
         arguments=request.arguments,
         chip=request.chip.name,
         chip_title=request.chip.title,
-        flags=request.chip.given_flags if whole is None else whole.flags,
+        flags=request.chip.given_flags if slice_run is None else slice_run.flags,
         topology=request.topology or "",
         versions=versions(),
-        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives), whole=whole),
+        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives), slice_run=slice_run),
         programs=(this, *alternatives, *changes),
         roofline=chip_limits(request.chip, now.dtype),
         windows=timeline_windows(run),
@@ -101,7 +101,7 @@ def explanation_of(
         lines=now.lines,
         line_times=line_times(run),
         steps=steps_of(now),
-        limiter=limiter(run, now, whole),
+        limiter=limiter(run, now, slice_run),
         savings=savings,
         notes=(*notes(run, now, product, compared=request.against is not None), *_mesh_notes(request)),
     )

@@ -77,7 +77,7 @@ def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> Equiva
     (out, dtype_out), shapes = analysis.out[0], [tuple(arg.shape) for arg in args]
     if len(out) != _MATRIX or any(len(shape) != _MATRIX for shape in shapes):
         return None
-    for transposes in sorted(_TRANSPOSES, key=lambda each: each != analysis.dots.transposes):
+    for transposes in sorted(_TRANSPOSES, key=lambda transposed: transposed != analysis.dots.transposes):
         lhs, rhs = (shape[::-1] if turned else shape for shape, turned in zip(shapes, transposes, strict=True))
         if lhs[1] != rhs[0] or (lhs[0], rhs[1]) != tuple(out):
             continue

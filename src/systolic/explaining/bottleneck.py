@@ -1,4 +1,4 @@
-"""What limits a simulated run, in words."""
+"""Says in words what limits a simulated run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
-    """What limits a run: a name, and a sentence with numbers."""
+    """The limit of a run: a name, and a sentence with numbers."""
 
     cause: str
     words: str
@@ -57,8 +57,8 @@ def bottleneck(
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
     # HBM is one for all cores, of which some may have no part in it.
-    everywhere = [each for core in run.cores for each in core.ops if each.name == op.name]
-    moved = sum(each.hbm_read_bytes + each.hbm_written_bytes for each in everywhere)
+    everywhere = [other for core in run.cores for other in core.ops if other.name == op.name]
+    moved = sum(other.hbm_read_bytes + other.hbm_written_bytes for other in everywhere)
     crossing = moved / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0
     if matrix >= _AT_ITS_LIMIT:
         return Bottleneck(
@@ -87,8 +87,8 @@ def bottleneck(
 
 def _bandwidth(moved: int, traffic: Sequence[OperandTraffic]) -> Bottleneck:
     worst = max(
-        (each for each in traffic if each.moved_bytes and each.least_bytes),
-        key=lambda each: (each.moved_bytes or 0) - each.least_bytes,
+        (operand for operand in traffic if operand.moved_bytes and operand.least_bytes),
+        key=lambda operand: (operand.moved_bytes or 0) - operand.least_bytes,
         default=None,
     )
     wasted = ""
@@ -126,5 +126,5 @@ def _line_of(unit: str, lines: Sequence[LineOps]) -> str:
     amount = amounts.get(unit)
     if amount is None or not lines:
         return ""
-    most = max(lines, key=lambda line: amount(line) * (line.executions or 1))
-    return most.text if amount(most) else ""
+    longest = max(lines, key=lambda line: amount(line) * (line.executions or 1))
+    return longest.text if amount(longest) else ""

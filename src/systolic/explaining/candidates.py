@@ -1,4 +1,4 @@
-"""What could be changed of a function: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
+"""Lists changes to try of a function: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from systolic.schedule import MIB
 
 # Multiples of each tile size that are tried, beside the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
-_MOST_COMBINED = 3  # so many parameters are tried in all combinations; more, one and two at a time
-_LEAST_TILE = 8
+_MAX_COMBINATIONS = 3  # so many parameters are tried in all combinations; more, one and two at a time
+_MIN_TILE_SIZE = 8
 
 # The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.
 _OFFERED = 0.9
@@ -67,21 +67,21 @@ def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 
       counts: how many of them are changed together; of many parameters only one and two are.
     """
     options = {parameter: _sizes(parameter) for parameter in parameters}
-    found: dict[Sizes, None] = {}
-    together = min(len(parameters), _MOST_COMBINED if len(parameters) <= _MOST_COMBINED else 2)
+    combinations: dict[Sizes, None] = {}
+    together = min(len(parameters), _MAX_COMBINATIONS if len(parameters) <= _MAX_COMBINATIONS else 2)
     for count in counts:
         for chosen in itertools.combinations(parameters, count) if count <= together else ():
             for values in itertools.product(*(options[parameter] for parameter in chosen)):
-                found[tuple(zip(chosen, values, strict=True))] = None
-    return list(found)
+                combinations[tuple(zip(chosen, values, strict=True))] = None
+    return list(combinations)
 
 
 def _sizes(parameter: TileParameter) -> list[int]:
     sizes = {int(parameter.value * factor) for factor in _FACTORS}
-    if parameter.most and parameter.most <= parameter.value * _FACTORS[-1]:
-        sizes.add(parameter.most)
-    most = parameter.most or parameter.value * _FACTORS[-1]
-    return sorted(size for size in sizes if _LEAST_TILE <= size <= most and size != parameter.value)
+    if parameter.largest and parameter.largest <= parameter.value * _FACTORS[-1]:
+        sizes.add(parameter.largest)
+    largest = parameter.largest or parameter.value * _FACTORS[-1]
+    return sorted(size for size in sizes if _MIN_TILE_SIZE <= size <= largest and size != parameter.value)
 
 
 def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
@@ -142,11 +142,11 @@ def call_candidates(analysis: FunctionAnalysis, chip: Chip) -> list[Candidate]:
 
 
 def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
 
     def add(title: str, change: str, why: str, **changed: Any) -> None:
         changes = (CallChange(site=call.site, **changed),)
-        found.append(Candidate(title=title, change=change, why=why, changes=changes, where=call.where))
+        candidates.append(Candidate(title=title, change=change, why=why, changes=changes, where=call.where))
 
     for order in call.orders[:2]:
         if call.moved_bytes is not None and order.moved_bytes < call.moved_bytes:
@@ -161,7 +161,7 @@ def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
     if chip.cores_per_device > 1 and semantics is not None:
         add(
             f"both cores for {call.name}",
-            f"dimension_semantics=({', '.join(repr(each) for each in semantics)})",
+            f"dimension_semantics=({', '.join(repr(axis_semantics) for axis_semantics in semantics)})",
             f"no axis is parallel, so one of {chip.cores_per_device} cores idles",
             semantics=semantics,
         )
@@ -186,12 +186,16 @@ def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
             f"the default is {call.vmem_limit_bytes / MIB:.0f} MiB of {chip.vmem_bytes_per_core / MIB:.0f}",
             vmem_limit_bytes=_offer(chip),
         )
-    return found
+    return candidates
 
 
 def _parallel_semantics(call: CallAnalysis) -> tuple[str, ...] | None:
     """Makes the first axes parallel, as far as they are independent; None where none is, or one is parallel already."""
-    if any(each != "arbitrary" for each in call.semantics) or not call.independent or call.grid is None:
+    if (
+        any(axis_semantics != "arbitrary" for axis_semantics in call.semantics)
+        or not call.independent
+        or call.grid is None
+    ):
         return None
     ahead = list(itertools.takewhile(lambda at: call.independent[at], range(len(call.independent))))
     if not any(call.grid[at] > 1 for at in ahead):

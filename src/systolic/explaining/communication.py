@@ -1,4 +1,4 @@
-"""What devices of a slice say to each other: whether it limits a function, and what would hide it."""
+"""Says whether communication between devices of a slice limits a function, and what would hide it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def communication_words(run: SliceRun) -> str:
     if not run.collectives or not run.time_us:
         return ""
     share = run.exposed_us / run.time_us
-    most = max(run.collectives, key=lambda each: each.exposed_cycles)
-    whose = f", most of it of {most.name}" if most.exposed_cycles and len(run.collectives) > 1 else ""
+    longest = max(run.collectives, key=lambda collective: collective.exposed_cycles)
+    whose = f", most of it of {longest.name}" if longest.exposed_cycles and len(run.collectives) > 1 else ""
     links = f"the busiest link is busy {run.link_busy_share:.0%}"
     if share >= _LIMITS:
         return f"limited by communication between chips, exposed {share:.0%} of the time{whose}; {links}"
@@ -26,7 +26,7 @@ def communication_words(run: SliceRun) -> str:
 
 
 def is_limit(run: SliceRun) -> bool:
-    """Whether exposed communication limits a run."""
+    """True if exposed communication limits a run."""
     return bool(run.time_us) and run.exposed_us / run.time_us >= _LIMITS
 
 
@@ -37,37 +37,38 @@ def communication_savings(run: SliceRun, *, tried_meshes: bool) -> list[Saving]:
       run: the function as it is.
       tried_meshes: whether other meshes and shardings were simulated.
     """
-    exposed = [each for each in run.collectives if each.exposed_cycles >= _WORTH_SAYING * run.cycles]
+    exposed = [collective for collective in run.collectives if collective.exposed_cycles >= _WORTH_SAYING * run.cycles]
     return [
         Saving(
-            title=f"{each.name} hidden",
-            why=_why(each, run),
-            change=_change(each, run, tried_meshes=tried_meshes),
-            time_us=(run.cycles - each.exposed_cycles) / run.clock_hz * 1e6,
-            saving=each.exposed_cycles / run.cycles,
+            title=f"{collective.name} hidden",
+            why=_why(collective, run),
+            change=_change(collective, run, tried_meshes=tried_meshes),
+            time_us=(run.cycles - collective.exposed_cycles) / run.clock_hz * 1e6,
+            saving=collective.exposed_cycles / run.cycles,
             provenance="modelled",
         )
-        for each in sorted(exposed, key=lambda each: -each.exposed_cycles)
+        for collective in sorted(exposed, key=lambda collective: -collective.exposed_cycles)
     ]
 
 
-def _why(each: CollectiveRun, run: SliceRun) -> str:
+def _why(collective: CollectiveRun, run: SliceRun) -> str:
     scale = 1e6 / run.clock_hz
-    words = f"{each.exposed_cycles * scale:,.1f} of its {each.cycles * scale:,.1f} µs are exposed: nothing else runs"
-    if not each.sent_bytes:
+    exposed_us, us = collective.exposed_cycles * scale, collective.cycles * scale
+    words = f"{exposed_us:,.1f} of its {us:,.1f} µs are exposed: nothing else runs"
+    if not collective.sent_bytes:
         return f"{words}, and it moves nothing"
-    rate = each.sent_bytes / max(1, each.cycles) * run.clock_hz
-    return f"{words}; {each.sent_bytes / 1e6:,.2f} MB leave the device at {rate / 1e9:,.0f} GB/s"
+    rate = collective.sent_bytes / max(1, collective.cycles) * run.clock_hz
+    return f"{words}; {collective.sent_bytes / 1e6:,.2f} MB leave the device at {rate / 1e9:,.0f} GB/s"
 
 
-def _change(each: CollectiveRun, run: SliceRun, *, tried_meshes: bool) -> str:
-    """What would hide it, or make it shorter; at the most as much is saved as is exposed."""
+def _change(collective: CollectiveRun, run: SliceRun, *, tried_meshes: bool) -> str:
+    """Suggest how to hide or shorten a collective; at most its exposed time is saved."""
     mesh = "" if tried_meshes else "; other meshes and shardings may send less: --try-mesh"
     if run.link_busy_share >= _FULL:
         return f"fewer bytes over the busiest link, which is full: {_link(run)}{mesh}"
-    if each.sent_bytes / run.link_bytes_per_s < _SHORT * each.cycles / run.clock_hz:
+    if collective.sent_bytes / run.link_bytes_per_s < _SHORT * collective.cycles / run.clock_hz:
         return "it waits for hops and other devices more than for bytes: fewer and larger collectives, or none"
-    if each.hidden_cycles:
+    if collective.hidden_cycles:
         return "more work between its start and its end: a product cut into parts that start as theirs arrive"
     return f"work that does not need its result between its start and its end{mesh}"
 

@@ -39,14 +39,14 @@ def values_seen() -> Iterator[dict[Home, Any]]:
 
     What JAX has traced before is not entered again, so its caches are cleared.
     """
-    found: dict[Home, Any] = {}
+    values: dict[Home, Any] = {}
 
     def entered(frame: Any) -> None:
         for home, value in _variables(frame):
-            found.setdefault(home, value)
+            values.setdefault(home, value)
 
     with _at_each_call(entered):
-        yield found
+        yield values
 
 
 @contextmanager
@@ -107,13 +107,13 @@ def _at_each_call(entered: Callable[[Any], None]) -> Iterator[None]:
 
 def _forget(variables: Mapping[str, Any]) -> None:
     """Clears the caches of a module's own functions, but of those that are there to act once, such as to register."""
-    for each in variables.values():
-        if isinstance(each, functools._lru_cache_wrapper) and not _has_acted(each):
-            each.cache_clear()
+    for variable in variables.values():
+        if isinstance(variable, functools._lru_cache_wrapper) and not _has_acted(variable):
+            variable.cache_clear()
 
 
 def _has_acted(cached: Any) -> bool:
-    """Whether a function without arguments was called and returned nothing; it is not called again to find out."""
+    """True if a function without arguments was called and returned nothing; it is not called again to find out."""
     code = getattr(cached.__wrapped__, "__code__", None)
     is_known = code is not None and not _argument_names(code) and cached.cache_info().currsize == 1
     return is_known and cached() is None

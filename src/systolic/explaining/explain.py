@@ -65,7 +65,9 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     tried = search.run(now, run.time_us) if request.tries > 0 else []
     meshes = mesh_candidates(request.fn, request.args, shape) if shape is not None and request.try_mesh else []
     tried = sorted([*search.run_meshes(meshes), *tried], key=tried_time)
-    return explanation_of(request, jobs.name, outcome, now, product, [each() for each in alternatives], tried)
+    return explanation_of(
+        request, jobs.name, outcome, now, product, [alternative() for alternative in alternatives], tried
+    )
 
 
 @reports_bugs
@@ -119,12 +121,12 @@ def explain(
       SystolicBug: this package is at fault, and not the function.
     """
     check_available()
-    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     request = ExplainRequest(
         fn=fn,
         args=args,
         arguments=argument_texts(args),
-        chip=known,
+        chip=target_chip,
         topology=topology,
         against=against,
         tries=tries,

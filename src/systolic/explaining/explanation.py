@@ -32,7 +32,7 @@ class ExplanationError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """What a program on a slice says between devices.
+    """The communication of a program on a slice.
 
     Attributes:
       exposed_us: time in which the slowest device waits for others and does nothing else.
@@ -90,8 +90,8 @@ class Program:
     @property
     def error(self) -> TimeError | None:
         """The error of the time; None where there is no run."""
-        found = self.run if self.slice_run is None else self.slice_run
-        return found.error if found is not None else None
+        run = self.run if self.slice_run is None else self.slice_run
+        return run.error if run is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandTraffic:
-    """What one operand of one kernel costs in HBM traffic, by its blocks and its index map."""
+    """The HBM traffic of one operand of one kernel, by its blocks and its index map."""
 
     kernel: str
     operand: str

@@ -1,4 +1,4 @@
-"""What `explain` has to know of a function, from its traced program. For a worker: it runs the user's code."""
+"""Analyzes the traced program of a function for `explain`. For a worker: it runs the user's code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from systolic.analysis import (
     CallOnGrid,
     GridVisits,
     LineOps,
-    body_equations,
     calls_on_grids,
     dot_flops,
     flops_outside_kernels,
@@ -27,6 +26,7 @@ from systolic.analysis import (
 )
 from systolic.checking import Finding, static_findings
 from systolic.chips import Chip, SliceShape
+from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
@@ -41,7 +41,7 @@ from systolic.timing import target_of
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_MOST_AXES = 4  # of a grid whose orders are all tried: 24 of them
+_MAX_REORDERED_AXES = 4  # of a grid whose orders are all tried: 24 of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class CallAnalysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dots:
-    """What the products of a function have in common.
+    """The properties that the products of a function have in common.
 
     Attributes:
       dtype: the operands' dtype in the largest; "bfloat16" where there are none.
@@ -102,7 +102,7 @@ class Dots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAnalysis:
-    """What the traced program of a function says.
+    """The analysis of a function's traced program.
 
     Attributes:
       program: a digest of the traced program, equal for equal ones in any process.
@@ -129,7 +129,7 @@ class FunctionAnalysis:
     @property
     def errors(self) -> tuple[Finding, ...]:
         """Reasons not to compile it."""
-        return tuple(found for found in self.findings if found.grade == "error")
+        return tuple(finding for finding in self.findings if finding.grade == "error")
 
 
 def analyse_function(
@@ -168,19 +168,19 @@ def analyse_function(
     least_us, steps_s = 0.0, 0.0
     dots = _dots(jaxpr)
     dtype = _product_dtype(calls) or dots.dtype
-    for each in calls:
-        executions = each.call.executions
-        grid = each.visits.grid if isinstance(each.visits, GridVisits) else None
-        ops = kernel_ops(each.call, grid)
+    for call_on_grid in calls:
+        executions = call_on_grid.call.executions
+        grid = call_on_grid.visits.grid if isinstance(call_on_grid.visits, GridVisits) else None
+        ops = kernel_ops(call_on_grid.call, grid)
         lines += ops.lines
         flops = None if flops is None or ops.flops is None or executions is None else flops + executions * ops.flops
-        analyses.append(_call_analysis(each, chip))
-        traffic += _traffic(each)
+        analyses.append(_call_analysis(call_on_grid, chip))
+        traffic += _traffic(call_on_grid)
         least_us += (executions or 1) * _least_us(analyses[-1], ops.flops, dtype, chip)
         steps_s += (executions or 1) * math.prod(grid or (1,)) * _STEP_S
     return FunctionAnalysis(
         calls=tuple(analyses),
-        parameters=tuple(tile_parameters(loaded, [each.call for each in calls], inside)),
+        parameters=tuple(tile_parameters(loaded, [call_on_grid.call for call_on_grid in calls], inside)),
         traffic=tuple(traffic),
         lines=tuple(lines),
         flops=flops,
@@ -195,18 +195,18 @@ def analyse_function(
 
 
 def _dots(jaxpr: Any) -> Dots:
-    everything = list(body_equations(jaxpr.jaxpr))
+    everything = list(equations(jaxpr.jaxpr))
     dots = [equation for equation in everything if equation.primitive.name == "dot_general"]
     if not dots:
         return Dots()
     contracted = {equation.params["dimension_numbers"] for equation in dots}
-    known = {(((turned[0],), (turned[1],)), ((), ())): turned for turned in itertools.product((0, 1), repeat=2)}
-    turned = known.get(next(iter(contracted))) if len(contracted) == 1 else None
+    orders = {(((turned[0],), (turned[1],)), ((), ())): turned for turned in itertools.product((0, 1), repeat=2)}
+    turned = orders.get(next(iter(contracted))) if len(contracted) == 1 else None
     if any(equation.primitive.name == "transpose" for equation in everything):
         turned = None
-    asked = {equation.params.get("precision") for equation in dots}
-    precision = next(iter(asked)) if len(asked) == 1 else None
-    names = {str(getattr(each, "name", each)).lower() for each in precision} if isinstance(precision, tuple) else set()
+    precisions = {equation.params.get("precision") for equation in dots}
+    precision = next(iter(precisions)) if len(precisions) == 1 else None
+    names = {str(getattr(part, "name", part)).lower() for part in precision} if isinstance(precision, tuple) else set()
     return Dots(
         dtype=str(max(dots, key=dot_flops).invars[0].aval.dtype),
         transposes=None if turned is None else (turned[0] == 0, turned[1] == 1),
@@ -216,7 +216,7 @@ def _dots(jaxpr: Any) -> Dots:
 
 def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
     """Picks the dtype of the kernels' largest input; None where there are no kernels."""
-    inputs = [operand for each in calls for operand in each.call.of("input") if len(operand.shape) > 1]
+    inputs = [operand for call_on_grid in calls for operand in call_on_grid.call.of("input") if len(operand.shape) > 1]
     largest = max(inputs, key=lambda operand: math.prod(operand.shape), default=None)
     return largest.dtype if largest is not None else None
 
@@ -236,18 +236,20 @@ def _least_us(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -
     return limits.least_us
 
 
-def _call_analysis(each: CallOnGrid, chip: Chip) -> CallAnalysis:
-    call, estimate = each.call, vmem_estimate(each.call, chip)
-    found = each.visits if isinstance(each.visits, GridVisits) else None
+def _call_analysis(call_on_grid: CallOnGrid, chip: Chip) -> CallAnalysis:
+    call, estimate = call_on_grid.call, vmem_estimate(call_on_grid.call, chip)
+    grid_visits = call_on_grid.visits if isinstance(call_on_grid.visits, GridVisits) else None
     return CallAnalysis(
         site=call.site,
         name=call.name,
         where=call.where,
-        grid=found.grid if found is not None else None,
+        grid=grid_visits.grid if grid_visits is not None else None,
         semantics=call.semantics,
-        moved_bytes=found.moved_bytes if found is not None and found.visits else None,
-        orders=_orders(found) if found is not None and can_reorder(call.equation.params["grid_mapping"]) else (),
-        independent=_independent(found) if found is not None else (),
+        moved_bytes=grid_visits.moved_bytes if grid_visits is not None and grid_visits.visits else None,
+        orders=_orders(grid_visits)
+        if grid_visits is not None and can_reorder(call.equation.params["grid_mapping"])
+        else (),
+        independent=_independent(grid_visits) if grid_visits is not None else (),
         vmem_bytes=estimate.total_bytes + spilled_bytes(call),
         vmem_limit_bytes=estimate.limit_bytes,
         sets_limit=call.vmem_limit_bytes is not None,
@@ -257,43 +259,43 @@ def _call_analysis(each: CallOnGrid, chip: Chip) -> CallAnalysis:
             for buffer in estimate.buffers
             if buffer.kind == "scratch" and buffer.size_bytes
         ),
-        sum_axes=summed_over(call, found) if found is not None else (),
+        sum_axes=summed_over(call, grid_visits) if grid_visits is not None else (),
         executions=call.executions,
     )
 
 
-def _orders(found: GridVisits) -> tuple[GridOrder, ...]:
+def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
     """Lists orders of the grid in which no output block comes back after others, one for each amount of traffic."""
-    axes = len(found.grid)
-    if axes > _MOST_AXES or 0 in found.grid:
+    axes = len(grid_visits.grid)
+    if axes > _MAX_REORDERED_AXES or 0 in grid_visits.grid:
         return ()
-    seen = {found.moved_bytes}
+    seen = {grid_visits.moved_bytes}
     orders = []
     for order in itertools.permutations(range(axes)):
-        reordered = found.reordered(order)
+        reordered = grid_visits.reordered(order)
         moved = reordered.moved_bytes
-        if moved not in seen and not any(each.comes_back for each in reordered.outputs):
+        if moved not in seen and not any(output.comes_back for output in reordered.outputs):
             seen.add(moved)
             orders.append(GridOrder(order=order, moved_bytes=moved))
-    return tuple(sorted(orders, key=lambda each: each.moved_bytes))
+    return tuple(sorted(orders, key=lambda order: order.moved_bytes))
 
 
-def _independent(found: GridVisits) -> tuple[bool, ...]:
+def _independent(grid_visits: GridVisits) -> tuple[bool, ...]:
     """Says for each axis whether no output block is written at two of its indices."""
-    shared = [visits.shared_blocks(found.grid) for visits in found.outputs]
-    return tuple(not any(each[axis] for each in shared) for axis in range(len(found.grid)))
+    shared = [visits.shared_blocks(grid_visits.grid) for visits in grid_visits.outputs]
+    return tuple(not any(counts[axis] for counts in shared) for axis in range(len(grid_visits.grid)))
 
 
-def _traffic(each: CallOnGrid) -> list[OperandTraffic]:
-    found = []
-    for at, operand in enumerate(each.call.operands):
+def _traffic(call_on_grid: CallOnGrid) -> list[OperandTraffic]:
+    operands = []
+    for at, operand in enumerate(call_on_grid.call.operands):
         if operand.role not in ("input", "output") or operand.memory != "vmem":
             continue
-        visits = each.visits.visits.get(at) if isinstance(each.visits, GridVisits) else None
+        visits = call_on_grid.visits.visits.get(at) if isinstance(call_on_grid.visits, GridVisits) else None
         element = dtype_bytes(operand.dtype)
-        found.append(
+        operands.append(
             OperandTraffic(
-                kernel=each.call.name,
+                kernel=call_on_grid.call.name,
                 operand=operand.name,
                 role=operand.role,
                 shape=operand.shape,
@@ -305,4 +307,4 @@ def _traffic(each: CallOnGrid) -> list[OperandTraffic]:
                 least_bytes=visits.least_bytes if visits is not None else math.prod(operand.shape) * element,
             )
         )
-    return found
+    return operands

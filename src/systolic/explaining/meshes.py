@@ -18,12 +18,12 @@ from systolic.compiler import PlacedArray, slice_mesh, with_jit_options
 from systolic.compiler.jit_options import FunctionWithOptions
 from systolic.explaining.candidates import Candidate
 
-_MOST_SHOWN = 16  # devices whose order is written out
+_MAX_LISTED_DEVICES = 16  # devices whose order is written out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshCandidate:
-    """The same function with another mesh or other shardings: what it is called, and how to call it."""
+    """A function with another mesh or other shardings: its title, and how to call it."""
 
     candidate: Candidate
     fn: Any
@@ -46,20 +46,20 @@ def mesh_candidates(fn: Any, args: Sequence[Any], shape: SliceShape) -> list[Mes
     if mesh is None:
         return []
     kinds = [list(_sizes(*call, mesh, shape)), list(_orders(*call, mesh, shape)), list(_specs(*call, mesh))]
-    return [each for turn in itertools.zip_longest(*kinds) for each in turn if each is not None]
+    return [change for turn in itertools.zip_longest(*kinds) for change in turn if change is not None]
 
 
 def only_mesh(fn: Any, args: Sequence[Any]) -> Any:
     """The mesh of all shardings of a call; None where there is none, or they name several."""
-    found = []
-    _changed(fn, args, lambda sharding: found.append(sharding.mesh) or sharding)
+    meshes = []
+    _changed(fn, args, lambda sharding: meshes.append(sharding.mesh) or sharding)
     if isinstance(fn, FunctionWithOptions) and fn.options.mesh is not None:
-        found.append(fn.options.mesh)
-    return found[0] if found and all(each == found[0] for each in found) else None
+        meshes.append(fn.options.mesh)
+    return meshes[0] if meshes and all(mesh == meshes[0] for mesh in meshes) else None
 
 
 def _sizes(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Iterator[MeshCandidate]:
-    """The same axes with other sizes, the devices in JAX's own order for them."""
+    """Return a mesh of these axes with other sizes, with the devices in JAX's own order."""
     names = tuple(mesh.axis_names)
     for sizes in _factors(mesh.devices.size, len(names)):
         if sizes == mesh.devices.shape:
@@ -79,7 +79,7 @@ def _sizes(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Iter
 
 
 def _orders(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Iterator[MeshCandidate]:
-    """The same mesh with its devices in another order: along another axis of the slice first, or back and forth."""
+    """Return a mesh with its devices in another order: along another axis of the slice first, or back and forth."""
     import numpy as np
     from jax.sharding import Mesh
 
@@ -95,7 +95,7 @@ def _orders(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Ite
         seen.add(ids)
         axes = ", then ".join("xyz"[axis] for axis in order)
         devices = np.array([by_id[number] for number in ids]).reshape(mesh.devices.shape)
-        shown = ",".join(map(str, ids[:_MOST_SHOWN])) + ("…" if len(ids) > _MOST_SHOWN else "")
+        shown = ",".join(map(str, ids[:_MAX_LISTED_DEVICES])) + ("…" if len(ids) > _MAX_LISTED_DEVICES else "")
         yield _on_another_mesh(
             fn,
             args,
@@ -144,7 +144,7 @@ def _specs(fn: Any, args: tuple[Any, ...], mesh: Any) -> Iterator[MeshCandidate]
             spec = PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in after))
             moved = list(leaves)
             moved[at] = _sharded(leaf, NamedSharding(mesh, spec))
-            text, held = _spec_text(after), [_held(leaf, each, mesh) for each in (after, before)]
+            text, held = _spec_text(after), [_held(leaf, sharding, mesh) for sharding in (after, before)]
             yield MeshCandidate(
                 candidate=Candidate(
                     title=f"argument {at + 1} sharded @{text}",
@@ -160,8 +160,10 @@ Spec = tuple[tuple[str, ...], ...]  # for each dimension, the mesh axes that sha
 
 
 def _by_dimension(spec: Iterable[Any], dimensions: int) -> Spec:
-    found = [() if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec]
-    return tuple(found + [()] * (dimensions - len(found)))
+    axes_by_dimension = [
+        () if names is None else (names,) if isinstance(names, str) else tuple(names) for names in spec
+    ]
+    return tuple(axes_by_dimension + [()] * (dimensions - len(axes_by_dimension)))
 
 
 def _other_specs(before: Spec) -> Iterator[Spec]:
@@ -170,8 +172,8 @@ def _other_specs(before: Spec) -> Iterator[Spec]:
     for (at, axis), (other, another) in itertools.combinations(used, 2):
         if at != other:
             swap = {axis: another, another: axis}
-            yield tuple(tuple(swap.get(each, each) for each in axes) for axes in before)
-    without = {axis: tuple(tuple(each for each in axes if each != axis) for axes in before) for _, axis in used}
+            yield tuple(tuple(swap.get(name, name) for name in axes) for axes in before)
+    without = {axis: tuple(tuple(name for name in axes if name != axis) for axes in before) for _, axis in used}
     for (at, axis), other in itertools.product(used, range(len(before))):
         if other != at:
             yield tuple((*axes, axis) if place == other else axes for place, axes in enumerate(without[axis]))
@@ -183,7 +185,7 @@ def _shards(axes: Iterable[str], mesh: Any) -> int:
 
 
 def _held(leaf: Any, spec: Spec, mesh: Any) -> str:
-    """How much of an argument a device holds."""
+    """Return the share of an argument that a device holds."""
     shards = _shards((axis for axes in spec for axis in axes), mesh)
     size_bytes = math.prod(_shape(leaf)) * _dtype(leaf).itemsize // shards
     return f"{size_bytes / 1e6:,.2f} MB"
@@ -197,7 +199,7 @@ def _spec_text(spec: Spec) -> str:
 def _on_another_mesh(fn: Any, args: tuple[Any, ...], mesh: Any, *, title: str, change: str, why: str) -> MeshCandidate:
     from jax.sharding import NamedSharding
 
-    changed_fn, changed_args = _changed(fn, args, lambda each: NamedSharding(mesh, each.spec))
+    changed_fn, changed_args = _changed(fn, args, lambda sharding: NamedSharding(mesh, sharding.spec))
     if isinstance(changed_fn, FunctionWithOptions) and changed_fn.options.mesh is not None:
         changed_fn = replace(changed_fn, options=replace(changed_fn.options, mesh=mesh))
     candidate = Candidate(title=title, change=change, why=why)
@@ -220,7 +222,7 @@ def _changed(fn: Any, args: Sequence[Any], change: Callable[[Any], Any]) -> tupl
 
     if isinstance(fn, FunctionWithOptions):
         options = fn.options
-        changed = [jax.tree.map(of_options, each) for each in (options.in_shardings, options.out_shardings)]
+        changed = [jax.tree.map(of_options, shardings) for shardings in (options.in_shardings, options.out_shardings)]
         fn = replace(fn, options=replace(options, in_shardings=changed[0], out_shardings=changed[1]))
     return fn, tuple(jax.tree.map(placed, tuple(args)))
 
@@ -253,7 +255,7 @@ def _factors(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _divides(args: Sequence[Any], sizes: dict[str, int]) -> bool:
-    """Whether axes of these sizes cut every argument into equal parts."""
+    """True if axes of these sizes cut every argument into equal parts."""
     import jax
 
     for leaf in jax.tree.leaves(args):

@@ -51,11 +51,11 @@ class TileParameter(Place):
 
     Attributes:
       value: what it is now.
-      most: the largest dimension that is cut into blocks of this size.
+      largest: the largest dimension that is cut into blocks of this size.
     """
 
     value: int
-    most: int
+    largest: int
 
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -88,23 +88,27 @@ def tile_parameters(
     def found(name: str, value: Any, home: Home | None = None) -> Iterator[TileParameter]:
         for part, number in numbers_in(value):
             if number >= _LEAST and number in largest:
-                yield TileParameter(name=name, part=part, value=number, most=largest[number], home=home)
+                yield TileParameter(name=name, part=part, value=number, largest=largest[number], home=home)
 
-    given = keywords(fn)
+    keywords_of_fn = keywords(fn)
     mine = []
-    for name, value in given.items():
+    for name, value in keywords_of_fn.items():
         # What is left to the function is what it then calls others with, by the same name.
         mine += found(name, record_inside(inside, name) if value is None else value)
     for home, value in inside.items():
         if not home.function:
             mine += found(home.name, value, home)
     # A number goes on from call to call: the outermost has it first.
-    known = {each.value for each in mine}
+    values_of_fn = {parameter.value for parameter in mine}
     for function in dict.fromkeys((home.module, home.function) for home in inside if home.function):
-        its = {home: value for home, value in inside.items() if (home.module, home.function) == function}
-        new = [each for home, value in its.items() for each in found(home.name, value, home)]
-        new = [each for each in new if each.value not in known and each.name not in given]
-        known |= {each.value for each in new}
+        values = {home: value for home, value in inside.items() if (home.module, home.function) == function}
+        new = [parameter for home, value in values.items() for parameter in found(home.name, value, home)]
+        new = [
+            parameter
+            for parameter in new
+            if parameter.value not in values_of_fn and parameter.name not in keywords_of_fn
+        ]
+        values_of_fn |= {parameter.value for parameter in new}
         mine += new
     return mine
 
@@ -117,7 +121,7 @@ def _blocks(calls: Sequence[KernelCall]) -> dict[int, int]:
             for block, size in zip(operand.block, operand.shape, strict=True):
                 largest[block] = max(largest.get(block, 0), size)
         for operand in call.of("scratch"):  # of kernels that cut by themselves
-            if operand.memory == "vmem" and not any(each.is_cut for each in call.operands):
+            if operand.memory == "vmem" and not any(operand.is_cut for operand in call.operands):
                 for block in operand.block:
                     largest.setdefault(block, 0)
     return largest

@@ -13,7 +13,7 @@ Part = int | str | None  # the place in a tuple, or the field of a record; None:
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value has named fields: a dataclass, or a `NamedTuple`."""
+    """True if a value has named fields: a dataclass, or a `NamedTuple`."""
     if isinstance(value, tuple):
         return hasattr(value, "_fields")
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -24,10 +24,10 @@ def numbers_in(value: Any) -> Iterator[tuple[Part, int]]:
     if _is_number(value):
         yield None, value
     elif is_record(value):
-        names = getattr(value, "_fields", None) or [each.name for each in dataclasses.fields(value)]
-        yield from ((name, found) for name in names if _is_number(found := getattr(value, name)))
+        names = getattr(value, "_fields", None) or [member.name for member in dataclasses.fields(value)]
+        yield from ((name, number) for name in names if _is_number(number := getattr(value, name)))
     elif isinstance(value, tuple | list):
-        yield from ((at, each) for at, each in enumerate(value) if _is_number(each))
+        yield from ((at, member) for at, member in enumerate(value) if _is_number(member))
 
 
 def with_parts(value: Any, parts: Mapping[Part, Any]) -> Any:
@@ -39,8 +39,8 @@ def with_parts(value: Any, parts: Mapping[Part, Any]) -> Any:
     if None in parts:
         return parts[None]
     if is_record(value):
-        return _replaced(value, {str(part): each for part, each in parts.items()})
-    return type(value)(parts.get(at, each) for at, each in enumerate(value))
+        return _replaced(value, {str(part): member for part, member in parts.items()})
+    return type(value)(parts.get(at, member) for at, member in enumerate(value))
 
 
 @runs_user_code

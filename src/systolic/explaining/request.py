@@ -1,4 +1,4 @@
-"""What is to be explained, and how much may be tried."""
+"""The function to explain, and the number of changes that may be tried."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.timing.sliced import slice_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainRequest:
-    """What is to be explained.
+    """A function to explain.
 
     Attributes:
       fn: the function.

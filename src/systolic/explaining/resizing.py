@@ -35,23 +35,25 @@ def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[
     for place, size in sizes.items():
         if place.home is None:
             parts.setdefault(place.name, {})[place.part] = size
-    known = keywords(fn)
+    keywords_of_fn = keywords(fn)
     return {
-        name: its[None] if None in its else with_parts(_holding(fn, name, known, its, args), its)
-        for name, its in parts.items()
+        name: changes[None]
+        if None in changes
+        else with_parts(_holding(fn, name, keywords_of_fn, changes, args), changes)
+        for name, changes in parts.items()
     }
 
 
 def _holding(
-    fn: Callable[..., Any], name: str, known: Mapping[str, Any], parts: Mapping[Part, Any], args: Sequence[Any]
+    fn: Callable[..., Any], name: str, keywords_of_fn: Mapping[str, Any], parts: Mapping[Part, Any], args: Sequence[Any]
 ) -> Any:
     """The tuple or record that an argument holds, or that the function makes in its place."""
-    value = known.get(name)
+    value = keywords_of_fn.get(name)
     if value is None:
         import jax
 
         with values_seen() as inside:
-            jax.eval_shape(lambda *given: fn(*given), *args)
+            jax.eval_shape(lambda *arguments: fn(*arguments), *args)
         value = record_inside(inside, name)
     fields = [part for part in parts if isinstance(part, str)]
     if value is None or (fields and not is_record(value)):

@@ -8,11 +8,11 @@ kernel whose launcher has no argument for it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from systolic.compat.jaxprs import rewritten
 from systolic.compiler import NamedFunction, function_name
 from systolic.explaining.accumulator import with_scratch_sum
 from systolic.support.bugs import runs_user_code
@@ -20,7 +20,7 @@ from systolic.support.bugs import runs_user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallChange:
-    """What to change of one Pallas call; None leaves it.
+    """Changes of one Pallas call; None leaves a parameter as it is.
 
     Attributes:
       site: the way to the call; see `KernelCall`.
@@ -69,39 +69,13 @@ class ChangedFunction:
 
 def changed_jaxpr(closed: Any, changes: Mapping[tuple[int, ...], CallChange]) -> Any:
     """Changes the calls at these sites in a traced function."""
-    return closed.replace(jaxpr=_changed(closed.jaxpr, changes, ()))
 
+    def change(equation: Any, path: tuple[int, ...]) -> Any:
+        if equation.primitive.name != "pallas_call":
+            return None
+        return equation.replace(params=_call_params(equation, changes[path])) if path in changes else equation
 
-def _changed(jaxpr: Any, changes: Mapping[tuple[int, ...], CallChange], path: tuple[int, ...]) -> Any:
-    equations = []
-    for number, equation in enumerate(jaxpr.eqns):
-        here = (*path, number)
-        if equation.primitive.name == "pallas_call":
-            change = changes.get(here)
-            made = equation if change is None else equation.replace(params=_call_params(equation, change))
-        elif any(site[: len(here)] == here for site in changes):
-            inner = functools.partial(_changed, changes=changes, path=here)
-            params = {name: _with_inner(value, inner) for name, value in equation.params.items()}
-            if equation.primitive.name == "cond":
-                branches = enumerate(equation.params["branches"])
-                params["branches"] = tuple(
-                    _with_inner(branch, functools.partial(_changed, changes=changes, path=(*here, at)))
-                    for at, branch in branches
-                )
-            made = equation.replace(params=params)
-        else:
-            made = equation
-        equations.append(made)
-    return jaxpr.replace(eqns=equations)
-
-
-def _with_inner(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Changes every jaxpr in a parameter of an equation."""
-    if isinstance(value, tuple):
-        return tuple(_with_inner(each, change) for each in value)
-    if hasattr(value, "jaxpr") and hasattr(value, "consts"):
-        return value.replace(jaxpr=change(value.jaxpr))
-    return change(value) if hasattr(value, "eqns") and hasattr(value, "constvars") else value
+    return rewritten(closed, change)
 
 
 def _call_params(equation: Any, change: CallChange) -> dict[str, Any]:
@@ -157,13 +131,10 @@ def _reordered(mapping: Any, order: Sequence[int]) -> Any:
 
 def _axes_renamed(jaxpr: Any, order: Sequence[int]) -> Any:
     """Lets a kernel's body ask for the grid's axes by their new places."""
-    equations = []
-    for equation in jaxpr.eqns:
-        params = equation.params
-        if equation.primitive.name in ("program_id", "num_programs"):
-            params = {**params, "axis": order.index(params["axis"])}
-        else:
-            inner = functools.partial(_axes_renamed, order=order)
-            params = {name: _with_inner(value, inner) for name, value in params.items()}
-        equations.append(equation.replace(params=params))
-    return jaxpr.replace(eqns=equations)
+
+    def change(equation: Any, _: tuple[int, ...]) -> Any:
+        if equation.primitive.name not in ("program_id", "num_programs"):
+            return None
+        return equation.replace(params={**equation.params, "axis": order.index(equation.params["axis"])})
+
+    return rewritten(jaxpr, change)

@@ -13,7 +13,7 @@ from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic
 from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.simulator import RegionRun, SimulatedRun, VmemBuffer
 
-_MOST_REGIONS = 16
+_MAX_REGIONS = 16
 
 # The compiler's words for a block of an operand.
 _WINDOW = re.compile(r"(?P<side>input|output) window allocation for operator (?:input|output) (?P<number>\d+)")
@@ -57,26 +57,26 @@ def _part(buffer: VmemBuffer, name: str | None) -> VmemPart:
 
 def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict[int, str]:
     """Names scratch buffers, by place: those of one size are reported in the order of the kernel's parameters."""
-    declared = [each for call in now.calls for each in call.scratch]
+    declared = [buffer for call in now.calls for buffer in call.scratch]
     reported = [(at, buffer.size_bytes) for at, buffer in enumerate(buffers) if _kind(buffer) == "scratch"]
-    found: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     for size_bytes in {size_bytes for _, size_bytes in declared}:
         names = [name for name, size in declared if size == size_bytes]
-        found.update(zip((at for at, size in reported if size == size_bytes), names, strict=False))
-    return found
+        by_number.update(zip((at for at, size in reported if size == size_bytes), names, strict=False))
+    return by_number
 
 
 def _window_names(buffers: Sequence[VmemBuffer], traffic: Sequence[OperandTraffic]) -> dict[int, str]:
     """Names windows, by place: the compiler numbers them in the order of the kernel's parameters."""
-    found: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     windows = [(at, match) for at, buffer in enumerate(buffers) if (match := _WINDOW.search(buffer.what))]
     for side in ("input", "output"):
         numbers = sorted({int(match["number"]) for _, match in windows if match["side"] == side})
-        operands = [each.operand for each in traffic if each.role == side]
+        operands = [moved.operand for moved in traffic if moved.role == side]
         if len(numbers) == len(operands):
             names = dict(zip(numbers, operands, strict=True))
-            found.update((at, names[int(match["number"])]) for at, match in windows if match["side"] == side)
-    return found
+            by_number.update((at, names[int(match["number"])]) for at, match in windows if match["side"] == side)
+    return by_number
 
 
 def regions(run: SimulatedRun) -> tuple[Region, ...]:
@@ -84,33 +84,37 @@ def regions(run: SimulatedRun) -> tuple[Region, ...]:
     op = main_op(run)
     if op is None:
         return ()
-    longest = sorted(op.regions, key=lambda each: -each.cycles)[:_MOST_REGIONS]
+    longest = sorted(op.regions, key=lambda region: -region.cycles)[:_MAX_REGIONS]
     return tuple(
         Region(
             op=op.name,
-            name=f"{'once' if each.depth == 0 else 'in the loop' if each.depth == 1 else f'in {each.depth} loops'}, "
-            f"bundles {each.first_bundle:,} to {each.first_bundle + each.bundles - 1:,}",
-            bundles=each.bundles,
-            executions=each.executions,
-            cycles=each.cycles,
-            matrix_stall_cycles=each.matrix_stall_cycles,
-            issued=each.issued,
-            where=max(_lines(each).items(), key=lambda line: line[1])[0],
+            name=f"{_loops(region.depth)}, "
+            f"bundles {region.first_bundle:,} to {region.first_bundle + region.bundles - 1:,}",
+            bundles=region.bundles,
+            executions=region.executions,
+            cycles=region.cycles,
+            matrix_stall_cycles=region.matrix_stall_cycles,
+            issued=region.issued,
+            where=max(_lines(region).items(), key=lambda line: line[1])[0],
         )
-        for each in sorted(longest, key=lambda each: each.first_bundle)
+        for region in sorted(longest, key=lambda region: region.first_bundle)
     )
+
+
+def _loops(depth: int) -> str:
+    return "once" if depth == 0 else "in the loop" if depth == 1 else f"in {depth} loops"
 
 
 def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
     """Shares out the time of the longest operation among the lines of its source, the longest first."""
     op = main_op(run)
-    if op is None or not any(each.lines for each in op.regions):
+    if op is None or not any(region.lines for region in op.regions):
         return ()
     cycles, bundles = defaultdict[str, float](float), defaultdict[str, float](float)
-    for each in op.regions:
-        for line, count in _lines(each).items():
+    for region in op.regions:
+        for line, count in _lines(region).items():
             bundles[line] += count
-            cycles[line] += each.cycles * count / each.bundles
+            cycles[line] += region.cycles * count / region.bundles
     return tuple(
         LineTime(
             op=op.name,
@@ -120,7 +124,7 @@ def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
             share=spent / max(1, op.cycles),
             bundles=round(bundles[line], 1),
         )
-        for line, spent in sorted(cycles.items(), key=lambda each: -each[1])
+        for line, spent in sorted(cycles.items(), key=lambda line_and_cycles: -line_and_cycles[1])
     )
 
 

@@ -1,4 +1,4 @@
-"""What an explanation says in words: savings, the verdict, notes."""
+"""Puts an explanation into words: savings, the verdict, notes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.explaining.what_if import WhatIf
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.timing.opponent import MORE_VMEM_FLAGS, MORE_VMEM_WORDS
 
-_MOST_TILES = 3  # choices of tiles that are listed; there may be many alike
+_MAX_LISTED_TILES = 3  # choices of tiles that are listed; there may be many alike
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 
 
@@ -26,33 +26,33 @@ def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication |
       time_us: the time of the function as it is.
       now: what it says to other devices as it is.
     """
-    found: list[Saving] = []
+    savings: list[Saving] = []
     tiles = 0
-    for each in tried:
-        if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):
+    for change in tried:
+        if change.time_us is None or change.time_us > time_us * (1 - _WORTH_SAYING):
             continue
-        tiles += bool(each.candidate.sizes)
-        if each.candidate.sizes and tiles > _MOST_TILES:
+        tiles += bool(change.candidate.sizes)
+        if change.candidate.sizes and tiles > _MAX_LISTED_TILES:
             continue
-        found.append(
+        savings.append(
             Saving(
-                title=each.candidate.title,
-                why=_why(each, now),
-                change=each.candidate.change,
-                time_us=each.time_us,
-                saving=1 - each.time_us / time_us,
+                title=change.candidate.title,
+                why=_why(change, now),
+                change=change.candidate.change,
+                time_us=change.time_us,
+                saving=1 - change.time_us / time_us,
                 provenance="simulated",
-                where=each.candidate.where,
+                where=change.candidate.where,
             )
         )
-    return found
+    return savings
 
 
-def _why(each: WhatIf, now: Communication | None) -> str:
-    if now is None or each.communication is None:
-        return each.candidate.why
-    exposed = f"exposed communication {each.communication.exposed_us:,.1f} µs in place of {now.exposed_us:,.1f}"
-    return f"{each.candidate.why}; {exposed}"
+def _why(change: WhatIf, now: Communication | None) -> str:
+    if now is None or change.communication is None:
+        return change.candidate.why
+    exposed = f"exposed communication {change.communication.exposed_us:,.1f} µs in place of {now.exposed_us:,.1f}"
+    return f"{change.candidate.why}; {exposed}"
 
 
 def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Saving]:
@@ -63,13 +63,14 @@ def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Savin
     outside = core.cycles - sum(op.cycles for op in core.ops if _is_kernel(op.scope))
     if not any(_is_kernel(op.scope) for op in core.ops) or outside <= _WORTH_SAYING * 4 * core.cycles:
         return []
-    reasons = [found for found in now.findings if found.rule.endswith("-operand")]
+    reasons = [finding for finding in now.findings if finding.rule.endswith("-operand")]
     others = ", ".join(op.name for op in sorted(core.ops, key=lambda op: -op.cycles) if not _is_kernel(op.scope))
     time_us = (core.cycles - outside) / run.clock_hz * 1e6
     return [
         Saving(
             title="leaving out XLA's operations around the kernel",
-            why="; ".join(found.value for found in reasons) or f"XLA's own operations around it: {others or 'copies'}",
+            why="; ".join(finding.value for finding in reasons)
+            or f"XLA's own operations around it: {others or 'copies'}",
             change=reasons[0].fix if reasons else "give the kernel its operands as they lie in memory",
             time_us=time_us,
             saving=outside / core.cycles,
@@ -101,23 +102,25 @@ def replacement_savings(
             f"XLA with {MORE_VMEM_WORDS}": f"jax.jit(lambda lhs, rhs: {by_xla}, compiler_options={MORE_VMEM_FLAGS})",
             "systolic.matmul": product.written_by_systolic,
         }
-    found = []
-    for each in sorted(alternatives, key=lambda each: float("inf") if each.time_us is None else each.time_us):
-        if each.time_us is None or each.time_us > time_us * (1 - _WORTH_SAYING):
+    savings = []
+    for program in sorted(
+        alternatives, key=lambda program: float("inf") if program.time_us is None else program.time_us
+    ):
+        if program.time_us is None or program.time_us > time_us * (1 - _WORTH_SAYING):
             continue
-        found.append(
+        savings.append(
             Saving(
-                title=f"{each.label} in its place",
+                title=f"{program.label} in its place",
                 why=f"it computes {product.words}, which this function seems to compute"
-                if product is not None and each.label in words
+                if product is not None and program.label in words
                 else "it was given to compare with",
-                change=words.get(each.label, each.label),
-                time_us=each.time_us,
-                saving=1 - each.time_us / time_us,
+                change=words.get(program.label, program.label),
+                time_us=program.time_us,
+                saving=1 - program.time_us / time_us,
                 provenance="simulated",
             )
         )
-    return found
+    return savings
 
 
 def verdict(
@@ -126,7 +129,7 @@ def verdict(
     savings: Sequence[Saving],
     *,
     tried: int,
-    whole: SliceRun | None = None,
+    slice_run: SliceRun | None = None,
 ) -> str:
     """Says in one line the time, what limits it, and the first thing to change.
 
@@ -135,13 +138,13 @@ def verdict(
       now: the analysis of its traced program.
       savings: changes first; see `Explanation`.
       tried: how many changes and other programs were simulated.
-      whole: the run of all devices of a slice.
+      slice_run: the run of all devices of a slice.
     """
     best = savings[0] if savings else None
-    most = max(savings, key=lambda each: each.saving or 0.0, default=None)
-    more = f", {most.title} {_much(most)}" if most is not None and most is not best else ""
+    largest = max(savings, key=lambda saving: saving.saving or 0.0, default=None)
+    addition = f", {largest.title} {_much(largest)}" if largest is not None and largest is not best else ""
     advice = (
-        f"{best.title} would save {_much(best)}{more}"
+        f"{best.title} would save {_much(best)}{addition}"
         if best is not None and best.saving is not None
         else "nothing that was tried saves more than half a per cent"
         if tried
@@ -150,17 +153,17 @@ def verdict(
     unit = run.matrix_busy_share
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = _bottleneck(run, now).words
-    if whole is None:
+    if slice_run is None:
         return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
-    talk = communication_words(whole)
-    limits = "; ".join(filter(None, [talk] if is_limit(whole) else [talk, limit]))
-    place = f"{whole.devices} devices of a {whole.topology} slice of {whole.chip}"
-    return f"simulated {whole.time_us:,.1f} µs {whole.error.words} on {place}: {share}; {limits}; {advice}"
+    talk = communication_words(slice_run)
+    limits = "; ".join(filter(None, [talk] if is_limit(slice_run) else [talk, limit]))
+    place = f"{slice_run.devices} devices of a {slice_run.topology} slice of {slice_run.chip}"
+    return f"simulated {slice_run.time_us:,.1f} µs {slice_run.error.words} on {place}: {share}; {limits}; {advice}"
 
 
-def limiter(run: SimulatedRun, now: FunctionAnalysis, whole: SliceRun | None) -> str:
+def limiter(run: SimulatedRun, now: FunctionAnalysis, slice_run: SliceRun | None) -> str:
     """Names what limits it: the cause that the verdict gives."""
-    if whole is not None and is_limit(whole):
+    if slice_run is not None and is_limit(slice_run):
         return "communication"
     cause = _bottleneck(run, now).cause
     return "" if cause == "nothing" else cause
@@ -172,11 +175,11 @@ def _bottleneck(run: SimulatedRun, now: FunctionAnalysis) -> Bottleneck:
 
 def steps_of(now: FunctionAnalysis) -> int:
     """Counts the steps of all kernels' grids; 0 of those whose number is not known."""
-    return sum(math.prod(each or 0 for each in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
+    return sum(math.prod(size or 0 for size in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
 
 
 def _much(saving: Saving) -> str:
-    """How much it is; what was not simulated is an upper bound."""
+    """Format a saving; one that was not simulated is an upper bound."""
     return f"{'at most ' * (saving.provenance == 'modelled')}{saving.saving or 0.0:.0%}"
 
 
@@ -184,26 +187,30 @@ def notes(
     run: SimulatedRun, now: FunctionAnalysis, product: EquivalentMatmul | None, *, compared: bool
 ) -> tuple[str, ...]:
     """Says what could not be worked out, what was assumed, and what `check` would say."""
-    said = [
-        f"{found.grade}: {found.rule}: {found.value} ({found.fix})" for found in now.findings if found.grade != "note"
+    sentences = [
+        f"{finding.grade}: {finding.rule}: {finding.value} ({finding.fix})"
+        for finding in now.findings
+        if finding.grade != "note"
     ]
     if product is not None:
-        said.append(f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest")
+        sentences.append(
+            f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest"
+        )
     elif not compared and now.calls:
-        said.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
+        sentences.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:
-        said.append(
+        sentences.append(
             "no tile sizes to try: no keyword argument of the function, no argument of one that it calls and no "
             "constant is the size of a block"
         )
-    said += [
+    sentences += [
         f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
         "its traffic and lines are those of one call"
         for call in now.calls
         if call.executions != 1
     ]
     if run.prefetch_cycles:
-        said.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
+        sentences.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
     if now.flops is None and product is None:
-        said.append("operations are not known: a product runs as often as values say, or is a convolution")
-    return tuple(said)
+        sentences.append("operations are not known: a product runs as often as values say, or is a convolution")
+    return tuple(sentences)

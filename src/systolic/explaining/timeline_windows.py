@@ -22,8 +22,8 @@ def timeline_windows(run: SimulatedRun) -> tuple[Window, ...]:
     if len(rounds) < 4:
         return (_window("the whole run", 0, run.cycles, core, run, scale),)
     ramp_end = rounds[1].end_cycles
-    kept = [span for span in rounds[2:-2] if span.end_cycles <= _kept_until(core)]
-    middle = sorted(kept or rounds[2:-1] or rounds, key=lambda span: span.end_cycles - span.begin_cycles)
+    spans = [span for span in rounds[2:-2] if span.end_cycles <= _kept_until(core)]
+    middle = sorted(spans or rounds[2:-1] or rounds, key=lambda span: span.end_cycles - span.begin_cycles)
     steady = middle[len(middle) // 2]
     return (
         _window("the ramp", op.begin_cycles, ramp_end, core, run, scale),
@@ -76,7 +76,7 @@ def _words(begin: float, end: float, spans: Sequence[Span], run: SimulatedRun, s
     ]
     waits = [
         f"{cycles * scale:,.2f} µs for {_CAUSES.get(label, label)}"
-        for label, cycles in sorted(stalls.items(), key=lambda each: -each[1])
+        for label, cycles in sorted(stalls.items(), key=lambda stall: -stall[1])
         if cycles / length >= 0.005
     ]
     parts.append("the core waits " + " and ".join(waits) if waits else "the core waits for nothing")

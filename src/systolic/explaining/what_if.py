@@ -1,4 +1,4 @@
-"""What if the function were changed: looks at many changes in the traced program, simulates the most promising."""
+"""Tries changes of a function: looks at many in the traced program, and simulates the most promising."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from systolic.timing.runner import QUIET, Progress, Runner
 Function = Callable[..., Any] | NamedFunction
 
 _CHUNK = 8  # candidates that a worker looks at in one go
-_MOST_LOOKED_AT = 160
+_MAX_ANALYSES = 160
 _WORTH_COMBINING = 0.005  # share of the time that a change must save to be tried together with others
 
 
@@ -80,29 +80,32 @@ class WhatIfSearch:
         self._neighbours(promising, self.tries - len(self.tried))
         return sorted(self.tried, key=tried_time)
 
-    def _neighbours(self, promising: Sequence[Candidate], most: int) -> None:
+    def _neighbours(self, promising: Sequence[Candidate], limit: int) -> None:
         """Simulates choices of tiles that differ in one parameter from the fastest so far."""
-        best, known = min(self.tried, key=tried_time, default=None), [each.candidate for each in self.tried]
-        if best is None or best.time_us is None or not best.candidate.sizes or most < 1:
+        best, tried_candidates = (
+            min(self.tried, key=tried_time, default=None),
+            [result.candidate for result in self.tried],
+        )
+        if best is None or best.time_us is None or not best.candidate.sizes or limit < 1:
             return
-        near = [each for each in promising if _distance(each.sizes, best.candidate.sizes) == 1]
-        self._simulate([each for each in near if each not in known][:most])
+        near = [candidate for candidate in promising if _distance(candidate.sizes, best.candidate.sizes) == 1]
+        self._simulate([candidate for candidate in near if candidate not in tried_candidates][:limit])
 
     def _promising(self, now: FunctionAnalysis) -> list[Candidate]:
         """Lists candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
         alone = self._looked_at(tile_sizes(now.parameters, [1]))
         # A number that changes nothing by itself only looks like a tile size: BlockSizes has those of the gradient too.
         # One that may not be changed by itself may be together with others.
-        idle = {sizes[0][0] for sizes, known in alone if known is not None and known.program == now.program}
-        live = [each for each in now.parameters if each not in idle]
-        rest = tile_sizes(live, [2, 3])[: max(0, _MOST_LOOKED_AT - len(alone))]
-        found: list[tuple[Candidate, float]] = []
-        for each, known in (*alone, *self._looked_at(rest)):
-            if known is not None and known.program != now.program:
-                candidate = tile_candidate(each, known, now, self.chip)
+        idle = {sizes[0][0] for sizes, analysis in alone if analysis is not None and analysis.program == now.program}
+        live = [parameter for parameter in now.parameters if parameter not in idle]
+        rest = tile_sizes(live, [2, 3])[: max(0, _MAX_ANALYSES - len(alone))]
+        candidates: list[tuple[Candidate, float]] = []
+        for sizes_of_candidate, analysis in (*alone, *self._looked_at(rest)):
+            if analysis is not None and analysis.program != now.program:
+                candidate = tile_candidate(sizes_of_candidate, analysis, now, self.chip)
                 if candidate is not None:
-                    found.append((candidate, known.modelled_us))
-        return [candidate for candidate, _ in sorted(found, key=lambda each: each[1])]
+                    candidates.append((candidate, analysis.modelled_us))
+        return [candidate for candidate, _ in sorted(candidates, key=lambda pair: pair[1])]
 
     def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Sizes, FunctionAnalysis | None]]:
         """Traces the function with each of these sizes; None where that cannot be, or a rule forbids it."""
@@ -115,20 +118,22 @@ class WhatIfSearch:
             )
             for chunk in chunks
         ]
-        found: list[tuple[Sizes, FunctionAnalysis | None]] = []
+        analyses: list[tuple[Sizes, FunctionAnalysis | None]] = []
         for chunk, job in zip(chunks, jobs, strict=True):
             try:
-                found += zip(chunk, job.result(), strict=True)
+                analyses += zip(chunk, job.result(), strict=True)
             except CompilerError:  # a worker that died over one of them: the others are not worth dying for
                 continue
-        return found
+        return analyses
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
-        self.tried += self._simulated([(each, each.applied(self.fn), self.args) for each in candidates])
+        self.tried += self._simulated([(candidate, candidate.applied(self.fn), self.args) for candidate in candidates])
 
     def run_meshes(self, meshes: Sequence[MeshCandidate]) -> list[WhatIf]:
         """Tries other meshes and shardings, as many as may be tried of other changes, and returns them."""
-        return self._simulated([(each.candidate, each.fn, each.args) for each in meshes[: self.tries]])
+        return self._simulated(
+            [(mesh_change.candidate, mesh_change.fn, mesh_change.args) for mesh_change in meshes[: self.tries]]
+        )
 
     def _simulated(self, calls: Sequence[tuple[Candidate, Function, Sequence[Any]]]) -> list[WhatIf]:
         """Simulates functions with their arguments, each for the change that it is."""
@@ -151,23 +156,25 @@ class WhatIfSearch:
     def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
         """Simulates the best tiles together with the changes of calls that help by themselves."""
         helpful = [
-            each.candidate
-            for each in self.tried
-            if each.candidate in calls and each.time_us is not None and each.time_us < time_us * (1 - _WORTH_COMBINING)
+            result.candidate
+            for result in self.tried
+            if result.candidate in calls
+            and result.time_us is not None
+            and result.time_us < time_us * (1 - _WORTH_COMBINING)
         ]
-        best = min((each for each in self.tried if each.candidate.sizes), key=tried_time, default=None)
+        best = min((result for result in self.tried if result.candidate.sizes), key=tried_time, default=None)
         if best is None or best.time_us is None or best.time_us >= time_us or not helpful:
             return
         sites = {change.site for change in best.candidate.changes}
-        added = [each for each in helpful if not sites & {change.site for change in each.changes}][:1]
-        for each in added:
+        added = [candidate for candidate in helpful if not sites & {change.site for change in candidate.changes}][:1]
+        for candidate in added:
             both = Candidate(
-                title=f"{best.candidate.title}, {each.title}",
-                change=f"{best.candidate.change}, {each.change}",
+                title=f"{best.candidate.title}, {candidate.title}",
+                change=f"{best.candidate.change}, {candidate.change}",
                 why="both together",
                 sizes=best.candidate.sizes,
-                changes=(*best.candidate.changes, *each.changes),
-                where=each.where,
+                changes=(*best.candidate.changes, *candidate.changes),
+                where=candidate.where,
             )
             self._simulate([both])
 
@@ -179,8 +186,8 @@ def tried_time(tried: WhatIf) -> float:
 
 def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
     """Picks what to simulate first: the most promising, some of which need no more VMEM than the default."""
-    modest = [each for each in promising if not each.changes][: count // 3]
-    return [each for each in promising if each not in modest][: count - len(modest)] + modest
+    modest = [candidate for candidate in promising if not candidate.changes][: count // 3]
+    return [candidate for candidate in promising if candidate not in modest][: count - len(modest)] + modest
 
 
 def analyse_sizes(
@@ -193,16 +200,16 @@ def analyse_sizes(
     shape: SliceShape | None,
 ) -> list[FunctionAnalysis | None]:
     """Analyses the function with each of these tile sizes; None where it does not even trace. For a worker."""
-    found: list[FunctionAnalysis | None] = []
-    for each in sizes:
+    analyses: list[FunctionAnalysis | None] = []
+    for changed_sizes in sizes:
         try:
-            known = analyse_function(WithKeywords(fn, dict(each)), args, values, chip, settings, shape)
+            analysis = analyse_function(WithKeywords(fn, dict(changed_sizes)), args, values, chip, settings, shape)
         except Exception:  # noqa: BLE001 -- sizes that the function refuses, each in its own way: no candidate
-            found.append(None)
+            analyses.append(None)
             continue
-        forbidden = [error for error in known.errors if error.rule != "vmem"]
-        found.append(None if forbidden else known)
-    return found
+        forbidden = [error for error in analysis.errors if error.rule != "vmem"]
+        analyses.append(None if forbidden else analysis)
+    return analyses
 
 
 def _distance(sizes: Sizes, others: Sizes) -> int:

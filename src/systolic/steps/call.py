@@ -1,4 +1,4 @@
-"""What a step is: a function with its arguments, and what is to be said of them."""
+"""The call of a step: a function with its arguments, and its parts."""
 
 from __future__ import annotations
 

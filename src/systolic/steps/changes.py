@@ -1,4 +1,4 @@
-"""What would help a step most: upper bounds by arithmetic, each of a change that can be simulated."""
+"""Lists the changes that would help a step most: upper bounds by arithmetic, each of a change that can be simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.simulator import SimulatedRun
 from systolic.steps.parts import BETWEEN
 from systolic.steps.records import GIB, PartRun, StepChange, StepMemory
 
-_MOST = 3
+_MAX_CHANGES = 3
 _WORTH_SAYING = 0.02  # of the time
 
 
@@ -18,15 +18,15 @@ def step_changes(run: SimulatedRun, parts: Sequence[PartRun], memory: StepMemory
     cycles = max(1, run.later_core.cycles)
     passes: Counter[str] = Counter()
     above_floor: Counter[str] = Counter()
-    for each in parts:
-        passes[each.in_pass] += each.cycles
-        if each.matrix_busy_cycles and each.part != BETWEEN:
-            floor = each.matrix_busy_cycles / run.matrix_units
-            above_floor[each.part] += round(each.cycles - each.exposed_cycles - floor)
-    exposed = sum(each.exposed_cycles for each in parts)
+    for part_run in parts:
+        passes[part_run.in_pass] += part_run.cycles
+        if part_run.matrix_busy_cycles and part_run.part != BETWEEN:
+            floor = part_run.matrix_busy_cycles / run.matrix_units
+            above_floor[part_run.part] += round(part_run.cycles - part_run.exposed_cycles - floor)
+    exposed = sum(part.exposed_cycles for part in parts)
     fixed = passes["update"] + exposed
     free = f"{memory.left_bytes / GIB:,.1f} GiB of HBM are left"
-    found = [
+    changes = [
         StepChange(
             title="nothing computed again",
             change=f"keep more for the backward pass, as remat=minimal does; {free}",
@@ -51,5 +51,5 @@ def step_changes(run: SimulatedRun, parts: Sequence[PartRun], memory: StepMemory
             for part, above in above_floor.most_common(1)
         ),
     ]
-    worth = [each for each in found if each.saving >= _WORTH_SAYING]
-    return tuple(sorted(worth, key=lambda each: -each.saving)[:_MOST])
+    worth = [change for change in changes if change.saving >= _WORTH_SAYING]
+    return tuple(sorted(worth, key=lambda change: -change.saving)[:_MAX_CHANGES])

@@ -1,4 +1,4 @@
-"""What each part of a model took, in each pass over it: the operations of a run, added up by their name stacks."""
+"""Adds up the operations of a run by parts of the model and passes over it, by their name stacks."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def part_runs(
     for op in core.ops:
         total(op.scope).add(op)
     called = {op.name for op in core.ops}
-    for each in collectives:
-        one = total(scopes.get(each.name, ""))
-        one.exposed_cycles += each.exposed_cycles
-        one.sent_bytes += each.sent_bytes
-        if each.name not in called:  # the top-level program sends and waits by itself
-            one.cycles += each.exposed_cycles
-    found = [_part_run(part, in_pass, each, run) for (part, in_pass), each in totals.items() if each.cycles]
-    found.sort(key=lambda each: (-_of_part(each.part, totals), PASSES.index(each.in_pass)))
-    rest = core.cycles - sum(each.cycles for each in found)
-    return (*found, _between(core, rest)) if rest > 0 else tuple(found)
+    for collective in collectives:
+        sums = total(scopes.get(collective.name, ""))
+        sums.exposed_cycles += collective.exposed_cycles
+        sums.sent_bytes += collective.sent_bytes
+        if collective.name not in called:  # the top-level program sends and waits by itself
+            sums.cycles += collective.exposed_cycles
+    runs = [_part_run(part, in_pass, sums, run) for (part, in_pass), sums in totals.items() if sums.cycles]
+    runs.sort(key=lambda part_run: (-_of_part(part_run.part, totals), PASSES.index(part_run.in_pass)))
+    rest = core.cycles - sum(part_run.cycles for part_run in runs)
+    return (*runs, _between(core, rest)) if rest > 0 else tuple(runs)
 
 
 def _between(core: CoreRun, cycles: int) -> PartRun:
-    """What the top-level program does by itself: it starts copies and operations, and waits for copies."""
+    """Return the rest, in which the top-level program starts copies and operations, and waits for copies."""
     moved = sum(op.hbm_read_bytes + op.hbm_written_bytes for op in core.ops)
     waited = core.copy_stall_cycles - sum(op.copy_stall_cycles for op in core.ops)
     return PartRun(
@@ -89,7 +89,7 @@ def _between(core: CoreRun, cycles: int) -> PartRun:
 
 
 def _of_part(part: str, totals: Mapping[tuple[str, Pass], _Total]) -> int:
-    return sum(each.cycles for (other, _), each in totals.items() if other == part)
+    return sum(sums.cycles for (other, _), sums in totals.items() if other == part)
 
 
 def _part_run(part: str, in_pass: Pass, total: _Total, run: SimulatedRun) -> PartRun:

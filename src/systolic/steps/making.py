@@ -28,7 +28,7 @@ class StepMaker:
 
     @property
     def name(self) -> str:
-        """What the step is called."""
+        """The step's name."""
         return self.function.text
 
     def make(self, chip: Chip) -> Step:

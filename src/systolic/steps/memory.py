@@ -1,4 +1,4 @@
-"""Whether a step fits HBM, by the compiler's own account, and what would make it fit."""
+"""Compares a step's memory with HBM, by the compiler's own account, and says what would make it fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DoesNotFitError(CompilerError):
 
     def __str__(self) -> str:
         needed, available, arguments = (
-            each / GIB for each in (self.needed_bytes, self.available_bytes, self.argument_bytes)
+            size_bytes / GIB for size_bytes in (self.needed_bytes, self.available_bytes, self.argument_bytes)
         )
         return (
             f"the step does not fit HBM by {needed - available:,.2f} GiB: it needs {needed:,.2f} GiB of "
@@ -40,7 +40,7 @@ class DoesNotFitError(CompilerError):
 
     @property
     def advice(self) -> str:
-        """What would make it fit."""
+        """Suggestions to make the step fit."""
         if self.argument_bytes > self.available_bytes:
             times = math.ceil(self.argument_bytes / self.available_bytes)
             return f"cut the state over {times} times as many devices, or keep it in a smaller type"
@@ -52,7 +52,7 @@ class DoesNotFitError(CompilerError):
 
 
 def refused_for_hbm(refusal: CompilerRefusal, args: Sequence[Any]) -> DoesNotFitError | None:
-    """What a refusal says of HBM; None where it is about something else.
+    """Read a refusal for lack of HBM; None if it is about something else.
 
     Args:
       refusal: the compiler's.
@@ -77,7 +77,7 @@ def argument_bytes(args: Sequence[Any]) -> int:
 
 
 def step_memory(program: CompiledProgram, hlo: TopLevelHlo, chip: Chip) -> StepMemory:
-    """What a compiled step takes of a device's HBM."""
+    """The memory of a compiled step in a device's HBM."""
     donated = (hlo.parameters[number].shape for number in hlo.aliases.values())
     return StepMemory(
         argument_bytes=program.argument_bytes,

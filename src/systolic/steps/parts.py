@@ -1,4 +1,4 @@
-"""Which part of a model an operation belongs to, and in which pass over it, by JAX's name stack.
+"""Assigns operations to parts of a model and passes over it, by JAX's name stack.
 
 `jax.named_scope("attention")` in a model puts that name into the name stack of every operation inside, and the
 compiler keeps it: "jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/attention/dot_general".
@@ -54,14 +54,14 @@ def pass_of(scope: str, *, differentiated: bool) -> Pass:
 
 
 def is_differentiated(scopes: Iterable[str]) -> bool:
-    """Whether a program with these name stacks computes derivatives backwards."""
+    """True if a program with these name stacks computes derivatives backwards."""
     return any("transpose(" in scope for scope in scopes)
 
 
 def _unwrapped(name: str) -> str:
     """A name without the transformations around it; "" where JAX made it."""
-    while (found := _WRAPPED.fullmatch(name)) is not None:
-        if found[1] in ("jit", "pjit"):  # around it stands a function's name, which is no part
+    while (match := _WRAPPED.fullmatch(name)) is not None:
+        if match[1] in ("jit", "pjit"):  # around it stands a function's name, which is no part
             return ""
-        name = found[2]
+        name = match[2]
     return "" if name in _STRUCTURE or name in _TRANSFORMATIONS else name

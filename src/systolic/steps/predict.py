@@ -70,12 +70,12 @@ def predict_in_worker(
             raise
         raise shortage from refusal
     began = time.perf_counter()
-    found = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
-    assert found.run is not None
+    simulation = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    assert simulation.run is not None
     hlo = parse_hlo(program.top_level_hlo)
     memory = step_memory(program, hlo, chip)
-    collectives = () if found.slice_run is None else found.slice_run.collectives
-    parts = part_runs(found.run, collectives, hlo.scopes, step.parts)
+    collectives = () if simulation.slice_run is None else simulation.slice_run.collectives
+    parts = part_runs(simulation.run, collectives, hlo.scopes, step.parts)
     return StepRun(
         name=name,
         chip=chip.name,
@@ -87,9 +87,9 @@ def predict_in_worker(
         peak_ops_per_s=chip.peak_ops_per_s("bfloat16"),
         memory=memory,
         parts=parts,
-        changes=step_changes(found.run, parts, memory),
-        run=found.run,
-        slice_run=found.slice_run,
+        changes=step_changes(simulation.run, parts, memory),
+        run=simulation.run,
+        slice_run=simulation.slice_run,
         compile_s=program.compile_s,
         from_cache=program.from_cache,
         simulate_s=time.perf_counter() - began,
@@ -147,7 +147,7 @@ def step(
     time_limit_s: float = TIME_LIMIT_S,
     memory_limit_bytes: int | None = None,
 ) -> StepRun:
-    """How long a whole training or decoding step takes on chips that are not there, and where the time goes.
+    """Predict the time of a whole training or decoding step on chips that are not there, and where it goes.
 
     It is `simulate`, and says besides which part of the model takes how long in which pass over it (by
     `jax.named_scope`), whether everything fits HBM, how many tokens a second that is, and what share of the peak.
@@ -172,8 +172,8 @@ def step(
         source = fn
     else:
         source = Step(fn=fn, args=args, tokens=tokens, flops=flops, flops_causal=flops_causal, parts=parts)
-    known = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
     name = function_name(source.fn)
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
-        job = submit_step(pool, source, known, name=name, topology=topology, cached=cached, spans=spans)
+        job = submit_step(pool, source, target_chip, name=name, topology=topology, cached=cached, spans=spans)
         return job.result()

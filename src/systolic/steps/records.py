@@ -1,4 +1,4 @@
-"""What a predicted step reports: plain records, which serialise to JSON and back."""
+"""Records of a predicted step, which serialise to JSON and back."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class StepMemory:
 
     @property
     def left_bytes(self) -> int:
-        """What stays free; negative: what is missing."""
+        """Bytes that stay free; negative: bytes that are missing."""
         return self.capacity_bytes - self.needed_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRun:
-    """What one part of the model took on the device that ends last, in one pass over it."""
+    """The cost of one part of the model on the device that ends last, in one pass over it."""
 
     part: str
     in_pass: Pass
@@ -135,7 +135,7 @@ class StepRun(Summarised):
 
     @property
     def collectives(self) -> tuple[CollectiveRun, ...]:
-        """What the slowest device did together with others."""
+        """The collectives of the slowest device."""
         return () if self.slice_run is None else self.slice_run.collectives
 
     def us(self, cycles: float) -> float:
@@ -157,13 +157,13 @@ class StepRun(Summarised):
             columns=("part", "pass", "ms", "of the time %", "limited by"),
             rows=tuple(
                 (
-                    each.part,
-                    each.in_pass,
-                    self.us(each.cycles) / 1e3,
-                    100 * each.cycles / max(1, self.run.cycles),
-                    each.limit,
+                    part.part,
+                    part.in_pass,
+                    self.us(part.cycles) / 1e3,
+                    100 * part.cycles / max(1, self.run.cycles),
+                    part.limit,
                 )
-                for each in self.parts
+                for part in self.parts
             ),
         )
 

@@ -177,7 +177,7 @@ class KernelContents:
     def _sites(self) -> dict[_Key, list[list[PallasOperands]]]:
         """Executions by the shapes of their operands, then by the place in the function, in order."""
         result: dict[_Key, dict[tuple[int, ...], list[PallasOperands]]] = {}
-        for execution in self._executed.found:
+        for execution in self._executed.executions:
             result.setdefault(execution.shapes, {}).setdefault(execution.site, []).append(execution)
         return {key: list(sites.values()) for key, sites in result.items()}
 

@@ -30,7 +30,7 @@ from systolic.chips import (
 from systolic.chips import chip as chip_named
 from systolic.chips.constants import ConstantsError, check_constants, check_links, check_sparse_core
 from systolic.compiler import CompiledProgram
-from systolic.compiler.cache_entry import MOST_BYTES, EntryError, decode, encode
+from systolic.compiler.cache_entry import MAX_ENTRY_BYTES, EntryError, decode, encode
 from systolic.simulator import Unknown, Words
 from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import UntrustedError, read_json, structured
@@ -41,8 +41,8 @@ FORMAT = 5  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_MAX_FILE_BYTES = 2 * MOST_BYTES
-_MAX_WORDS = MOST_BYTES // 4
+_MAX_FILE_BYTES = 2 * MAX_ENTRY_BYTES
+_MAX_WORDS = MAX_ENTRY_BYTES // 4
 _MIN_HOST_BYTES_PER_S = 1e6
 _KEPT = (
     "machine",
@@ -106,7 +106,9 @@ def write_program(path: Path, saved: SavedProgram) -> None:
     shared = _shared(saved.contents)
     words = [words_of for _, words_of, _ in shared if not isinstance(words_of, Unknown)]
     if sum(map(len, words)) > _MAX_WORDS:
-        raise ProgramFileError(f"the arguments hold more than the {MOST_BYTES:,} bytes that a file of a program takes")
+        raise ProgramFileError(
+            f"the arguments hold more than the {MAX_ENTRY_BYTES:,} bytes that a file of a program takes"
+        )
     try:
         entry = encode(saved.compiled.key, saved.compiled)
     except EntryError as error:
@@ -259,7 +261,7 @@ def _contents(described: tuple[_Content, ...], words: np.ndarray, count: int) ->
 
 def _unpacked(packed: bytes) -> np.ndarray:
     unpacking = zlib.decompressobj()
-    raw = unpacking.decompress(packed, MOST_BYTES)
+    raw = unpacking.decompress(packed, MAX_ENTRY_BYTES)
     if not unpacking.eof or unpacking.unused_data or len(raw) % 4:
         raise UntrustedError("its contents do not end where they should")
     return np.frombuffer(raw, "<u4")

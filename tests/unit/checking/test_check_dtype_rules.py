@@ -11,10 +11,11 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 
-from systolic.analysis import KernelCall, body_equations, kernel_calls
+from systolic.analysis import KernelCall, kernel_calls
 from systolic.checking.finding import Finding
 from systolic.checking.rules.dtypes import dtype_findings
 from systolic.chips import CHIPS, chip
+from systolic.compat.jaxprs import equations
 
 
 def called(compute: Callable[..., Any], *dtypes: str) -> KernelCall:
@@ -159,6 +160,6 @@ def test_branches_and_loops_are_looked_into() -> None:
         return lax.fori_loop(0, 3, step, x)
 
     call = called(compute, "float32")
-    assert "dot_general" in [equation.primitive.name for equation in body_equations(call.body)]
+    assert "dot_general" in [equation.primitive.name for equation in equations(call.body)]
     (found,) = dtype_findings(call, chip("v5e"))
     assert (found.rule, found.grade) == ("precision", "warning")

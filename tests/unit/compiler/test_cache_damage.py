@@ -113,7 +113,7 @@ def test_a_pickle_is_never_read(cache: ProgramCache, tmp_path: Path) -> None:
 
 
 def test_what_unpacks_to_gigabytes_is_not_unpacked(monkeypatch: pytest.MonkeyPatch, cache: ProgramCache) -> None:
-    monkeypatch.setattr(cache_entry, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(cache_entry, "MAX_ENTRY_BYTES", 2**20)
     packing = zlib.compressobj(9)
     packed = b"".join([packing.compress(bytes(2**20)) for _ in range(64)]) + packing.flush()
     assert len(packed) < 10**5

@@ -128,7 +128,7 @@ def test_what_may_differ_between_devices_is_marked() -> None:
     args = (SIZES, SIZES)
     traced = jax.make_jaxpr(sharded(body, P("data"), P(), out=P("data")))(*args)
     executions = device_executions(traced, args, ["cut", "whole"])
-    (found,) = executions.found
+    (found,) = executions.executions
     assert [each.local for each in found.operands] == [True, False, True, False, False]
     assert not executions.local
 
@@ -142,7 +142,7 @@ def test_devices_that_execute_something_else_are_marked(decided_by: str) -> None
     traced = jax.make_jaxpr(sharded(body, P(), out=P("data")))(SIZES)
     found = [device_executions(traced, (SIZES,), ["x"], partition=partition) for partition in range(2)]
     assert [each.local for each in found] == [decided_by == "place"] * 2
-    assert [len(each.found) for each in found] == ([0, 1] if decided_by == "place" else [int(SIZES[0] == 1)] * 2)
+    assert [len(each.executions) for each in found] == ([0, 1] if decided_by == "place" else [int(SIZES[0] == 1)] * 2)
 
 
 def test_of_computations_for_several_platforms_that_for_tpus_is_followed() -> None:

@@ -49,7 +49,7 @@ def by_record(lhs: Any, rhs: Any, *, sizes: Sizes = Sizes(), flag: bool = True) 
 
 def names(fn: Any) -> dict[str, tuple[int, int]]:
     found = tile_parameters(fn, [call_of(fn, *ARGS)])
-    return {str(each): (each.value, each.most) for each in found}
+    return {str(each): (each.value, each.largest) for each in found}
 
 
 def test_tile_sizes_are_keywords_that_are_sizes_of_blocks() -> None:
@@ -64,21 +64,21 @@ def test_tile_sizes_are_keywords_that_are_sizes_of_blocks() -> None:
 
 
 def test_sizes_are_bound_where_they_belong() -> None:
-    rows = TileParameter(name="sizes", part="rows", value=256, most=1024)
-    second = TileParameter(name="blocks", part=1, value=256, most=512)
+    rows = TileParameter(name="sizes", part="rows", value=256, largest=1024)
+    second = TileParameter(name="blocks", part=1, value=256, largest=512)
     assert with_sizes(by_record, {rows: 512}) == {"sizes": Sizes(rows=512)}
     assert with_sizes(by_tuple, {second: 512}) == {"blocks": (512, 512, 128)}
     assert call_of(WithKeywords(by_tuple, {second: 512}), *ARGS).grid == (2, 6, 1)
 
 
 def test_sizes_to_try_stay_inside_of_the_arrays() -> None:
-    tile = TileParameter(name="tile_k", part=None, value=256, most=512)
+    tile = TileParameter(name="tile_k", part=None, value=256, largest=512)
     assert tile_sizes([tile]) == [((tile, 64),), ((tile, 128),), ((tile, 512),)]
-    odd = TileParameter(name="tile_n", part=None, value=256, most=700)
+    odd = TileParameter(name="tile_n", part=None, value=256, largest=700)
     assert [sizes[0][1] for sizes in tile_sizes([odd])] == [64, 128, 512, 700]
     pairs = tile_sizes([tile, odd])
     assert len(pairs) == 3 + 4 + 3 * 4
-    many = [TileParameter(name=f"t{at}", part=None, value=256, most=512) for at in range(5)]
+    many = [TileParameter(name=f"t{at}", part=None, value=256, largest=512) for at in range(5)]
     assert len(tile_sizes(many)) == 5 * 3 + 10 * 9  # one and two at a time
 
 

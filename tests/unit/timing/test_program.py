@@ -285,7 +285,7 @@ def test_a_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     first, _, rest = path.read_bytes().partition(b"\n")
     line, _, binary = rest[32:].partition(b"\n")
     entry = binary[: json.loads(line)["entry_bytes"]]
-    monkeypatch.setattr("systolic.timing.program_file.MOST_BYTES", 1000)
+    monkeypatch.setattr("systolic.timing.program_file.MAX_ENTRY_BYTES", 1000)
     rest = line + b"\n" + entry + zlib.compress(bytes(10**6))
     path.write_bytes(first + b"\n" + hashlib.sha256(rest).digest() + rest)
     with pytest.raises(ProgramFileError, match="do not end"):

@@ -9,7 +9,8 @@ from typing import Any
 from systolic.analysis import KernelCall, described
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
-from systolic.compiler import inner_jaxprs, written_at
+from systolic.compat.jaxprs import evaluate, functions_inside, unknown
+from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 
 # Below this a copy is not worth a word: a microsecond at an HBM's speed is about a MB.
@@ -30,59 +31,37 @@ _COPIES = {
 def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> list[Finding]:
     """Finds what is wrong with the function around the calls, and what each launcher leaves out."""
     by_equation = {id(call.equation): call for call in calls}
-    findings = []
-    for equation, sources in _operands(closed_jaxpr.jaxpr, {}):
-        call = by_equation.get(id(equation))
-        if call is not None:
-            findings += [found for source in sources for found in _copy(call, source)]
+    findings: list[Finding] = []
+
+    def step(equation: Any, sources: list[Any]) -> list[Any]:
+        """Returns the equations that made the results: this one, or those inside of a function that it calls."""
+        results: list[Any] = [equation] * len(equation.outvars)
+        if equation.primitive.name == "pallas_call":
+            call = by_equation[id(equation)]
+            findings.extend(finding for source in sources if source is not None for finding in _copy(call, source))
+            return results
+        functions = functions_inside(equation)
+        for function in functions:
+            operands = sources if len(function.jaxpr.invars) == len(sources) else []
+            results = evaluate(function, operands, step, literal=unknown, constant=unknown)
+        return results if len(functions) < 2 else []
+
+    evaluate(closed_jaxpr, [], step, literal=unknown, constant=unknown)
     for call in calls:
         findings += _untold(call, chip)
     return findings
 
 
-def _operands(jaxpr: Any, made: dict[Any, Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields each Pallas call with the equations that made its operands.
-
-    Args:
-      jaxpr: to search.
-      made: the equations that made what comes from outside of `jaxpr`.
-    """
-    made = dict(made)
-    for equation in jaxpr.eqns:
-        inputs = [None if hasattr(atom, "val") else made.get(atom) for atom in equation.invars]
-        if equation.primitive.name == "pallas_call":
-            yield equation, [source for source in inputs if source is not None]
-            continue
-        inner = list(inner_jaxprs(equation.params))
-        for closed in inner:
-            same = len(closed.jaxpr.invars) == len(inputs)
-            outside = dict(zip(closed.jaxpr.invars, inputs, strict=True)) if same else {}
-            yield from _operands(closed.jaxpr, {name: source for name, source in outside.items() if source is not None})
-        made.update(_results(equation, inner))
-
-
-def _results(equation: Any, inner: list[Any]) -> dict[Any, Any]:
-    """Finds what made each result of an equation: the equation, or the one inside of a function that it calls."""
-    if not inner:
-        return dict.fromkeys(equation.outvars, equation)
-    results = inner[0].jaxpr.outvars
-    if len(inner) > 1 or len(results) != len(equation.outvars):
-        return {}
-    produced = {name: each for each in inner[0].jaxpr.eqns for name in each.outvars}
-    pairs = zip(equation.outvars, results, strict=True)
-    return {out: produced[name] for out, name in pairs if not hasattr(name, "val") and name in produced}
-
-
 def _copy(call: KernelCall, source: Any) -> Iterator[Finding]:
-    known = _COPIES.get(source.primitive.name)
+    rule_and_fix = _COPIES.get(source.primitive.name)
     if source.primitive.name == "convert_element_type" and source.invars[0].aval.dtype == source.outvars[0].aval.dtype:
         return  # only JAX's own bookkeeping of weak types
-    if known is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
+    if rule_and_fix is None or getattr(source.invars[0].aval, "ndim", 0) < 2:
         return
     made = source.outvars[0].aval
     moved = 2 * math.prod(made.shape) * dtype_bytes(str(made.dtype))
     if moved >= _WORTH_BYTES:
-        rule, fix = known
+        rule, fix = rule_and_fix
         yield call_finding(
             call,
             rule,
@@ -105,7 +84,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
             fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
-    splits = any(each in ("parallel", "core_parallel") for each in call.semantics)
+    splits = any(axis_semantics in ("parallel", "core_parallel") for axis_semantics in call.semantics)
     if chip.cores_per_device > 1 and not splits and any(size is None or size > 1 for size in call.grid):
         yield call_finding(
             call,

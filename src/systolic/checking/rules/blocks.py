@@ -23,7 +23,7 @@ from systolic.checking.finding import Finding, call_finding
 from systolic.schedule import LANES
 
 _VECTOR_CHUNK = SUBLANES * LANES  # elements of which blocks of a vector are multiples, or whole, or a power of two
-_MOST_BUFFERS = 2  # copies of a window that a pipeline of pallas_call keeps
+_MAX_BUFFERS = 2  # copies of a window that a pipeline of pallas_call keeps
 
 
 def block_findings(call: KernelCall) -> list[Finding]:
@@ -49,7 +49,7 @@ def _empty_grid(call: KernelCall) -> Iterator[Finding]:
 def _buffering(call: KernelCall, operand: Operand) -> Iterator[Finding]:
     if operand.memory == "vmem" and is_whole(call, operand):  # gets one copy, whatever was asked for
         return
-    if operand.is_cut and (operand.buffers or 0) > _MOST_BUFFERS:
+    if operand.is_cut and (operand.buffers or 0) > _MAX_BUFFERS:
         yield call_finding(
             call,
             "buffering",
@@ -202,5 +202,5 @@ def _misaligned(call: KernelCall, operand: Operand, value: str, limit: str, fix:
 def _nearest(block: int, multiple: int, size: int) -> str:
     """Names the two legal sizes around a block."""
     below, above = block // multiple * multiple, -(-block // multiple) * multiple
-    choices = [str(each) for each in (below, above) if 0 < each < size]
+    choices = [str(length) for length in (below, above) if 0 < length < size]
     return " or ".join([*choices, f"all {size}"])

@@ -15,11 +15,11 @@ from systolic.compiler import written_at
 
 def body_findings(call: KernelCall) -> list[Finding]:
     """Finds what is wrong with the body of a call."""
-    found: dict[int, tuple[Unwritten, tuple[int, ...]]] = {}
+    first_uses: dict[int, tuple[Unwritten, tuple[int, ...]]] = {}
     for step in _first_steps(call):
-        for each in _unwritten(call, step):
-            found.setdefault(each.operand, (each, step))
-    return [_finding(call, each, step) for each, step in found.values()]
+        for use in _unwritten(call, step):
+            first_uses.setdefault(use.operand, (use, step))
+    return [_finding(call, use, step) for use, step in first_uses.values()]
 
 
 def _unwritten(call: KernelCall, step: tuple[int, ...]) -> list[Unwritten]:
@@ -29,7 +29,7 @@ def _unwritten(call: KernelCall, step: tuple[int, ...]) -> list[Unwritten]:
     ]
     walk = StepWalk(tuple(step[axis] for axis in call.own_axes), tuple(call.grid[axis] for axis in call.own_axes))
     walk.run(call.body, memories)
-    return walk.found
+    return walk.unwritten_uses
 
 
 def _is_written(call: KernelCall, at: int, step: tuple[int, ...]) -> bool:
@@ -39,7 +39,7 @@ def _is_written(call: KernelCall, at: int, step: tuple[int, ...]) -> bool:
         return any(step)  # it stays from step to step, and another step came before
     if operand.role != "output":
         return True
-    number = [each for each, one in enumerate(call.operands) if one.role == "output"].index(at)
+    number = [number for number, operand in enumerate(call.operands) if operand.role == "output"].index(at)
     if any(out == number for _, out in call.aliases):
         return True
     moving = index_axes(call, operand)
@@ -54,17 +54,17 @@ def _first_steps(call: KernelCall) -> Iterator[tuple[int, ...]]:
     for axis in sorted({axis for axes in outputs if PREFETCHED not in axes for axis in axes}):
         length = call.grid[axis]
         if length is None or length > 1:
-            yield tuple(1 if each == axis else 0 for each in range(len(call.grid)))
+            yield tuple(1 if other == axis else 0 for other in range(len(call.grid)))
 
 
-def _finding(call: KernelCall, found: Unwritten, step: Sequence[int]) -> Finding:
-    operand = call.operands[found.operand]
+def _finding(call: KernelCall, use: Unwritten, step: Sequence[int]) -> Finding:
+    operand = call.operands[use.operand]
     is_scratch = operand.role == "scratch"
     moving = () if is_scratch else index_axes(call, operand)
-    own = call.own_axes
-    still = [at for at, axis in enumerate(own) if call.grid[axis] != 1 and axis not in moving]
-    axis = still[-1] if still else len(own) - 1
-    first = f"under @pl.when(pl.program_id({axis}) == 0)" if own else "at the beginning"
+    axes = call.own_axes
+    still = [at for at, axis in enumerate(axes) if call.grid[axis] != 1 and axis not in moving]
+    axis = still[-1] if still else len(axes) - 1
+    first = f"under @pl.when(pl.program_id({axis}) == 0)" if axes else "at the beginning"
     return call_finding(
         call,
         "uninitialised",
@@ -73,5 +73,5 @@ def _finding(call: KernelCall, found: Unwritten, step: Sequence[int]) -> Finding
         if is_scratch
         else "an output block starts with anything, NaN included: it is not copied in",
         fix=f"clear it first: {operand.name}[...] = jnp.zeros_like({operand.name}) {first}",
-        where=written_at(found.equation),
+        where=written_at(use.equation),
     )

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from systolic.analysis import KernelCall, body_equations, described
+from systolic.analysis import KernelCall, described
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
 from systolic.chips.arithmetic import EXACT_PASSES, UNLOADABLE, VECTOR_REFUSALS
+from systolic.compat.jaxprs import equations
 from systolic.compiler import written_at
 
 # Makes a finding at the line of an equation, for a chip.
@@ -19,10 +20,10 @@ _Found = Callable[..., Finding]
 def dtype_findings(call: KernelCall, chip: Chip) -> list[Finding]:
     """Finds what is wrong with the dtypes that a kernel computes with, each at its line of the source."""
     findings = list(_unloadable(call, chip))
-    for equation in body_equations(call.body):
-        found = partial(call_finding, call, chip=chip.name, where=written_at(equation))
+    for equation in equations(call.body):
+        finding = partial(call_finding, call, chip=chip.name, where=written_at(equation))
         rule = _dot if equation.primitive.name == "dot_general" else _vector
-        findings += rule(equation, chip, found)
+        findings += rule(equation, chip, finding)
     return list(dict.fromkeys(findings))  # a branch that is written twice is one line of the source
 
 
@@ -43,7 +44,7 @@ def _dtype(atom: Any) -> str:
     return str(getattr(atom.aval, "dtype", ""))
 
 
-def _dot(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
+def _dot(equation: Any, chip: Chip, finding: _Found) -> Iterator[Finding]:
     lhs, rhs, total = _dtype(equation.invars[0]), _dtype(equation.invars[1]), _dtype(equation.outvars[0])
     if lhs in UNLOADABLE or rhs in UNLOADABLE:
         return  # said of the operand
@@ -51,7 +52,7 @@ def _dot(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
     names = _precisions(equation)
     exact = "HIGHEST" in names
     if len(set(names)) > 1 or set(names) - {"DEFAULT", "HIGHEST"}:
-        yield found(
+        yield finding(
             "precision",
             value=f"{what} at Precision.{' and '.join(dict.fromkeys(names))}",
             limit="inside of a kernel there is DEFAULT and HIGHEST, for both operands alike",
@@ -59,7 +60,7 @@ def _dot(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
         )
     elif (reason := chip.dot_operands.refusal(lhs, rhs, total, exact=exact)) is not None:
         plainly = exact and chip.dot_operands.refusal(lhs, rhs, total, exact=False) is None
-        yield found(
+        yield finding(
             "precision" if plainly else "dot-dtype",
             value=f"{what}{' at HIGHEST' if exact else ''}",
             limit=f"the matrix unit of a {chip.name}: {reason}",
@@ -67,15 +68,15 @@ def _dot(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
         )
     elif _is_refused_row(equation):
         lhs_aval, rhs_aval = (atom.aval for atom in equation.invars)
-        yield found(
+        yield finding(
             "dot-dtype",
             value=f"a dot of {described(lhs_aval)} with one row of {rhs_aval.dtype}",
             limit="Pallas multiplies one row elementwise, and fails at it unless both operands are float32",
             fix="convert both to float32, or give rhs more rows",
         )
     else:
-        yield from _emulated(chip, found, (lhs, rhs))
-        yield from _one_pass(chip, found, (lhs, rhs), exact=exact)
+        yield from _emulated(chip, finding, (lhs, rhs))
+        yield from _one_pass(chip, finding, (lhs, rhs), exact=exact)
 
 
 def _is_refused_row(equation: Any) -> bool:
@@ -90,24 +91,27 @@ def _is_refused_row(equation: Any) -> bool:
 
 
 def _precisions(equation: Any) -> tuple[str, ...]:
-    given = equation.params.get("precision")
-    both = given if isinstance(given, (tuple, list)) else (given,)
-    return tuple("DEFAULT" if each is None else getattr(each, "name", str(each)) for each in both)
+    precision = equation.params.get("precision")
+    both = precision if isinstance(precision, (tuple, list)) else (precision,)
+    return tuple(
+        "DEFAULT" if operand_precision is None else getattr(operand_precision, "name", str(operand_precision))
+        for operand_precision in both
+    )
 
 
 def _other(lhs: str, rhs: str, total: str) -> str:
-    whole = "int" in lhs and "int" in rhs
-    if whole and total == "float32":
+    is_integer = "int" in lhs and "int" in rhs
+    if is_integer and total == "float32":
         return "set preferred_element_type=jnp.int32, and convert the sum"
-    if not whole and total != "float32":
+    if not is_integer and total != "float32":
         return "set preferred_element_type=jnp.float32, and convert the sum"
     return "convert the operands to bfloat16 before the dot"
 
 
-def _emulated(chip: Chip, found: _Found, operands: tuple[str, str]) -> Iterator[Finding]:
+def _emulated(chip: Chip, finding: _Found, operands: tuple[str, str]) -> Iterator[Finding]:
     emulated = [dtype for dtype in dict.fromkeys(operands) if dtype in chip.emulated_dtypes]
     if emulated:
-        yield found(
+        yield finding(
             "dot-dtype",
             "warning",
             value=f"a dot of {' and '.join(emulated)}",
@@ -116,7 +120,7 @@ def _emulated(chip: Chip, found: _Found, operands: tuple[str, str]) -> Iterator[
         )
 
 
-def _one_pass(chip: Chip, found: _Found, operands: tuple[str, str], *, exact: bool) -> Iterator[Finding]:
+def _one_pass(chip: Chip, finding: _Found, operands: tuple[str, str], *, exact: bool) -> Iterator[Finding]:
     if exact or "float32" not in operands:
         return
     partner = [dtype for dtype in operands if dtype != "float32"]
@@ -124,7 +128,7 @@ def _one_pass(chip: Chip, found: _Found, operands: tuple[str, str], *, exact: bo
         fix = f"convert {partner[0]} to float32 and set Precision.HIGHEST"
     else:
         fix = "set precision=jax.lax.Precision.HIGHEST"
-    yield found(
+    yield finding(
         "precision",
         "warning",
         value=f"a dot of {' and '.join(operands)} at default precision",
@@ -133,7 +137,7 @@ def _one_pass(chip: Chip, found: _Found, operands: tuple[str, str], *, exact: bo
     )
 
 
-def _vector(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
+def _vector(equation: Any, chip: Chip, finding: _Found) -> Iterator[Finding]:
     del chip  # alike on all of them
     operation = equation.primitive.name
     refused = VECTOR_REFUSALS.get(operation, ())
@@ -141,7 +145,7 @@ def _vector(equation: Any, chip: Chip, found: _Found) -> Iterator[Finding]:
     arrays = [atom.aval for atom in equation.invars if getattr(atom.aval, "shape", ()) and _dtype(atom) in refused]
     if arrays:
         dtype = str(arrays[0].dtype)
-        yield found(
+        yield finding(
             "vector-dtype",
             value=f"{operation} of {described(arrays[0])}",
             limit=f"vector units have no {operation} of {dtype} on any chip",

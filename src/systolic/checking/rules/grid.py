@@ -11,15 +11,15 @@ from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
 
 
-def grid_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[Finding]:
+def grid_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
     """Yields what is wrong with one execution of a call. A grid of no steps is not judged here."""
-    if 0 in found.grid:
+    if 0 in grid_visits.grid:
         return
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     aliased = {outputs[out] for _, out in call.aliases}
     # Memory that a launcher asks for as an output whose contents it throws away: each core may have its own.
     unused = {outputs[at] for at in call.unused}
-    for at, visits in found.visits.items():
+    for at, visits in grid_visits.visits.items():
         if 0 in visits.operand.shape:  # there is nothing to be outside of
             continue
         yield from _outside(call, visits)
@@ -30,7 +30,7 @@ def grid_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[F
             yield from _unwritten(call, visits)
         yield from _revisited(call, visits)
         if at not in unused:
-            yield from _shared(call, found.grid, visits, chip)
+            yield from _shared(call, grid_visits.grid, visits, chip)
 
 
 def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
@@ -41,7 +41,7 @@ def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
     over = (visits.starts + block > shape).any(axis=0)
     if begins.any():
         step = int(begins.argmax())
-        start = tuple(int(each) for each in visits.starts[step])
+        start = tuple(int(start) for start in visits.starts[step])
         yield call_finding(
             call,
             "block-outside",
@@ -113,7 +113,7 @@ def _first_missing(visits: Visits) -> str:
     if seen.all():
         return "the edges of its blocks"
     missing = np.argwhere(~seen)[0] * np.array(operand.block)
-    return f"the first is {tuple(int(each) for each in missing)}"
+    return f"the first is {tuple(int(index) for index in missing)}"
 
 
 def _revisited(call: KernelCall, visits: Visits) -> Iterator[Finding]:
@@ -137,7 +137,11 @@ def _revisited(call: KernelCall, visits: Visits) -> Iterator[Finding]:
 
 def _shared(call: KernelCall, grid: tuple[int, ...], visits: Visits, chip: Chip) -> Iterator[Finding]:
     """Yields output blocks that several steps of a parallel axis write: two cores would, each its part of the sum."""
-    parallel = [axis for axis, each in enumerate(call.semantics[: len(grid)]) if each in ("parallel", "core_parallel")]
+    parallel = [
+        axis
+        for axis, axis_semantics in enumerate(call.semantics[: len(grid)])
+        if axis_semantics in ("parallel", "core_parallel")
+    ]
     if not parallel:
         return
     blocks, shared = len(visits.distinct), visits.shared_blocks(grid)

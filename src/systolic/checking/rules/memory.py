@@ -28,18 +28,18 @@ def _vmem(call: KernelCall, chip: Chip) -> list[Finding]:
         f"{buffer.name} {buffer.size_bytes / MIB:.2f}{f' ({buffer.copies} copies)' if buffer.copies > 1 else ''}"
         for buffer in sorted(estimate.buffers, key=lambda buffer: -buffer.size_bytes)
     )
-    most = chip.usable_vmem_bytes_per_core
-    said = "vmem_limit_bytes" if call.vmem_limit_bytes is not None else f"the default of a {chip.name}"
+    limit_bytes = chip.usable_vmem_bytes_per_core
+    limit_name = "vmem_limit_bytes" if call.vmem_limit_bytes is not None else f"the default of a {chip.name}"
     fix = "use smaller blocks"
-    if estimate.total_bytes <= most:
+    if estimate.total_bytes <= limit_bytes:
         raised = -(-estimate.total_bytes // MIB)
-        fix += f", or vmem_limit_bytes={min(raised * MIB, most)} in pltpu.CompilerParams"
+        fix += f", or vmem_limit_bytes={min(raised * MIB, limit_bytes)} in pltpu.CompilerParams"
     return [
         call_finding(
             call,
             "vmem",
             value=f"it needs {estimate.total_bytes / MIB:.2f} MiB of VMEM: {listed}",
-            limit=f"there are {estimate.limit_bytes / MIB:.2f} MiB ({said})",
+            limit=f"there are {estimate.limit_bytes / MIB:.2f} MiB ({limit_name})",
             fix=fix,
             chip=chip.name,
         )
@@ -55,7 +55,7 @@ def _smem(call: KernelCall, chip: Chip) -> list[Finding]:
     total = sum(held.values())
     if total <= chip.usable_smem_bytes_per_core:
         return []
-    listed = ", ".join(f"{name} {size:,}" for name, size in sorted(held.items(), key=lambda each: -each[1]))
+    listed = ", ".join(f"{name} {size:,}" for name, size in sorted(held.items(), key=lambda item: -item[1]))
     return [
         call_finding(
             call,

@@ -6,21 +6,22 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from systolic.analysis import GridVisits, KernelCall, body_equations, dot_flops, op_count
+from systolic.analysis import GridVisits, KernelCall, dot_flops, op_count
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.compat.jaxprs import equations
 
 _MANY_STEPS = 256
 
 
-def step_findings(call: KernelCall, found: GridVisits, chip: Chip) -> Iterator[Finding]:
+def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
     """Yields a warning for a kernel that multiplies in steps of less work than a step costs."""
-    steps = math.prod(found.grid)
-    dots = [equation for equation in body_equations(call.body) if equation.primitive.name == "dot_general"]
+    steps = math.prod(grid_visits.grid)
+    dots = [equation for equation in equations(call.body) if equation.primitive.name == "dot_general"]
     count = op_count(call.body)
     if steps < _MANY_STEPS or not dots or not count.is_counted:
         return
-    moved = found.moved_bytes / steps
+    moved = grid_visits.moved_bytes / steps
     # A dot in a loop stands in the text once, and runs in each iteration.
     iterations = count.flops / max(1.0, sum(map(dot_flops, dots)))
     seconds = max(iterations * sum(_seconds(equation, chip) for equation in dots), moved / chip.hbm_bytes_per_s)

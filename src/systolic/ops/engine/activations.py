@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from systolic.compat.jaxprs import equations, functions_inside
 from systolic.ops.functions.elementwise import elementwise
 from systolic.spec import SpecError
 
@@ -28,7 +29,7 @@ ACTIVATIONS: dict[str, Fn] = {
 # What one of these costs in vector operations, at a guess; anything else is one.
 _COSTS = {"exp": 8, "exp2": 7, "log": 10, "log1p": 12, "tanh": 12, "logistic": 12, "erf": 20, "div": 6, "rsqrt": 6}
 _COSTS |= {"sqrt": 6, "sin": 20, "cos": 20, "pow": 20, "integer_pow": 2}
-_FREE = {"broadcast_in_dim", "reshape", "squeeze", "pjit", "jit", "custom_jvp_call", "copy"}
+_FREE = {"broadcast_in_dim", "reshape", "squeeze", "copy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +61,10 @@ def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tup
 def op_count_of(fn: Fn, *args: jax.ShapeDtypeStruct) -> OpCount:
     """Count the operations of `fn` on each element of its first argument, from its jaxpr."""
     op_count = transcendentals = 0
-
-    def visit(jaxpr: Any) -> None:
-        nonlocal op_count, transcendentals
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            inner = [value for value in equation.params.values() if hasattr(value, "eqns") or hasattr(value, "jaxpr")]
-            for value in inner:
-                visit(getattr(value, "jaxpr", value))
-            if inner or name in _FREE:
-                continue
-            size = max((math.prod(out.aval.shape) for out in equation.outvars), default=0)
-            if size >= math.prod(args[0].shape):
-                op_count += _COSTS.get(name, 1)
-                transcendentals += name in _COSTS and name != "integer_pow"
-
-    visit(jax.make_jaxpr(fn)(*args).jaxpr)
+    for equation in equations(jax.make_jaxpr(fn)(*args)):
+        name = equation.primitive.name
+        size = max((math.prod(out.aval.shape) for out in equation.outvars), default=0)
+        if not functions_inside(equation) and name not in _FREE and size >= math.prod(args[0].shape):
+            op_count += _COSTS.get(name, 1)
+            transcendentals += name in _COSTS and name != "integer_pow"
     return OpCount(total=op_count, transcendentals=transcendentals)

@@ -10,43 +10,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from systolic.compat.jaxprs import bound, called_function, evaluate
+
 Fn = Callable[..., Any]
 
 
 @functools.lru_cache(maxsize=256)
 def with_numbers(fn: Fn) -> Fn:
-    """The same function; in the jaxpr that is traced of it, captured arrays of one element are literals."""
+    """Return the function with captured arrays of one element as literals of its jaxpr."""
 
     @functools.wraps(fn)
     def numbered(*args: Any) -> Any:
-        closed = jax.make_jaxpr(fn)(*args)
-        return _evaluated(closed, args)[0]
+        return evaluate(jax.make_jaxpr(fn)(*args), args, _step, constant=_number)[0]
 
     return numbered
 
 
-def _evaluated(closed: Any, args: Sequence[Any]) -> list[Any]:
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-
-    jaxpr = closed.jaxpr
-    values = dict(zip(jaxpr.constvars, map(_number, closed.consts), strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
-
-    def of(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else values[atom]
-
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("jit", "pjit"):  # keeps its constants to itself
-            outs = _evaluated(equation.params["jaxpr"], [of(atom) for atom in equation.invars])
-        else:
-            inputs = {atom: of(atom) for atom in equation.invars if not hasattr(atom, "val")}
-            described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
-            alone = jaxpr.replace(
-                eqns=[equation], constvars=[], invars=list(inputs), outvars=equation.outvars, debug_info=described
-            )
-            outs = jaxpr_as_fun(ClosedJaxpr(alone, ()))(*inputs.values())
-        values.update(zip(equation.outvars, outs, strict=True))
-    return [of(atom) for atom in jaxpr.outvars]
+def _step(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    if equation.primitive.name == "jit":  # keeps its constants to itself
+        return evaluate(called_function(equation), operands, _step, constant=_number)
+    return bound(equation, operands)
 
 
 def _number(constant: Any) -> Any:

@@ -57,7 +57,7 @@ def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtyp
     block, *fused = args
 
     def derivative(block: Any, slope: Any, *fused: Any) -> Any:
-        return jax.vjp(lambda one: fn(one, *fused), block)[1](slope)[0]
+        return jax.vjp(lambda elements: fn(elements, *fused), block)[1](slope)[0]
 
     shapes = [block, jax.eval_shape(fn, *args), *fused]
     try:
@@ -72,7 +72,7 @@ def _fix(what: str) -> str:
 
 
 def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> Follower:
-    """What the function does with arguments of these shapes."""
+    """Follow the function on arguments of these shapes."""
     try:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     except Exception as error:
@@ -86,9 +86,9 @@ def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) 
         )
     follower = Follower()
     rank = len(args[0].shape)
-    given = [Followed.block(arg.shape, range(rank - len(arg.shape), rank)) for arg in args]
+    inputs = [Followed.block(arg.shape, range(rank - len(arg.shape), rank)) for arg in args]
     try:
-        (result,) = follower.follow(closed, given)
+        (result,) = follower.follow(closed, inputs)
         result.expect(range(rank))
     except NotElementwiseError as error:
         raise SpecError(
@@ -100,11 +100,14 @@ def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) 
 
 def _blocks(args: Sequence[jax.ShapeDtypeStruct], times: int) -> list[jax.ShapeDtypeStruct]:
     """The arguments as a kernel gives them: matrices, rows, columns and single elements."""
-    whole = (1, 1, *args[0].shape)[-2:]
+    product = (1, 1, *args[0].shape)[-2:]
     block = tuple(size * times for size in _BLOCK)
-    found = [jax.ShapeDtypeStruct(block, args[0].dtype)]
+    shapes = [jax.ShapeDtypeStruct(block, args[0].dtype)]
     for arg in args[1:]:
         shape = (1, 1, *arg.shape)[-2:]
-        sizes = (full if one == every != 1 else 1 for full, one, every in zip(block, shape, whole, strict=True))
-        found.append(jax.ShapeDtypeStruct(tuple(sizes), arg.dtype))
-    return found
+        sizes = (
+            full if size == product_size != 1 else 1
+            for full, size, product_size in zip(block, shape, product, strict=True)
+        )
+        shapes.append(jax.ShapeDtypeStruct(tuple(sizes), arg.dtype))
+    return shapes

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from systolic.compat import scan_counts
-from systolic.ops.functions.primitives import CALLS, ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
+from systolic.compat.jaxprs import called_function, evaluate, function_of, functions_inside, scan_parts, while_parts
+from systolic.ops.functions.primitives import ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
 
 Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
 
@@ -31,7 +31,7 @@ class NotElementwiseError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """What is known of a value."""
+    """The places of a value's elements in the block."""
 
     along: tuple[Along, ...]  # for each of its dimensions
     of_block: bool  # made from the block, and not from constants alone
@@ -47,9 +47,9 @@ class Followed:
         """A value of which nothing is known but that no block decides it."""
         return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
 
-    def expect(self, wanted: Sequence[int]) -> None:
+    def expect(self, axes: Sequence[int]) -> None:
         """Raises unless each element stands at its place in the block."""
-        for along, axis in zip(self.along, wanted, strict=True):
+        for along, axis in zip(self.along, axes, strict=True):
             if along not in ("same", axis):
                 raise NotElementwiseError(self._places() if along == "own" else "transposes its block")
 
@@ -71,22 +71,14 @@ class Follower:
         Raises:
           NotElementwiseError: elements would be mixed.
         """
-        jaxpr = getattr(closed, "jaxpr", closed)
-        known: dict[Any, Followed] = {}
-        for variable, value in zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True):
-            known[variable] = self._constant(value)
-            self.captured.append(value)
-        known.update(zip(jaxpr.invars, inputs, strict=True))
+        self.captured += function_of(closed).consts
 
-        def of(atom: Any) -> Followed:
-            return self._constant(atom.val) if hasattr(atom, "val") else known[atom]
-
-        for equation in jaxpr.eqns:
-            given = [of(atom) for atom in equation.invars]
+        def step(equation: Any, operands: list[Followed]) -> list[Followed]:
             numbers = [value for value in equation.params.values() if isinstance(value, (bool, int, float, str))]
             self.steps.append((equation.primitive.name, repr(numbers)))
-            known.update(zip(equation.outvars, self._through(equation, given), strict=True))
-        return [of(atom) for atom in jaxpr.outvars]
+            return self._through(equation, operands)
+
+        return evaluate(closed, inputs, step, literal=lambda atom: self._constant(atom.val), constant=self._constant)
 
     def _constant(self, value: Any) -> Followed:
         shape = np.shape(value)
@@ -99,48 +91,49 @@ class Follower:
         self.steps.append(np.asarray(value).tobytes())
         return Followed.constant(shape, f"an array of shape {list(shape)} that it closes over")
 
-    def _through(self, equation: Any, given: list[Followed]) -> list[Followed]:
+    def _through(self, equation: Any, operands: list[Followed]) -> list[Followed]:
         name = equation.primitive.name
         shapes = [atom.aval.shape for atom in equation.outvars]
         if equation.effects:
             raise NotElementwiseError(f"has {name}, which has an effect")
         self.has_own_derivative |= name.startswith(("custom_jvp", "custom_vjp"))
-        if name in CALLS:
-            return self.follow(equation.params[CALLS[name]], given)
+        function = called_function(equation)
+        if function is not None:
+            return self.follow(function, operands)
         if name in _CONTROL:
-            return _CONTROL[name](self, equation, given)
+            return _CONTROL[name](self, equation, operands)
         if name in _PLACING:
-            (one,) = given
-            return [_made(shapes[0], _PLACING[name](equation, one), given)]
+            (operand,) = operands
+            return [_made(shapes[0], _PLACING[name](equation, operand), operands)]
         rank = len(shapes[0]) if shapes else 0
         if name in ELEMENTWISE and all(len(atom.aval.shape) in (0, rank) for atom in equation.invars):
-            return [_made(shapes[0], _joined(given, rank), given)]
+            return [_made(shapes[0], _joined(operands, rank), operands)]
         if name in REDUCTIONS | WITHIN:
-            return self._along(equation, given)
-        if name not in OF_CONSTANTS or any(one.of_block for one in given):
+            return self._along(equation, operands)
+        if name not in OF_CONSTANTS or any(operand.of_block for operand in operands):
             raise NotElementwiseError(f"has {name}, which is not known to keep elements apart")
         self.steps.append([atom.aval.shape for atom in equation.invars])
         self.steps.append(repr([value for value in equation.params.values() if isinstance(value, tuple)]))
         return [Followed.constant(shape, name) for shape in shapes]
 
-    def _along(self, equation: Any, given: list[Followed]) -> list[Followed]:
+    def _along(self, equation: Any, operands: list[Followed]) -> list[Followed]:
         """Results of a primitive that works along some of its operands' dimensions, all of them the function's own."""
         name, shape = equation.primitive.name, equation.invars[0].aval.shape
         worked = _worked_along(equation)
-        joined = _joined(given, len(shape))
+        joined = _joined(operands, len(shape))
         if name == "stack":
             joined.insert(worked[0], "own")
         elif any(isinstance(joined[dimension], int) for dimension in worked):
             raise NotElementwiseError(f"has {name} along a dimension of its block")
         else:
-            each = [
+            per_dimension = [
                 value for value in equation.params.values() if isinstance(value, tuple) and len(value) == len(shape)
             ]
-            self.steps.append([(shape[at], *(str(value[at]) for value in each)) for at in worked])
-        found: list[Along] = ["own" if at in worked else along for at, along in enumerate(joined)]
+            self.steps.append([(shape[at], *(str(value[at]) for value in per_dimension)) for at in worked])
+        result: list[Along] = ["own" if at in worked else along for at, along in enumerate(joined)]
         if name in REDUCTIONS:
-            found = [along for at, along in enumerate(found) if at not in worked]
-        return [_made(atom.aval.shape, found, given, name) for atom in equation.outvars]
+            result = [along for at, along in enumerate(result) if at not in worked]
+        return [_made(atom.aval.shape, result, operands, name) for atom in equation.outvars]
 
 
 def _worked_along(equation: Any) -> tuple[int, ...]:
@@ -159,67 +152,75 @@ def _worked_along(equation: Any) -> tuple[int, ...]:
 
 
 def _short(shape: Sequence[int], along: Sequence[Along]) -> tuple[Along, ...]:
-    return tuple("same" if size == 1 else one for size, one in zip(shape, along, strict=True))
+    return tuple("same" if size == 1 else axis for size, axis in zip(shape, along, strict=True))
 
 
-def _made(shape: Sequence[int], along: Sequence[Along], given: Sequence[Followed], origin: str = "") -> Followed:
+def _made(shape: Sequence[int], along: Sequence[Along], operands: Sequence[Followed], origin: str = "") -> Followed:
     short = _short(shape, along)
-    origins = [one.origin for one in given if "own" in one.along]
+    origins = [operand.origin for operand in operands if "own" in operand.along]
     return Followed(
         along=short,
-        of_block=any(one.of_block for one in given),
+        of_block=any(operand.of_block for operand in operands),
         origin="" if "own" not in short else origins[0] if origins else origin,
     )
 
 
 def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
-    """How elements lie that are made of these values' elements at the same place."""
-    found: list[Along] = []
+    """Return the places of elements made of these values' elements at the same place."""
+    joined: list[Along] = []
     for dimension in range(rank):
-        kinds: set[Along] = {one.along[dimension] for one in values if one.along}
+        kinds: set[Along] = {value.along[dimension] for value in values if value.along}
         kinds.discard("same")
         if len(kinds) > 1:
-            own = next((one for one in values if one.along and one.along[dimension] == "own"), None)
-            raise NotElementwiseError(own._places() if own is not None else "combines a row of its block with a column")
-        found.append(kinds.pop() if kinds else "same")
-    return found
+            value_of_function = next(
+                (value for value in values if value.along and value.along[dimension] == "own"), None
+            )
+            raise NotElementwiseError(
+                value_of_function._places()
+                if value_of_function is not None
+                else "combines a row of its block with a column"
+            )
+        joined.append(kinds.pop() if kinds else "same")
+    return joined
 
 
 # Primitives that place whole dimensions anew: how the result lies.
 
 
-def _broadcast(equation: Any, given: Followed) -> list[Along]:
-    shape, own = equation.params["shape"], equation.invars[0].aval.shape
-    found: list[Along] = ["same"] * len(shape)
+def _broadcast(equation: Any, operand: Followed) -> list[Along]:
+    shape, operand_shape = equation.params["shape"], equation.invars[0].aval.shape
+    result: list[Along] = ["same"] * len(shape)
     for dimension, to in enumerate(equation.params["broadcast_dimensions"]):
-        if own[dimension] == shape[to]:
-            found[to] = given.along[dimension]
-    return found
+        if operand_shape[dimension] == shape[to]:
+            result[to] = operand.along[dimension]
+    return result
 
 
-def _reshape(equation: Any, given: Followed) -> list[Along]:
+def _reshape(equation: Any, operand: Followed) -> list[Along]:
     """Dimensions of one element may come and go. Others stay as they are, unless all elements are the same."""
-    own, shape = equation.invars[0].aval.shape, equation.params["new_sizes"]
-    if all(along == "same" for along in given.along):
+    operand_shape, shape = equation.invars[0].aval.shape, equation.params["new_sizes"]
+    if all(along == "same" for along in operand.along):
         return ["same"] * len(shape)
-    if equation.params["dimensions"] is None and [s for s in own if s != 1] == [s for s in shape if s != 1]:
-        kept: list[Along] = [along for along, size in zip(given.along, own, strict=True) if size != 1]
-        found: list[Along] = ["same"] * len(shape)
-        for along, at in zip(kept, [at for at, size in enumerate(shape) if size != 1], strict=True):
-            found[at] = along
-        return found
-    if any(isinstance(along, int) for along in given.along):
-        raise NotElementwiseError(f"has reshape, of {list(own)} to {list(shape)}")
+    if equation.params["dimensions"] is None and [s for s in operand_shape if s != 1] == [s for s in shape if s != 1]:
+        long_dimensions: list[Along] = [
+            along for along, size in zip(operand.along, operand_shape, strict=True) if size != 1
+        ]
+        result: list[Along] = ["same"] * len(shape)
+        for along, at in zip(long_dimensions, [at for at, size in enumerate(shape) if size != 1], strict=True):
+            result[at] = along
+        return result
+    if any(isinstance(along, int) for along in operand.along):
+        raise NotElementwiseError(f"has reshape, of {list(operand_shape)} to {list(shape)}")
     return ["own"] * len(shape)
 
 
-def _squeeze(equation: Any, given: Followed) -> list[Along]:
+def _squeeze(equation: Any, operand: Followed) -> list[Along]:
     dropped = equation.params["dimensions"]
-    return [along for at, along in enumerate(given.along) if at not in dropped]
+    return [along for at, along in enumerate(operand.along) if at not in dropped]
 
 
-def _transpose(equation: Any, given: Followed) -> list[Along]:
-    return [given.along[at] for at in equation.params["permutation"]]
+def _transpose(equation: Any, operand: Followed) -> list[Along]:
+    return [operand.along[at] for at in equation.params["permutation"]]
 
 
 _PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
@@ -236,51 +237,48 @@ _PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
 def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Followed) -> list[Followed]:
     return [
         Followed(
-            along=tuple(_joined((one, other), len(one.along))),
-            of_block=any(value.of_block for value in (one, other, *deciding)),
-            origin=one.origin or other.origin,
+            along=tuple(_joined((former, other), len(former.along))),
+            of_block=any(value.of_block for value in (former, other, *deciding)),
+            origin=former.origin or other.origin,
         )
-        for one, other in zip(first, second, strict=True)
+        for former, other in zip(first, second, strict=True)
     ]
 
 
-def _cond(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
-    decides, *operands = given
-    first, *others = (follower.follow(branch, operands) for branch in equation.params["branches"])
-    found = _either(first, first, decides)
+def _cond(follower: Follower, equation: Any, values: list[Followed]) -> list[Followed]:
+    decides, *operands = values
+    first, *others = (follower.follow(branch, operands) for branch in functions_inside(equation))
+    result = _either(first, first, decides)
     for other in others:
-        found = _either(found, other)
-    return found
+        result = _either(result, other)
+    return result
 
 
-def _while(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
-    n_condition, n_body = equation.params["cond_nconsts"], equation.params["body_nconsts"]
-    of_condition, of_body = given[:n_condition], given[n_condition : n_condition + n_body]
-    carried = given[n_condition + n_body :]
+def _while(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
+    condition, body, of_condition, of_body, carried = while_parts(equation, operands)
     while True:
-        (decides,) = follower.follow(equation.params["cond_jaxpr"], [*of_condition, *carried])
-        outs = follower.follow(equation.params["body_jaxpr"], [*of_body, *carried])
+        (decides,) = follower.follow(condition, [*of_condition, *carried])
+        outs = follower.follow(body, [*of_body, *carried])
         after = _either(carried, outs, decides)
         if after == carried:
             return carried
         carried = after
 
 
-def _scan(follower: Follower, equation: Any, given: list[Followed]) -> list[Followed]:
-    n_constants, n_carried = scan_counts(equation.params)
-    constants, carried = given[:n_constants], given[n_constants : n_constants + n_carried]
-    rounds = given[n_constants + n_carried :]
-    if any(isinstance(one.along[0], int) for one in rounds):
+def _scan(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
+    body, constants, carried, rounds = scan_parts(equation, operands)
+    n_carried = len(carried)
+    if any(isinstance(value.along[0], int) for value in rounds):
         raise NotElementwiseError("has scan along a dimension of its block")
-    each = [Followed(along=one.along[1:], of_block=one.of_block, origin=one.origin) for one in rounds]
+    rows = [Followed(along=value.along[1:], of_block=value.of_block, origin=value.origin) for value in rounds]
     while True:
-        outs = follower.follow(equation.params["jaxpr"], [*constants, *carried, *each])
+        outs = follower.follow(body, [*constants, *carried, *rows])
         after = _either(carried, outs[:n_carried])
         if after == carried:
             break
         carried = after
     stacked = zip(equation.outvars[n_carried:], outs[n_carried:], strict=True)
-    return [*carried, *(_made(atom.aval.shape, ("own", *one.along), [one], "scan") for atom, one in stacked)]
+    return [*carried, *(_made(atom.aval.shape, ("own", *value.along), [value], "scan") for atom, value in stacked)]
 
 
 _CONTROL: dict[str, Callable[[Follower, Any, list[Followed]], list[Followed]]] = {

@@ -23,19 +23,6 @@ ELEMENTWISE = frozenset({
     # nothing at all
     "copy", "copy_p", "name", "pvary", "stop_gradient",
 })  # fmt: skip
-# They call a jaxpr with their operands, which is in the parameter of that name.
-CALLS = {
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "checkpoint": "jaxpr",
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-}
 # They work along some dimensions, which they drop,
 REDUCTIONS = frozenset({
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",

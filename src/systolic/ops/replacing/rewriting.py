@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,24 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from systolic.compat import intercepted
+from systolic.compat.jaxprs import (
+    PLAIN_CALLS,
+    Function,
+    equation_sites,
+    functions_among,
+    outside_of_kernels,
+    with_functions,
+)
 from systolic.ops.engine.backend import Implementation
 from systolic.ops.matmul.dot_general import dot_general
 from systolic.ops.replacing.decisions import Decision, Policy
 
 # Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,
 # `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
-_FOLLOWED = frozenset({"checkpoint", "closed_call", "cond", "jit", "pjit", "remat", "remat2", "scan", "while"})
+_FOLLOWED = PLAIN_CALLS | frozenset(("cond", "scan", "while"))
 _OURS = str(Path(__file__).parents[2])
 
 
@@ -42,10 +51,10 @@ class Rewriter:
         if primitive is lax.dot_general_p:
             return self._product(arguments, params)
         if primitive.name in _FOLLOWED:
-            params = {name: self._followed(value, primitive.name) for name, value in params.items()}
+            params = with_functions(params, lambda function, _: self._followed(function, primitive.name))
         elif primitive.name != "pallas_call":  # a kernel of somebody's, with products of its own
-            for inner in jaxprs_in(params):
-                self._leave(inner, f"it is inside of {primitive.name}, which is left whole")
+            for function in itertools.filterfalse(_is_ours, functions_among(params)):
+                self._leave(function, f"it is inside of {primitive.name}, which is left whole")
         return primitive.bind(*arguments, **params)
 
     def _product(self, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
@@ -66,22 +75,20 @@ class Rewriter:
             chip=self.policy.chip,
         )
 
-    def _followed(self, value: Any, inside: str) -> Any:
-        """Return a parameter of an operation with other products in each of its functions."""
-        if isinstance(value, tuple):
-            return tuple(self._followed(each, inside) for each in value)
-        if not isinstance(value, (ClosedJaxpr, Jaxpr)) or not any(products_in(value)):
-            return value
-        made, decisions = _rewritten(value, self.policy, self.implementation)
+    def _followed(self, function: Any, inside: str) -> Any:
+        """Return a function inside of an operation with other products."""
+        if not any(products_in(function)):
+            return function
+        made, decisions = _rewritten(function, self.policy, self.implementation)
         if made is None:
-            self._leave(value, f"{inside} takes no other function in the place of the one that it is in")
-            return value
+            self._leave(function, f"{inside} takes no other function in the place of the one that it is in")
+            return function
         for decision in decisions:
             self.tell(decision)
         return made
 
-    def _leave(self, jaxpr: Any, reason: str) -> None:
-        for product in products_in(jaxpr):
+    def _leave(self, function: Any, reason: str) -> None:
+        for product in products_in(function):
             types = [atom.aval for atom in (*product.invars, *product.outvars)]
             self.tell(self.policy.left(types, reason))
 
@@ -114,21 +121,15 @@ def _types(closed: Any) -> list[Any]:
     return [type_of(aval) for aval in (*closed.in_avals, *closed.out_avals)]
 
 
-def jaxprs_in(params: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the functions of an operation, but for systolic's own."""
-    for value in params.values():
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, (ClosedJaxpr, Jaxpr)):
-                jaxpr = getattr(each, "jaxpr", each)
-                if not str(jaxpr.debug_info.func_filename or "").startswith(_OURS):
-                    yield each
+def products_in(function: Any) -> Iterator[Any]:
+    """Yield the equations of products in a function, and in the functions in it, but for kernels and those of systolic."""
+
+    def enter(equation: Any, function: Function) -> bool:
+        return outside_of_kernels(equation, function) and not _is_ours(function)
+
+    sites = equation_sites(function, enter)
+    return (site.equation for site in sites if site.equation.primitive is lax.dot_general_p)
 
 
-def products_in(jaxpr: Any) -> Iterator[Any]:
-    """Yield the equations of products in a function, and in the functions in it, but for kernels."""
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        if equation.primitive is lax.dot_general_p:
-            yield equation
-        elif equation.primitive.name != "pallas_call":
-            for inner in jaxprs_in(equation.params):
-                yield from products_in(inner)
+def _is_ours(function: Function) -> bool:
+    return str(function.jaxpr.debug_info.func_filename or "").startswith(_OURS)
