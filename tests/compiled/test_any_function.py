@@ -119,6 +119,7 @@ def test_only_a_shape_where_a_value_decides(simulate: Simulate, name: str) -> No
         simulate(name, gather, i32(8), f32(512, 256))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("sizes", [[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]])
 def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, name: str, sizes: list[int]) -> None:
@@ -135,6 +136,7 @@ def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, na
     assert rounds == visits + 2 * len(run.cores) or rounds == visits + 2  # two cores may split the visits, or not
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_grid_of_a_length_that_is_given(simulate: Simulate, name: str, steps: int) -> None:
@@ -150,6 +152,7 @@ def test_a_grid_of_a_length_that_is_given(simulate: Simulate, name: str, steps: 
 
 
 # Half a minute on v7x, where compiling takes longest.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "v7x")) for name in CHIPS])
 def test_loops_and_branches_of_xla(simulate: Simulate, name: str) -> None:
     def fn(n, x):

@@ -18,6 +18,8 @@ import systolic
 from systolic.cli import main
 from systolic.support.bugs import SystolicBug
 
+pytestmark = pytest.mark.fresh_workers  # what is planted stays in a worker
+
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 TEXT = """
 import jax.numpy as jnp
@@ -40,6 +42,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("command", "module", "name", "place"), PLANTED)
 def test_on_the_command_line(
     command: str, module: str, name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -72,6 +75,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
     return fn
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("call", "module", "name"),
     [
@@ -101,6 +105,7 @@ def text(x: jax.Array) -> str:
     return "no array"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "kind", "said"),
     [(refusing, KeyError, "mine"), (two, TypeError, "required positional argument"), (text, TypeError, "JAX type")],

@@ -67,6 +67,7 @@ def told(house: Path, *command: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "command",
     [

@@ -70,6 +70,7 @@ def matrix_cycles(spec: MatmulSpec, name: str) -> float:
     return spec.m * spec.k * spec.n / (machine.mxu_rows * machine.mxu_columns * rate)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_work_of_the_matrix_units_is_the_arithmetic(compiled: Compile, name: str, dtype: str) -> None:
@@ -82,6 +83,7 @@ def test_the_work_of_the_matrix_units_is_the_arithmetic(compiled: Compile, name:
         assert done.cycles * done.matrix_units * len(done.cores) >= busy
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rung", ["v3", "v5"])
 @pytest.mark.parametrize("name", CHIPS)
 def test_hbm_traffic_is_what_the_grid_says(compiled: Compile, name: str, rung: str) -> None:
@@ -123,6 +125,7 @@ def test_xla_moves_no_less_than_it_must(compiled: Compile, name: str) -> None:
     assert [op.name for op in done.cores[0].ops]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rung", ["v3", "xla"])
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v7x"])
 def test_looking_rounds_up_changes_nothing(compiled: Compile, name: str, rung: str) -> None:
@@ -178,6 +181,7 @@ def perceptron(x, first, second):
 
 
 # libtpu takes a minute for v7x.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [*CHIPS[:-1], pytest.param(CHIPS[-1], marks=pytest.mark.slow)])
 def test_programs_of_many_operations(compiled: Compile, name: str) -> None:
     import jax

@@ -98,6 +98,7 @@ def test_a_step_that_does_not_fit_says_by_how_much() -> None:
     assert "times as many devices" in str(refused.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
 def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:

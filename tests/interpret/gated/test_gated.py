@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from matmul_reference import ACTIVATIONS, Call, values, wide
+from selection import examples
 
 import systolic
 from systolic.chips import chip
@@ -25,7 +26,7 @@ from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 JAX_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-MANY = settings(max_examples=6, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+MANY = settings(max_examples=examples(20), derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 Arrays = tuple[Any, Any, Any]
 
 
@@ -65,6 +66,7 @@ CONFIGS: dict[str, KernelConfig] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_every_pipeline(name: str, dtype: Any) -> None:
@@ -161,6 +163,7 @@ def assert_same(found: Any, wanted: Any, unit: float) -> None:
         np.testing.assert_allclose(wide(one), wide(other), rtol=0, atol=unit * max(1.0, np.abs(wide(other)).max()))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", sorted(JAX_ACTIVATIONS))
 @pytest.mark.parametrize("sizes", [(24, 40, 50), (128, 256, 128), (9, 129, 300)])
 def test_gradients_are_finite_differences(activation: str, sizes: tuple[int, int, int]) -> None:
@@ -209,6 +212,7 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:

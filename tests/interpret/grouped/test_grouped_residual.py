@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from jax.test_util import check_grads
+from selection import examples
 
 import systolic
 from systolic.compat import races_found
@@ -47,7 +48,7 @@ def compiled(panel: int, tile_n: int, rows: int) -> Callable[..., jax.Array]:
 
 
 @settings(
-    max_examples=6,
+    max_examples=examples(20),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

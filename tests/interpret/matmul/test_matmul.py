@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from matmul_reference import Call, values, wide
+from selection import examples
 
 import systolic
 from systolic.chips import chip
@@ -182,7 +183,7 @@ def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
     )
 
 
-@settings(MANY, max_examples=14)
+@settings(MANY, max_examples=examples(40))
 @given(data=st.data())
 def test_every_configuration(data: st.DataObject) -> None:
     call, name = data.draw(calls())
@@ -193,7 +194,7 @@ def test_every_configuration(data: st.DataObject) -> None:
 # --- the function ----------------------------------------------------------------------------------------------------
 
 
-@settings(MANY, max_examples=10)
+@settings(MANY, max_examples=examples(30))
 @given(drawn=calls(batched=True))
 def test_any_call(drawn: tuple[Call, str]) -> None:
     call, name = drawn
@@ -276,6 +277,7 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("lhs", "rhs"), PAIRS)
 def test_pairs_of_shapes(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
@@ -332,6 +334,7 @@ def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_r
     Call(lhs=large[lhs_at], rhs=large[rhs_at], keywords={**keywords, **beside}).check(fn(large))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("implementation", ["interpret", "xla", None])
 @pytest.mark.parametrize(
     ("lhs", "rhs"),

@@ -120,6 +120,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("stack", "inputs", "transpose_lhs", "transpose_rhs"), CASES)
 def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transpose_rhs: bool) -> None:
     arrays, static = case(stack, inputs, transpose_lhs, transpose_rhs)
@@ -143,6 +144,7 @@ def test_gradients_of_plain_products_with_edges(transpose_lhs: bool, transpose_r
     assert_same(found, wanted, 4e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_gradients_are_finite_differences(activation: str) -> None:
     """The derivative of the formula in NumPy, in float64, along a random direction of each argument."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized_operands import exact, quantized, rows, scales_of
+from selection import examples
 
 import systolic
 from systolic.compat import interpret_params, races_found
@@ -83,7 +84,7 @@ def check_sizes(
     check(lhs, quantized(random, (k, n), name, block=block), chip)
 
 
-test_any_formats_and_blocks = settings(deadline=None, max_examples=4)(given(**sizes)(check_sizes))
+test_any_formats_and_blocks = settings(deadline=None, max_examples=examples(20))(given(**sizes)(check_sizes))
 test_many_formats_and_blocks = pytest.mark.slow(settings(deadline=None, max_examples=150)(given(**sizes)(check_sizes)))
 
 
@@ -195,6 +196,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, subtile_m: int, subtile_n: int
     return KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n, pipeline="manual")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "row_format", "name", "block", "dynamic", "tiles"),
     [

@@ -77,6 +77,7 @@ class Product:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "turned", "fused"), [*itertools.product(["dsd", "dds"], [False, True], FUSED)])
 def test_fused_gradients_by_xla(kind: str, turned: bool, fused: str) -> None:
     Product(kind, turned, fused, "xla").check()
@@ -161,6 +162,7 @@ def check_nothing(m: int, k: int, n: int, implementation: Any, blocks: int) -> N
 SIZES = [sizes for sizes in itertools.product([0, 128], repeat=3) if 0 in sizes]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("blocks", [0, 2])
 @pytest.mark.parametrize(("m", "k", "n"), [*SIZES, (128, 256, 384)])
 def test_nothing_by_xla(m: int, k: int, n: int, blocks: int) -> None:

@@ -32,6 +32,7 @@ def test_the_programs_themselves_run() -> None:
     assert written == [256 * 256 * 2, 32 * 128 * 4, 32 * 128 * 4, 256 * 256 * 2]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 320, 80))
 def test_a_damaged_program_is_an_error_or_a_result(start: int) -> None:
     for seed in range(start, start + 80):
