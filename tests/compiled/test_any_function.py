@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,10 +23,6 @@ from systolic.compat import tensorcore_mesh
 from systolic.compiler import ProgramCache, WorkerPool, submit_compilation
 from systolic.simulator import DeadlockError, SimulatedRun, UnknownValueError
 from systolic.timing import submit_simulation, target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 # XLA brings the small operands of these tests into VMEM before a kernel on v7x, which then copies nothing from HBM.

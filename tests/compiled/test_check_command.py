@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import textwrap
 from pathlib import Path
@@ -17,10 +16,6 @@ import pytest
 import systolic
 from systolic.checking import CheckFailedError, CheckReport
 from systolic.cli import main
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FAULTS = EXAMPLES / "planted_faults.py"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,6 @@ from jax.experimental import pallas as pl
 from kernels import product, shape
 
 import systolic
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 BF16 = functools.partial(shape, jnp.bfloat16)
 F32 = functools.partial(shape, jnp.float32)

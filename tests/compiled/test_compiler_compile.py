@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -34,10 +33,7 @@ from systolic.compiler import (
     submit_compilation,
 )
 
-pytestmark = [
-    pytest.mark.fresh_workers,
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is not installed"),
-]
+pytestmark = pytest.mark.fresh_workers
 
 V4 = Target(name="v4", topology="v4:2x2x1", device_kind="TPU v4", cores_per_device=1)
 V5E = Target(name="v5e", topology="v5e:2x2", device_kind="TPU v5 lite", cores_per_device=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from pathlib import Path
 
@@ -15,10 +14,6 @@ import slow_products
 import systolic
 from systolic.cli import main
 from systolic.explaining import Explanation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLOW = f"{EXAMPLES / 'slow_products.py'}:product"

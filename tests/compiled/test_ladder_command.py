@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -19,10 +18,6 @@ from systolic.cli import main
 from systolic.lessons.ladder.candidates import hbm_bytes
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 Ladder = Callable[..., dict[str, Any]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +16,6 @@ from systolic.chips import chip
 from systolic.compiler import WorkerPool
 from systolic.simulator import SimulatedRun
 from systolic.timing import submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 MOST_BUNDLES = 16_000  # of one kernel

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,6 @@ from systolic.chips import chip
 from systolic.compiler import WorkerPool, submit_compilation
 from systolic.timing import target_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 SIZE = 256
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +14,6 @@ import systolic
 from systolic.chips import chip
 from systolic.compiler import WorkerPool
 from systolic.timing import submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
 Shapes = tuple[tuple[int, ...], ...]

@@ -20,10 +20,6 @@ import systolic
 from systolic.chips import V6E
 from systolic.lessons import LESSONS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 SOURCE = Path(systolic.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRODUCT = f"{EXAMPLES / 'slow_products.py'}:product"

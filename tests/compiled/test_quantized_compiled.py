@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import re
 from typing import Any
 
@@ -22,10 +21,6 @@ from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import total_bytes
 from systolic.spec import format_named
 from systolic.timing import target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 
 def product(lhs: Any, q: systolic.Quantized, *, chip: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -29,10 +28,6 @@ from systolic.simulator.reading.verify import check_registers
 from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 from systolic.spec import MatmulSpec
 from systolic.timing import target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 Compile = Callable[[str, Callable[..., Any], tuple[Any, ...]], Mapping[str, str]]

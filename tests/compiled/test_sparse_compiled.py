@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -16,10 +15,6 @@ from systolic.compiler import WorkerPool, submit_compilation
 from systolic.ops.sparse.programs import SparsePrograms, called
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.timing import target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 
 def spec(kind: Any, block: int, blocks: int, **more: Any) -> SparseSpec:

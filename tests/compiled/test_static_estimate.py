@@ -11,7 +11,6 @@ estimated otherwise than they are scheduled.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -27,10 +26,6 @@ from systolic.chips import Chip, chip
 from systolic.compiler import WorkerPool, abstract_arguments, compile_function
 from systolic.simulator import OpRun, PreparedProgram
 from systolic.timing import prepare_program, target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 FOLDER = "SYSTOLIC_TEST_STATIC_PROFILES"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,6 @@ import pytest
 import systolic
 from systolic.cli import main
 from systolic.steps import BETWEEN, DoesNotFitError, StepRun
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer"
 ON = ("--chip", "v6e", "--topology", "2x2", "--workers", "1", "-q")
