@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 TESTS ?=
-# Two at a time; tests of one file stay together, for what they share.
-PYTEST := -m pytest --numprocesses 2 --dist loadfile
+# Two at a time, each its half of the files; who ends first takes the last tests of the other.
+PYTEST := -m pytest --numprocesses 2 --dist worksteal
 SIZES := 512,1024,2048,4096,8192
 CHIPS := v5e,v5p,v6e,v7x
 # Of those that compile, some of each kind: another version of the compiler or of a library shows in these.
