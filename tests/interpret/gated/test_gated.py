@@ -212,7 +212,7 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
