@@ -237,6 +237,7 @@ def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
 
 
 # Name, and n: where it is no multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("v6e", 256), ("v5p", 512), ("v6e", 100)])
 def test_weights_side_by_side(name: str, n: int) -> None:
     x, both = normal(2, 8, 256), normal(256, 2 * n, seed=1) / 16
@@ -291,6 +292,7 @@ def test_higher_derivatives_and_forward_mode() -> None:
 # --- transformations -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", [(0, None, None), (1, 2, 0), (None, None, 1)])
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = (16, 40), (40, 24), (40, 24)

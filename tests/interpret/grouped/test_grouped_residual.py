@@ -73,6 +73,7 @@ def test_any_sizes_and_configuration(sizes: list[int], case: tuple[int, int, int
     assert not races_found()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_it_is_added_last_and_to_own_rows_alone(is_gated: bool, implementation: Any) -> None:
@@ -115,6 +116,7 @@ def test_a_sum_of_integers() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_finite_differences(activation: str | None, implementation: Any) -> None:

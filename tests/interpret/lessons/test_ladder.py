@@ -53,7 +53,7 @@ def test_right(name: str, shape: str, dtype: str) -> None:
     assert accuracy.ok, accuracy
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RUNGS)
 def test_default_tiles_at_512(name: str, dtype: str) -> None:
@@ -84,6 +84,7 @@ def test_plain_interpreter_agrees(name: str) -> None:
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RUNGS)
 def test_no_race_and_nothing_read_before_it_is_written(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     spec = MatmulSpec.of(256, 256, 256, "float32")

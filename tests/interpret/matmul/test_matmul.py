@@ -241,6 +241,7 @@ PADDED: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("sizes", "tiles"), PADDED)
 def test_padded(sizes: tuple[int, int, int], tiles: tuple[int, int, int]) -> None:
     m, k, n = sizes
@@ -308,6 +309,7 @@ def test_vectors_with_everything_beside_them(side: Literal["row", "column", "bot
     np.testing.assert_allclose(found, (np.tanh(total) + beside["residual"]) * beside["out_scale"], atol=1e-5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), list(itertools.product([False, True], repeat=2)))
 def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_rhs: bool) -> None:
     """Slices are taken outside of the kernel, inside of one jitted function, and each product is fused with a stack."""
@@ -388,6 +390,7 @@ def test_batches_of_the_same_weight_become_rows() -> None:
     assert f"f32[{math.prod(lhs.shape[:-1])},50]" in str(jaxpr)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["v4", "v5e", "v7x"])
 def test_a_function_traced_for_a_chip_runs_on_the_cpu(name: str) -> None:
     """`implementation=None` with a chip: the kernel is in the program for a TPU, and XLA's product runs here."""

@@ -183,6 +183,7 @@ def test_gradients_in_bfloat16() -> None:
     assert_same({name: one.astype(jnp.float32) for name, one in found.items()}, wanted, 3 * 2.0**-8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [((3, 8, 16), (16, 24)), ((2, 1, 8, 16), (3, 16, 24)), ((16,), (3, 16, 24)), ((3, 8, 16), (16,))],
@@ -285,6 +286,7 @@ def test_checkpoint() -> None:
 AXES = [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 0)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = ((16, 40), (40, 24), (24,))
