@@ -111,7 +111,7 @@ def test_only_a_shape_where_a_value_decides(simulate: Simulate, name: str) -> No
         simulate(name, gather, i32(8), f32(512, 256))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("sizes", [[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]])
 def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, name: str, sizes: list[int]) -> None:
@@ -328,6 +328,7 @@ def test_emit_pipeline_and_a_mesh_of_cores(simulate: Simulate) -> None:
         assert len({core.hbm_written_bytes for core in run.cores}) == 1  # shared evenly
 
 
+@pytest.mark.exhaustive
 def test_the_same_in_two_fresh_processes(tmp_path: Path) -> None:
     script = tmp_path / "once.py"
     script.write_text(

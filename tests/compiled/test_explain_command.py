@@ -70,6 +70,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
             assert each.time_us == times[each.title]
 
 
+@pytest.mark.exhaustive
 def test_no_change_of_the_result_is_called_a_saving() -> None:
     lhs, rhs = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
     idle = functools.partial(slow_products.product, tile_m=512, tile_k=512, tile_n=512)

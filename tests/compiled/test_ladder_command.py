@@ -84,7 +84,7 @@ def test_the_last_rungs_at_their_own_tiles(ladder: Ladder) -> None:
         assert moved < rows["v5", 4096]["hbm_bytes"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v4", "v5p", "v6e", "v7x"])
 def test_other_chips(ladder: Ladder, chip: str) -> None:
     names = ("v3", "v5", "v6", "v7", "v8")

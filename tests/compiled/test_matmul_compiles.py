@@ -150,7 +150,7 @@ def submitted(pool: WorkerPool, form: str, name: str, kind: str) -> Any:
     return submit_simulation(pool, fn, arguments, chip(name), label=f"{form}, {kind} on {name}")
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("form", "name", "kind"), covering())
 def test_compiles(pool: WorkerPool, form: str, name: str, kind: str) -> None:
     measurement = submitted(pool, form, name, kind).result()
@@ -188,7 +188,7 @@ def moved(run: SimulatedRun) -> int:
     return run.hbm_read_bytes + run.hbm_written_bytes
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None:
     """HBM bytes are those of the plan, to a hundredth, and one kernel is all that there is."""
@@ -202,7 +202,7 @@ def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None
         assert [op.name for op in run.later_core.ops if op.matrix_busy_cycles] == [op.name for op in run.later_core.ops]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows: int) -> None:
@@ -213,7 +213,7 @@ def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows:
     assert run.bundles <= MOST_BUNDLES
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     """2000 × 3001 × 1501 moves what the arithmetic says for it, and the rest of the registers in which rows end."""

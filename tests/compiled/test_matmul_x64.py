@@ -69,7 +69,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
         yield pool
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "name"), list(dict.fromkeys(CASES)))
 def test_the_program_is_that_without_x64(pool: WorkerPool, form: str, name: str) -> None:
     fn, shapes, dtype = FORMS[form]

@@ -28,6 +28,7 @@ def shown(notebook: Any) -> list[str]:
 
 
 # Warnings of Jupyter's own packages about each other, and about connections that are closed after the test.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_runs_and_shows_what_is_stored() -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)

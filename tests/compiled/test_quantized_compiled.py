@@ -27,7 +27,7 @@ def product(lhs: Any, q: systolic.Quantized, *, chip: str) -> Any:
     return systolic.matmul(lhs, q, implementation="pallas", chip=chip)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "bits"),
     [
@@ -58,7 +58,7 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
     assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "m", "rows", "name", "block", "bits"),
     [

@@ -24,7 +24,7 @@ def spec(kind: Any, block: int, blocks: int, **more: Any) -> SparseSpec:
     )  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("chip", "wanted"),
     [

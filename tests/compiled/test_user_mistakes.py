@@ -26,7 +26,7 @@ def text(x: jax.Array) -> str:
     return "no array"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fn", "kind", "said"),
     [(refusing, KeyError, "mine"), (two, TypeError, "required positional argument"), (text, TypeError, "JAX type")],

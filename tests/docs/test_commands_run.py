@@ -211,6 +211,7 @@ def need_compiler() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", pages_with(slow=False), ids=name)
 def test_quick_commands_run(page: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

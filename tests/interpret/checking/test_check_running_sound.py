@@ -25,7 +25,7 @@ REFERENCE = example("products.py:product_reference")
 SLOW = pytest.mark.slow  # like its neighbours
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "args", "reference"),
     [

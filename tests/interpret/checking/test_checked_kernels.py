@@ -28,7 +28,7 @@ def run(case: Case) -> set[str]:
     return {found.rule for found in errors(ran(case.fn, *case.args, reference=case.reference, seeds=(0,)))}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_fault_is_shown_by_the_run(name: str) -> None:
     assert run(CASES[name]) & SHOWN[name]

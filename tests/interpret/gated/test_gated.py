@@ -66,7 +66,7 @@ CONFIGS: dict[str, KernelConfig] = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_every_pipeline(name: str, dtype: Any) -> None:
@@ -163,7 +163,7 @@ def assert_same(found: Any, wanted: Any, unit: float) -> None:
         np.testing.assert_allclose(wide(one), wide(other), rtol=0, atol=unit * max(1.0, np.abs(wide(other)).max()))
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("activation", sorted(JAX_ACTIVATIONS))
 @pytest.mark.parametrize("sizes", [(24, 40, 50), (128, 256, 128), (9, 129, 300)])
 def test_gradients_are_finite_differences(activation: str, sizes: tuple[int, int, int]) -> None:
@@ -212,7 +212,7 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
@@ -270,6 +270,7 @@ def test_only_what_is_wanted() -> None:
         assert_same(found, wanted, 4e-6)
 
 
+@pytest.mark.exhaustive
 def test_higher_derivatives_and_forward_mode() -> None:
     arrays = normal(8, 16), normal(16, 24, seed=1), normal(16, 24, seed=2)
     changes = tuple(normal(*array.shape, seed=9) for array in arrays)

@@ -242,7 +242,7 @@ def gated(
     return systolic.grouped_matmul(lhs, rhs, np.array(sizes), **both, **rest)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize(
     ("dtype", "n", "transpose_rhs", "joined"),
@@ -299,7 +299,7 @@ def into_an_array(dtype: str, implementation: Any) -> Callable[..., jax.Array]:
     return jax.jit(product)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -328,6 +328,7 @@ def test_rows_of_others_remain(sizes: list[int], offset: int, dtype: str, implem
     assert not races_found()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_operands_of_two_dtypes(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]

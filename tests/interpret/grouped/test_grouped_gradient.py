@@ -30,7 +30,7 @@ from systolic.schedule import KernelConfig, Tiles
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(
     ("sizes", "transpose_rhs"), [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]

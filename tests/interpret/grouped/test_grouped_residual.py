@@ -116,7 +116,7 @@ def test_a_sum_of_integers() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_finite_differences(activation: str | None, implementation: Any) -> None:

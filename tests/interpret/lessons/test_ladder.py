@@ -53,7 +53,7 @@ def test_right(name: str, shape: str, dtype: str) -> None:
     assert accuracy.ok, accuracy
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RUNGS)
 def test_default_tiles_at_512(name: str, dtype: str) -> None:
@@ -65,7 +65,7 @@ def test_default_tiles_at_512(name: str, dtype: str) -> None:
     assert accuracy.ok, accuracy
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RUNGS)
 def test_other_output_dtype(name: str) -> None:
     spec = MatmulSpec.of(256, 256, 256, "bfloat16", "float32")
@@ -75,7 +75,7 @@ def test_other_output_dtype(name: str) -> None:
     assert accuracy.ok, accuracy
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RUNGS)
 def test_plain_interpreter_agrees(name: str) -> None:
     spec = MatmulSpec.of(256, 256, 256, "float32")

@@ -138,7 +138,7 @@ def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, b
     check(config((128, 256, 128), (128, 128), fill_chunks=2, num_stages=3), transposes=transposes, dtype="bfloat16")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "how",
     [
@@ -175,7 +175,7 @@ def test_epilogue_operands_and_two_outputs(
     assert "race" not in capfd.readouterr().out.lower()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("small", [0, 1024])
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 def test_functions_of_operands_on_the_way(

@@ -241,7 +241,7 @@ PADDED: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sizes", "tiles"), PADDED)
 def test_padded(sizes: tuple[int, int, int], tiles: tuple[int, int, int]) -> None:
     m, k, n = sizes
@@ -278,7 +278,7 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("lhs", "rhs"), PAIRS)
 def test_pairs_of_shapes(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
@@ -309,7 +309,7 @@ def test_vectors_with_everything_beside_them(side: Literal["row", "column", "bot
     np.testing.assert_allclose(found, (np.tanh(total) + beside["residual"]) * beside["out_scale"], atol=1e-5)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), list(itertools.product([False, True], repeat=2)))
 def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_rhs: bool) -> None:
     """Slices are taken outside of the kernel, inside of one jitted function, and each product is fused with a stack."""

@@ -122,7 +122,7 @@ OF_CHECKPOINT = [name for name in TRANSFORMS if "checkpoint" in name and "jvp" n
 IN_INTERPRET_MODE = ["jvp of one", "linearize", "hessian", "grad of jvp", "third", "jvp of vmap", "jvp of scan"]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_by_xla(name: str) -> None:
     transform = TRANSFORMS[name]
@@ -135,7 +135,7 @@ def test_transforms_without_jit(name: str) -> None:
     assert_same(TRANSFORMS[name](small("xla")), TRANSFORMS[name](small_plain), 2e-5)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IN_INTERPRET_MODE)
 def test_transforms_in_interpret_mode(name: str) -> None:
     transform = TRANSFORMS[name]
@@ -149,6 +149,7 @@ def test_interpret_mode_is_not_for_checkpoints(name: str) -> None:
         TRANSFORMS[name](small("interpret"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by", ["interpret", "xla"])
 def test_forward_mode_of_everything_fused(by: str) -> None:
     assert_same(
@@ -265,6 +266,7 @@ for by in sys.argv[1:]:
 """
 
 
+@pytest.mark.exhaustive
 def test_shard_map(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)

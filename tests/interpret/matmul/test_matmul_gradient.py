@@ -120,7 +120,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("stack", "inputs", "transpose_lhs", "transpose_rhs"), CASES)
 def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transpose_rhs: bool) -> None:
     arrays, static = case(stack, inputs, transpose_lhs, transpose_rhs)
@@ -220,6 +220,7 @@ def test_integers_have_no_gradient() -> None:
     np.testing.assert_allclose(scale(0.5), sums.sum(), rtol=0, atol=2.0**-9 * np.abs(sums).sum())
 
 
+@pytest.mark.exhaustive
 def test_gradient_of_a_gradient() -> None:
     arrays = {"lhs": normal(8, 16), "rhs": normal(16, 24), "bias": normal(24)}
     weights = normal(8, 24, seed=7)
@@ -286,7 +287,7 @@ def test_checkpoint() -> None:
 AXES = [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 0)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = ((16, 40), (40, 24), (24,))

@@ -72,7 +72,7 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, **keywords: Any) -> jax.Array:
     return systolic.matmul(lhs, rhs, **keywords)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["plain", "transposed", "staged"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_numbers(kind: str, form: str) -> None:
@@ -98,6 +98,7 @@ def test_extreme_numbers(kind: str, form: str) -> None:
     check(product(rhs.T, lhs.T), rhs.T, lhs.T)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["default", "high", "highest"])
 def test_the_largest_number(precision: str) -> None:
     largest = float(jnp.finfo(F32).max)

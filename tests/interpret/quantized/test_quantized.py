@@ -56,6 +56,7 @@ def check(lhs: jax.Array, q: systolic.Quantized, chip: str, **keywords: Any) -> 
     assert np.all(found <= bound(left, q, route(lhs.shape[0], q, chip)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "k", "block"), [(16, 512, 128), (13, 384, 64), (33, 384, 192)])
 def test_even_columns_before_odd_ones(m: int, k: int, block: int) -> None:
     random = np.random.default_rng(m)
@@ -106,7 +107,7 @@ def test_many_sizes_and_blocks(
     check(rows(random, m, blocks * block), q, chip)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("chip", ["v4", "v6e", "v7x"])
 def test_every_number_of_a_format(name: str, chip: str) -> None:
@@ -129,7 +130,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, subtile_m: int, subtile_n: int
     return KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n, pipeline="manual")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "block", "tiles"),
     [

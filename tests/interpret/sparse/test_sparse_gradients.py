@@ -83,11 +83,13 @@ def test_fused_gradients_by_xla(kind: str, turned: bool, fused: str) -> None:
     Product(kind, turned, fused, "xla").check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_fused_gradients_of_a_transpose_by_the_kernels(kind: str) -> None:
     Product(kind, True, "both", "interpret").check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_second_derivatives_of_a_fused_transpose(kind: str) -> None:
     Product(kind, True, "both", "xla").check(order=2)
@@ -103,6 +105,7 @@ def test_a_triangle_that_is_transposed_and_differentiated() -> None:
     np.testing.assert_array_equal(jax.grad(loss)(jnp.ones((16, 1)))[:, 0], np.arange(16, 0, -1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "bias"), [("bfloat16", -256.0), ("int8", -16129.0 * 2)])
 def test_sums_are_not_rounded_where_a_product_is_differentiated(dtype: str, bias: float) -> None:
     """A bias that cancels most of the sum leaves what bfloat16 would have rounded away."""
