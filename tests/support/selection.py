@@ -28,7 +28,8 @@ def mark_exhaustive(items: Sequence[pytest.Item]) -> None:
     """Mark the cases of tests marked `sampled` that the quick selection leaves out."""
     cases: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+        is_chosen_from = item.get_closest_marker("sampled") and not item.get_closest_marker("slow")
+        if isinstance(item, pytest.Function) and is_chosen_from:
             cases[item.nodeid.partition("[")[0]].append(item)
     for functions in cases.values():
         marker = functions[0].get_closest_marker("sampled")
@@ -55,7 +56,7 @@ def covering(cases: Sequence[Sequence[object]], count: int | None = None) -> set
         best = max(range(len(cases)), key=gain)
         chosen.append(best)
         missing.difference_update(enumerate(cases[best]))
-    return set(chosen)
+    return set(chosen) or {0}
 
 
 def _values(function: pytest.Function) -> list[str]:

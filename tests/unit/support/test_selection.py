@@ -18,6 +18,7 @@ def test_each_value_is_chosen_once() -> None:
 def test_a_count_limits_them_and_spreads_them() -> None:
     assert covering([[number] for number in range(9)], 3) == {0, 8, 4}
     assert covering([[0], [0]], 5) == {0}
+    assert covering([[]]) == {0}
 
 
 @pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [1, 300]), ("quick", [1, 30])])
