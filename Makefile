@@ -5,15 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CONSTRAINTS ?= constraints.txt
 TESTS ?=
-# Two at a time; tests of one file stay together, for what they share.
-PYTEST := -m pytest --numprocesses 2 --dist loadfile
+# Two at a time, each its half of the files; who ends first takes the last tests of the other.
+PYTEST := -m pytest --numprocesses 2 --dist worksteal
 SIZES := 512,1024,2048,4096,8192
 CHIPS := v5e,v5p,v6e,v7x
 # Of those that compile, some of each kind: another version of the compiler or of a library shows in these.
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 
-.PHONY: setup demo test test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers clean help
+.PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,8 +29,14 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 	$(BIN)/systolic ladder all --chip v5e --dtype float32 --sizes $(SIZES) --sweep --plot build/demo
 	$(BIN)/systolic ladder all --chip v5e --dtype bfloat16 --sizes $(SIZES) --sweep --plot build/demo
 
-test: $(STAMP) ## all tests that need neither a device nor patience; screenshots of pages in build/screenshots
+test: $(STAMP) ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
 	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
+
+test-exhaustive: $(STAMP) ## the cases that `make test` leaves out, and property tests with all their examples
+	$(BIN)/python $(PYTEST) -m '(exhaustive or hypothesis) and not slow and not device' \
+	  --hypothesis-profile exhaustive $(TESTS)
+
+test-all: test test-exhaustive ## all tests that need neither a device nor patience
 
 test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
 	@if python=$$(.ci/newest-python); then \
@@ -63,7 +69,7 @@ lint: $(STAMP) ## ruff
 types: $(STAMP) ## pyright
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-check: lint types test ## what .ci/run does on the oldest stack
+check: lint types test-all ## what .ci/run does on the oldest stack
 
 docs: $(STAMP) ## the pages, in build/docs; a warning is an error
 	$(BIN)/sphinx-build -E -a -W --keep-going -q docs build/docs

@@ -1,15 +1,35 @@
+import importlib.util
+import mmap
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
+from selection import mark_exhaustive, register_profiles
+from warm_workers import WarmWorkers
 
 # Winners that somebody has tuned on this machine shall not change what tests see; commands in subprocesses inherit it.
 _STORE = tempfile.TemporaryDirectory(prefix="systolic-store-")
 os.environ["SYSTOLIC_STORE"] = f"{_STORE.name}/trials.sqlite"
+
+# Programs for the CPU run once or twice, those of interpret mode too. Compiling them takes most of the time, and 40 %
+# of that is spent by the emitters of fusions of XLA, which a flag turns off in the versions that know it.
+_QUICK_FLAG = "xla_cpu_use_fusion_emitters"
+
+
+def _is_in_jaxlib(flag: str) -> bool:
+    spec = importlib.util.find_spec("jaxlib")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for file in Path(folder).glob("libjax_common.*"):
+            with file.open("rb") as library, mmap.mmap(library.fileno(), 0, access=mmap.ACCESS_READ) as contents:
+                return contents.find(flag.encode()) >= 0
+    return False
+
+
+if _QUICK_FLAG not in os.environ.get("XLA_FLAGS", "") and _is_in_jaxlib(_QUICK_FLAG):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_QUICK_FLAG}=false".strip()
 
 # Some tests trace as for a chip, which loads the compiler into their own process: beside other tests' it may.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -23,10 +43,27 @@ def ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="session")
+def _warm_workers() -> Iterator[WarmWorkers]:
+    warm = WarmWorkers()
+    yield warm
+    warm.end()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _workers_are_shared(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let compiler workers serve several tests, except where tests are about workers."""
+    if _folder(request) not in ("compiled", "docs") or request.node.get_closest_marker("fresh_workers"):
+        yield
+        return
+    with request.getfixturevalue("_warm_workers").shared():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    # Programs for the CPU run once or twice, those of interpret mode too: optimising them takes half of the time.
-    if request.path.relative_to(Path(__file__).parent).parts[0] not in ("unit", "interpret"):
+    # See above: optimizing takes half of the time.
+    if _folder(request) not in ("unit", "interpret"):
         yield
         return
     import jax
@@ -37,6 +74,13 @@ def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
-# Hypothesis' limit of 200 ms an example is one by the clock: a busy machine misses it.
-hypothesis.settings.register_profile("no deadline", deadline=None)
-hypothesis.settings.load_profile("no deadline")
+def _folder(request: pytest.FixtureRequest) -> str:
+    return request.path.relative_to(Path(__file__).parent).parts[0]
+
+
+@pytest.hookimpl(tryfirst=True)  # before cases are deselected by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_exhaustive(items)
+
+
+register_profiles()

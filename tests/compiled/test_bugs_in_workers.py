@@ -18,6 +18,8 @@ import systolic
 from systolic.cli import main
 from systolic.support.bugs import SystolicBug
 
+pytestmark = pytest.mark.fresh_workers  # what is planted stays in a worker
+
 X = jax.ShapeDtypeStruct((256, 256), jnp.float32)
 TEXT = """
 import jax.numpy as jnp
@@ -40,6 +42,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("command", "module", "name", "place"), PLANTED)
 def test_on_the_command_line(
     command: str, module: str, name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -72,6 +75,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
     return fn
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("call", "module", "name"),
     [
@@ -87,36 +91,3 @@ def test_in_the_library(call: Callable[..., Any], module: str, name: str) -> Non
     assert isinstance(caught.value.__cause__, TypeError)
     assert f"systolic/{module.removeprefix('systolic.').replace('.', '/')}.py" in caught.value.summary
     assert "Traceback" in caught.value.details
-
-
-def refusing(x: jax.Array) -> jax.Array:
-    raise KeyError("mine")
-
-
-def two(x: jax.Array, y: jax.Array) -> jax.Array:
-    return x + y
-
-
-def text(x: jax.Array) -> str:
-    return "no array"
-
-
-@pytest.mark.parametrize(
-    ("fn", "kind", "said"),
-    [(refusing, KeyError, "mine"), (two, TypeError, "required positional argument"), (text, TypeError, "JAX type")],
-)
-def test_what_the_user_has_done_is_a_finding(fn: Callable[..., Any], kind: type[Exception], said: str) -> None:
-    """Also where JAX words it, and no frame of the user's is left."""
-    report = systolic.check(fn, X, chip="v5e")
-    found = {each.rule: each for each in report.findings}
-    assert set(found) == {"trace"}
-    assert kind.__name__ in found["trace"].value
-    assert said in found["trace"].detail
-    for call in (systolic.simulate, systolic.explain):
-        with pytest.raises(kind, match=said):
-            call(fn, X, chip="v5e")
-
-
-def test_a_reference_that_raises_is_a_finding() -> None:
-    report = systolic.check(two, X, X, chip="v5e", reference=refusing)
-    assert "reference" in [each.rule for each in report.findings]

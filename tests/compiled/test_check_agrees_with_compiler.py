@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,6 @@ import pytest
 from systolic.chips import CHIPS
 from systolic.compiler import WorkerPool, submit_compilation
 from systolic.timing import target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COUNT, SEED = 24, 4

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -34,9 +33,7 @@ from systolic.compiler import (
     submit_compilation,
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is not installed"
-)
+pytestmark = pytest.mark.fresh_workers
 
 V4 = Target(name="v4", topology="v4:2x2x1", device_kind="TPU v4", cores_per_device=1)
 V5E = Target(name="v5e", topology="v5e:2x2", device_kind="TPU v5 lite", cores_per_device=1)
@@ -208,7 +205,7 @@ def test_a_program_is_known_wherever_its_source_stands_and_in_every_process(tmp_
 
 def test_too_much_vmem_is_refused_with_bytes_and_the_refusal_is_kept(tmp_path):
     cache = ProgramCache(folder=tmp_path)
-    args = (square(2048), square(2048))
+    args = (square(1280), square(1280))
 
     def again_without_compiling():
         # A compilation would now raise something else.
@@ -223,7 +220,7 @@ def test_too_much_vmem_is_refused_with_bytes_and_the_refusal_is_kept(tmp_path):
             pool.submit(again_without_compiling).result()
     for refusal in (first.value, second.value):
         assert refusal.kind == "vmem"
-        assert refusal.requested_bytes == round(48.82 * 2**20)
+        assert refusal.requested_bytes == round(19.20 * 2**20)
         assert refusal.available_bytes == 16 * 2**20
         assert "E1001" in refusal.message
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import systolic
 from systolic.store import Subject, Trial, TrialStore
 
 pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler"),
+    pytest.mark.fresh_workers,
     pytest.mark.usefixtures("ctrl_c"),
     pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to a group of processes"),
 ]

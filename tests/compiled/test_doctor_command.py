@@ -9,6 +9,8 @@ import pytest
 from systolic.compiler import CompilerCrash, WorkerPool
 from systolic.installation import installation
 
+pytestmark = pytest.mark.fresh_workers
+
 
 @pytest.fixture(autouse=True)
 def _own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

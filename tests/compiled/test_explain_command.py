@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from pathlib import Path
 
@@ -16,10 +15,6 @@ import systolic
 from systolic.cli import main
 from systolic.explaining import Explanation
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SLOW = f"{EXAMPLES / 'slow_products.py'}:product"
 ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "tile_k=512", "--chip", "v6e", "-q")
@@ -27,7 +22,7 @@ ARGUMENTS = ("--arg", "bf16[1024,512]", "--arg", "bf16[512,1024]", "--param", "t
 
 def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, kept = tmp_path / "report.html", tmp_path / "explained.json"
-    code = main(["explain", SLOW, *ARGUMENTS[:-1], "--tries", "4", "--out", str(page), "--json", str(kept)])
+    code = main(["explain", SLOW, *ARGUMENTS[:-1], "--tries", "2", "--out", str(page), "--json", str(kept)])
     out, err = capsys.readouterr()
     assert code == 0
     (row,) = json.loads(kept.read_text())["rows"]
@@ -39,7 +34,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     assert " on v6e: " in found.verdict
     roles = [each.role for each in found.programs]
     assert roles[:3] == ["this", "xla", "other"]
-    assert roles.count("change") == 4
+    assert roles.count("change") == 2
     assert [each.title for each in found.windows] == ["the ramp", "one steady step", "the end"]
     assert all(each.end_us > each.begin_us for each in found.windows)
     assert {each.operand: each.moved_bytes for each in found.traffic} == {
@@ -75,6 +70,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
             assert each.time_us == times[each.title]
 
 
+@pytest.mark.exhaustive
 def test_no_change_of_the_result_is_called_a_saving() -> None:
     lhs, rhs = jax.ShapeDtypeStruct((1024, 512), jnp.bfloat16), jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
     idle = functools.partial(slow_products.product, tile_m=512, tile_k=512, tile_n=512)

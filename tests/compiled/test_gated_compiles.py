@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -14,10 +13,6 @@ import systolic
 from systolic.ops.gated.spec import GatedSpec
 from systolic.ops.op import op_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 MOST_BUNDLES = 16_000  # of one kernel
 M, K, N = 256, 512, 1024
 
@@ -27,6 +22,7 @@ def with_gradient(on: str, x: jax.Array, dout: jax.Array, *weights: jax.Array) -
     return out, back(dout)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "dtype", "side_by_side"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -16,10 +15,6 @@ from systolic.compiler import row_major
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule import KernelConfig, Tiles
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 M, K, N = 256, 256, 512
 SIZES = (70, 0, 3, 101)

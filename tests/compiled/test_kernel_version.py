@@ -9,7 +9,6 @@ kernels and the versions of what compiled them. To write it anew after raising t
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -25,10 +24,6 @@ from systolic.compiler import WorkerPool, versions
 from systolic.kernels import KERNEL_VERSION
 from systolic.schedule import KernelConfig, Tiles
 from systolic.timing import submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 FILE = Path(__file__).parents[1] / "data" / "kernel_cycles.json"
 BF16, INT8, F32 = jnp.bfloat16, jnp.int8, jnp.float32

@@ -9,7 +9,7 @@ from systolic.chips import chip
 from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
-    ("refs", "v5e"),
+    pytest.param("refs", "v5e", marks=pytest.mark.exhaustive),
     ("sparse_core", "v6e"),
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,10 +16,6 @@ from systolic.chips import chip
 from systolic.compiler import WorkerPool
 from systolic.simulator import SimulatedRun
 from systolic.timing import submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
 MOST_BUNDLES = 16_000  # of one kernel
@@ -138,7 +133,7 @@ def covering() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    with pytest.MonkeyPatch.context() as patch, WorkerPool(max_workers=2) as pool:
+    with pytest.MonkeyPatch.context() as patch, WorkerPool(max_workers=1) as pool:
         patch.setenv("SYSTOLIC_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
         yield pool
 
@@ -155,14 +150,10 @@ def submitted(pool: WorkerPool, form: str, name: str, kind: str) -> Any:
     return submit_simulation(pool, fn, arguments, chip(name), label=f"{form}, {kind} on {name}")
 
 
-@pytest.fixture(scope="module")
-def jobs(pool: WorkerPool) -> dict[tuple[str, str, str], Any]:
-    return {case: submitted(pool, *case) for case in covering()}
-
-
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize(("form", "name", "kind"), covering())
-def test_compiles(jobs: dict[tuple[str, str, str], Any], form: str, name: str, kind: str) -> None:
-    measurement = jobs[form, name, kind].result()
+def test_compiles(pool: WorkerPool, form: str, name: str, kind: str) -> None:
+    measurement = submitted(pool, form, name, kind).result()
     run = measurement.run
     kernels = 4 if form.startswith("gradient") else 1  # forward, again for the checkpoint, two backward
     assert run.bundles <= MOST_BUNDLES * kernels
@@ -197,6 +188,7 @@ def moved(run: SimulatedRun) -> int:
     return run.hbm_read_bytes + run.hbm_written_bytes
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None:
     """HBM bytes are those of the plan, to a hundredth, and one kernel is all that there is."""
@@ -210,6 +202,7 @@ def test_a_transposed_operand_is_not_copied(pool: WorkerPool, name: str) -> None
         assert [op.name for op in run.later_core.ops if op.matrix_busy_cycles] == [op.name for op in run.later_core.ops]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("rows", [1, 8])
 def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows: int) -> None:
@@ -220,6 +213,7 @@ def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows:
     assert run.bundles <= MOST_BUNDLES
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     """2000 × 3001 × 1501 moves what the arithmetic says for it, and the rest of the registers in which rows end."""
@@ -230,6 +224,7 @@ def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:
     assert len([op for op in run.later_core.ops if op.hbm_read_bytes > m * n]) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["v4", "v5p"])
 @pytest.mark.parametrize("shapes", [((2048, 2048), (2048, 2048)), ((4, 512, 1024), (4, 1024, 512))])
 def test_both_cores_work(pool: WorkerPool, name: str, shapes: Shapes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,9 +16,6 @@ from systolic.chips import chip
 from systolic.compiler import WorkerPool, submit_compilation
 from systolic.timing import target_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 SIZE = 256
 
@@ -42,6 +38,7 @@ def listing(pool: WorkerPool, name: str, dtype: Any, **keywords: Any) -> str:
     return "\n".join(compiled.result().listings.values())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHIPS)
 def test_the_guards_of_precision_high_are_compiled(pool: WorkerPool, name: str) -> None:
     """The small products are compared with themselves: something that a compiler who knew no NaN would leave out."""
@@ -52,6 +49,7 @@ def test_the_guards_of_precision_high_are_compiled(pool: WorkerPool, name: str) 
     assert re.search(r"(vclamps-f32|vm(in|ax)\.f32)\S* .*1\.3240357e\+36", high)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.float32])
 @pytest.mark.parametrize("out", [jnp.int8, jnp.int32])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +14,6 @@ import systolic
 from systolic.chips import chip
 from systolic.compiler import WorkerPool
 from systolic.timing import submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
 Shapes = tuple[tuple[int, ...], ...]
@@ -74,6 +69,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
         yield pool
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "name"), list(dict.fromkeys(CASES)))
 def test_the_program_is_that_without_x64(pool: WorkerPool, form: str, name: str) -> None:
     fn, shapes, dtype = FORMS[form]

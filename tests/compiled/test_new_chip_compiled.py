@@ -20,10 +20,6 @@ import systolic
 from systolic.chips import V6E
 from systolic.lessons import LESSONS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 SOURCE = Path(systolic.__file__).parent
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRODUCT = f"{EXAMPLES / 'slow_products.py'}:product"
@@ -67,20 +63,25 @@ def told(house: Path, *command: str) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
+QUICK_COMMANDS = [
+    ("chips", "v8x"),
+    ("plan", "1024,1024,1024", "--chip", "graphite"),
+    ("simulate", PRODUCT, *ARGUMENTS, "--chip", "v8x"),
+    ("lessons", "roofline", "--chip", "v8x"),
+]
+OTHER_COMMANDS = [
+    ("check", PRODUCT, *ARGUMENTS, "--chip", "v8x"),
+    ("simulate", "jax.numpy:matmul", *ARGUMENTS, "--chip", "v8x,v6e"),
+    ("explain", PRODUCT, *ARGUMENTS, "--chip", "v8x", "--tries", "2"),
+    ("bench", "--suite", "square", "--only", "512", "--chip", "v8x"),
+    ("tune", "512,512,512", "--chip", "v8x", "--trials", "2"),
+    ("ladder", "v5", "--sizes", "512", "--chip", "v8x"),
+]
+
+
 @pytest.mark.parametrize(
     "command",
-    [
-        ("chips", "v8x"),
-        ("plan", "1024,1024,1024", "--chip", "graphite"),
-        ("check", PRODUCT, *ARGUMENTS, "--chip", "v8x"),
-        ("simulate", PRODUCT, *ARGUMENTS, "--chip", "v8x"),
-        ("simulate", "jax.numpy:matmul", *ARGUMENTS, "--chip", "v8x,v6e"),
-        ("explain", PRODUCT, *ARGUMENTS, "--chip", "v8x", "--tries", "2"),
-        ("bench", "--suite", "square", "--only", "512", "--chip", "v8x"),
-        ("tune", "512,512,512", "--chip", "v8x", "--trials", "2"),
-        ("ladder", "v5", "--sizes", "512", "--chip", "v8x"),
-        ("lessons", "roofline", "--chip", "v8x"),
-    ],
+    [*QUICK_COMMANDS, *(pytest.param(command, marks=pytest.mark.exhaustive) for command in OTHER_COMMANDS)],
     ids=lambda command: " ".join((command[0], command[-1])),
 )
 def test_a_file_and_two_words(house: Path, command: tuple[str, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,6 @@ import pytest
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
@@ -33,6 +28,7 @@ def shown(notebook: Any) -> list[str]:
 
 
 # Warnings of Jupyter's own packages about each other, and about connections that are closed after the test.
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 def test_the_notebook_runs_and_shows_what_is_stored() -> None:
     stored = nbformat.read(NOTEBOOK, as_version=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,6 @@ from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.simulator import UnknownValueError
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 import re
 from typing import Any
 
@@ -23,15 +22,12 @@ from systolic.schedule import total_bytes
 from systolic.spec import format_named
 from systolic.timing import target_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 
 def product(lhs: Any, q: systolic.Quantized, *, chip: str) -> Any:
     return systolic.matmul(lhs, q, implementation="pallas", chip=chip)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "bits"),
     [
@@ -62,6 +58,7 @@ def test_only_packed_weights_are_read(chip: str, name: str, block: int | None, b
     assert values <= kernel.hbm_read_bytes <= values + 2 * m * k + 4 * max(8, k // (block or k)) * n
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "m", "rows", "name", "block", "bits"),
     [
@@ -91,6 +88,7 @@ def test_rows_are_read_once_and_quantized_in_the_kernel(
     assert others <= 2 * m * k + scales  # XLA may have copied the small arrays to VMEM ahead of the call
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "m", "name", "block", "rows", "beside"),
     [
@@ -151,6 +149,7 @@ def kernel_within(
     return quantized_product(operands, spec=spec, schedule=schedule, activation=None, vmem_limit_bytes=limit_bytes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chip", "m", "k", "n", "name", "block", "row_format"),
     [

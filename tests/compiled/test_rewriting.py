@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -18,10 +17,6 @@ from systolic.analysis import GridVisits
 from systolic.compiler import CompilerRefusal
 from systolic.explaining.accumulator import summed_over
 from systolic.explaining.rewriting import CallChange, ChangedFunction
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 ARGS = (shape(jnp.bfloat16, 1024, 512), shape(jnp.bfloat16, 512, 1024))
 cycles = functools.cache(lambda fn, on: systolic.simulate(fn, *ARGS, chip=on).cycles)

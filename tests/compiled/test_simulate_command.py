@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -12,10 +11,6 @@ from systolic.chips import chip
 from systolic.cli.main import main
 from systolic.simulator import SimulatedRun
 from systolic.validation.published import COLUMNS
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 KERNELS = """
 from jax.experimental import pallas as pl

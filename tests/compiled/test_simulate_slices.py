@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +24,6 @@ from systolic.chips.constants import ConstantsError
 from systolic.compiler import WorkerPool
 from systolic.compiler.slice_devices import libtpu_devices, topology_of
 from systolic.timing import SparseCoreCollectiveError, slice_of, submit_simulation
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIP, TOPOLOGY = "v6e", "2x2"
 MESH = slice_mesh(CHIP, TOPOLOGY, data=2, model=2)

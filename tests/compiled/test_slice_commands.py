@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -11,10 +10,6 @@ import pytest
 from systolic.cli import main
 from systolic.explaining import Explanation
 from systolic.simulator import SliceRun
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 FUNCTION = f"{Path(__file__).parents[2] / 'examples' / 'sharded.py'}:feed_forward"
 M, K, N = 2048, 512, 1024  # a result of two MiB: the table of devices has to lie elsewhere

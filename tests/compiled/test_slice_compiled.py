@@ -108,6 +108,7 @@ def link_bytes(run: SliceRun) -> dict[tuple[int, int], int]:
     return {(link.source, link.target): link.sent_bytes for link in run.links}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v6e", "2x4")])
 @pytest.mark.parametrize("name", ["ring all-gather", "ring reduce-scatter"])
 def test_a_ring_sends_all_blocks_but_one_over_each_link(pool, name, chip_name, extents) -> None:
@@ -121,6 +122,7 @@ def test_a_ring_sends_all_blocks_but_one_over_each_link(pool, name, chip_name, e
     assert 0 < ring.exposed_cycles <= ring.cycles <= run.cycles
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "2x2"), ("v6e", "4x4"), ("v5p", "2x2x2")])
 @pytest.mark.parametrize("name", ["all-to-all", "collective-permute"])
 def test_copies_take_the_links_of_their_routes(pool, name, chip_name, extents) -> None:
@@ -138,6 +140,7 @@ def test_copies_take_the_links_of_their_routes(pool, name, chip_name, extents) -
     assert sum(each.sent_bytes for each in run.collectives) == size * len(pairs) // count
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("chip_name", "extents"), [("v5e", "2x2"), ("v6e", "2x4"), ("v7x", "2x2x1")])
 def test_a_permutation_by_table_goes_between_those_that_it_names(pool, chip_name, extents) -> None:
     run = simulated(pool, "collective-permute of some", chip_name, extents)
@@ -149,6 +152,7 @@ def test_a_permutation_by_table_goes_between_those_that_it_names(pool, chip_name
     assert {(link.axis, link.source, link.target): link.sent_bytes for link in run.links} == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "chip_name", "extents"),
     [
@@ -188,6 +192,7 @@ def test_devices_that_go_on_with_the_last_at_barriers_are_off_by_hops(
     assert one.time_us == pytest.approx(every.time_us, abs=farthest_us)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("chip_name", "extents"), [("v6e", "4x4"), ("v5e", "4x4"), ("v5p", "2x2x2"), ("v7x", "2x2x2")])
 def test_what_devices_read_in_other_orders_takes_all_as_long(
     pool, monkeypatch: pytest.MonkeyPatch, chip_name, extents

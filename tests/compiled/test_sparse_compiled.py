@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from typing import Any
 
 import jax
@@ -17,10 +16,6 @@ from systolic.ops.sparse.programs import called, programs_of
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.timing import target_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
-
 
 def spec(kind: Any, block: int, blocks: int, **more: Any) -> SparseSpec:
     return SparseSpec(
@@ -29,6 +24,7 @@ def spec(kind: Any, block: int, blocks: int, **more: Any) -> SparseSpec:
     )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("chip", "wanted"),
     [

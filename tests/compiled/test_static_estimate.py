@@ -11,7 +11,6 @@ estimated otherwise than they are scheduled.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -27,10 +26,6 @@ from systolic.chips import Chip, chip
 from systolic.compiler import WorkerPool, abstract_arguments, compile_function
 from systolic.simulator import OpRun, PreparedProgram
 from systolic.timing import prepare_program, target_of
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 CHIPS = ["v5e", "v5p", "v6e", "v7x"]
 FOLDER = "SYSTOLIC_TEST_STATIC_PROFILES"
@@ -86,6 +81,7 @@ def operations(prepared: PreparedProgram, known: Chip) -> dict[str, OpRun]:
     return {op.name: op for op in prepared.run(known).later_core.ops}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CHIPS)
 def test_products_without_a_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = chip(name)

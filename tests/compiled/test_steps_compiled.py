@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,6 @@ import pytest
 import systolic
 from systolic.cli import main
 from systolic.steps import BETWEEN, DoesNotFitError, StepRun
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "transformer"
 ON = ("--chip", "v6e", "--topology", "2x2", "--workers", "1", "-q")
@@ -98,6 +93,7 @@ def test_a_step_that_does_not_fit_says_by_how_much() -> None:
     assert "times as many devices" in str(refused.value)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
 def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) -> None:
     def step(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -20,10 +19,6 @@ import systolic
 from systolic.cli import main
 from systolic.store import TrialStore
 from systolic.tuning import cluster, tune
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 
 @pytest.fixture(autouse=True)

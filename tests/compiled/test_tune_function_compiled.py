@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -14,10 +13,6 @@ from jax.experimental import pallas as pl
 import systolic
 from systolic.cli import main
 from systolic.store import TrialStore
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 SOURCE = """
 import jax

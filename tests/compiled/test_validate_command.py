@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,6 @@ from systolic.cli import main
 from systolic.cost import roofline
 from systolic.spec import MatmulSpec
 from systolic.validation.published import COLUMNS
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
 
 Command = Callable[..., tuple[int, dict[str, Any]]]
 

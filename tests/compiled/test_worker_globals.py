@@ -16,9 +16,7 @@ from systolic.chips import CHIPS
 from systolic.compiler import CompiledProgram, ProgramCache, WorkerPool, submit_compilation
 from systolic.timing import target_of
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU compiler: pip install 'systolic[tpu]'"
-)
+pytestmark = pytest.mark.fresh_workers
 
 SOURCE = """
 import jax

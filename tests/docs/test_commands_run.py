@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -135,7 +136,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_page(page: Path, folder: Path, *, slow: bool) -> None:
+def run_page(page: Path, folder: Path, capfd: pytest.CaptureFixture[str], *, slow: bool) -> None:
     script: list[str] = []
     for step in steps(page):
         if step.file:
@@ -146,10 +147,25 @@ def run_page(page: Path, folder: Path, *, slow: bool) -> None:
             script.append(step.python)
         elif is_run(step):
             codes = (0, 1) if step.command.startswith(MAY_END_WITH_1) else (0,)
-            run(shlex.split(step.command), folder, f"{page.name}:{step.line}: {step.command}", codes, slow)
+            what = f"{page.name}:{step.line}: {step.command}"
+            if step.command.startswith("systolic ") and not slow:
+                run_in_this_process(shlex.split(step.command)[1:], what, codes, capfd)
+            else:
+                run(shlex.split(step.command), folder, what, codes, slow)
     if script:  # one process: a later block uses the names of an earlier one
         (folder / "blocks_of_this_page.py").write_text("\n\n".join(script))
         run(["python", "blocks_of_this_page.py"], folder, f"Python blocks of {page.name}", (0,), slow)
+
+
+def run_in_this_process(
+    arguments: list[str], what: str, codes: tuple[int, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Run a command without starting Python and JAX for it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code = main(arguments)
+    printed = capfd.readouterr()
+    assert code in codes, f"{what}\nended with {code}\n{printed.out[-2000:]}\n{printed.err[-4000:]}"
 
 
 def run(words: list[str], folder: Path, what: str, codes: tuple[int, ...], slow: bool) -> None:
@@ -195,19 +211,20 @@ def need_compiler() -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", pages_with(slow=False), ids=name)
-def test_quick_commands_run(page: Path, folder: Path) -> None:
+def test_quick_commands_run(page: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     need_compiler()
-    run_page(page, folder, slow=False)
+    run_page(page, folder, capfd, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * SLOW_LIMIT_S)
 @pytest.mark.parametrize("page", pages_with(slow=True), ids=name)
-def test_all_commands_run(page: Path, folder: Path) -> None:
+def test_all_commands_run(page: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     need_compiler()
-    run_page(page, folder, slow=True)
+    run_page(page, folder, capfd, slow=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

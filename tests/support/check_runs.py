@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,10 +32,20 @@ def example(text: str, **keywords: Any) -> Callable[..., Any]:
     return functools.partial(named_function(f"{EXAMPLES}/{text}"), **keywords)
 
 
-def ran(fn: Callable[..., Any], *args: Any, reference: Any = None, on: str = "v5e", **keywords: Any) -> RunOutcome:
+ALL_SEEDS = (0, 1, 2)  # as `check` has them: what only some orders of steps and of copies show
+
+
+def ran(
+    fn: Callable[..., Any],
+    *args: Any,
+    reference: Any = None,
+    on: str = "v5e",
+    seeds: Sequence[int] = (0,),
+    **keywords: Any,
+) -> RunOutcome:
     # On a busy machine runs would be left out, and a finding would say so.
     with mock.patch("systolic.checking.running._TIME_LIMIT_S", math.inf):
-        return run_checks(fn, args, chip=chip(on), reference=reference, **keywords)
+        return run_checks(fn, args, chip=chip(on), reference=reference, seeds=seeds, **keywords)
 
 
 def one(outcome: RunOutcome, rule: str) -> Finding:

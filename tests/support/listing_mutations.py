@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from systolic.chips import Chip
 from systolic.compiler import CompiledProgram
-from systolic.simulator import PreparedProgram, SimulatedRun
+from systolic.simulator import PreparedProgram, SimulatedRun, SimulationError, prepare_listings
 from systolic.timing import prepare_program
 from systolic.timing.contents import parameter_contents
 
@@ -172,6 +173,33 @@ def check_source(source: str) -> None:
             assert of_sequencer or node.attr in ("pop", "__class__"), ast.dump(node)
 
 
+def error_or_run(listings: Mapping[str, str], chip: Chip, **options: Any) -> str | SimulatedRun:
+    """Return what is wrong with damaged listings, or their run after asserting that it can be kept."""
+    try:
+        prepared = prepare_listings(listings, chip, utilization=options.pop("utilization", None))
+        check_generated_code(prepared)
+        run = prepared.run(chip, **options)
+    except SimulationError as error:
+        return str(error)
+    _check_run(run)
+    return run
+
+
+def check_damages(listings: Mapping[str, str], chip: Chip, seeds: range) -> None:
+    """Assert that damaged listings are refused with a message or run, and that the intact ones then end as before."""
+    intact = error_or_run(listings, chip, max_iterations=1000)
+    outcomes = []
+    for seed in seeds:
+        chance = random.Random(seed)
+        part = chance.choice(sorted(listings))
+        damaged = {**listings, part: mutated(listings[part], chance)}
+        outcomes.append(error_or_run(damaged, chip, max_iterations=1000))
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    assert refusals
+    assert all(refusal.strip() for refusal in refusals)
+    assert error_or_run(listings, chip, max_iterations=1000) == intact
+
+
 def read_and_run(program: CompiledProgram, chip: Chip, max_iterations: int = 2000) -> SimulatedRun:
     """Everything that reads a compiled program, then a run of it, and what a report makes of that.
 
@@ -188,6 +216,11 @@ def read_and_run(program: CompiledProgram, chip: Chip, max_iterations: int = 200
     ]
     parameters = parameter_contents(prepared.hlo, values)
     run = prepared.run(chip, parameters=parameters, max_iterations=max_iterations, spans=10)
+    _check_run(run)
+    return run
+
+
+def _check_run(run: SimulatedRun) -> None:
     assert SimulatedRun.from_json(run.to_json()) == run
     assert all(share >= 0 for share in (*run.busy.values(), *run.stalls.values(), run.vmem_bytes, run.spill_bytes))
-    return run
+    assert run.cycles >= 0

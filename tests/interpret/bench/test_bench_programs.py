@@ -108,6 +108,7 @@ def check(program: Any, case: Case, operands: Operands) -> None:
     assert np.all(excess <= 0), f"{np.max(excess)} above the tolerance"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
@@ -122,6 +123,7 @@ def test_every_stack(name: str, dtype: str) -> None:
         check(program, case, operands)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["bias gelu residual", "both transposed", "scale to bfloat16"])
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
 def test_narrow_dtypes(name: str, dtype: str) -> None:
@@ -150,6 +152,7 @@ def test_a_forgotten_bias_is_noticed() -> None:
         check(plain, case, operands)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("which", "experts"), [("mlp", 0), ("gated", 0), ("mlp", 3)])
 def test_layers(which: Which, experts: int) -> None:
     """Both programs compute the same MLPs and gradients: ours in interpret mode, plain JAX in float32."""
@@ -167,6 +170,7 @@ def test_layers(which: Which, experts: int) -> None:
         np.testing.assert_allclose(one, other, rtol=0, atol=4e-6 * np.abs(other).max())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["forward", "dlhs", "drhs", "gated"])
 def test_layers_of_experts(kind: Kind) -> None:
     """Our programs in interpret mode and XLA's make the same of all rows."""

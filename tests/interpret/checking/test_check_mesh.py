@@ -21,6 +21,7 @@ def checked(case, **options) -> systolic.CheckReport:
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name", ["shifted: no barrier, no reference", "shifted: waits for the sending alone, no reference"]
 )

@@ -25,6 +25,7 @@ REFERENCE = example("products.py:product_reference")
 SLOW = pytest.mark.slow  # like its neighbours
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "args", "reference"),
     [

@@ -28,11 +28,13 @@ def run(case: Case) -> set[str]:
     return {found.rule for found in errors(ran(case.fn, *case.args, reference=case.reference, seeds=(0,)))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_fault_is_shown_by_the_run(name: str) -> None:
     assert run(CASES[name]) & SHOWN[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUIET)
 def test_a_sound_kernel_is_not_accused(name: str) -> None:
     assert not run(CASES[name])

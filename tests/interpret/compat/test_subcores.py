@@ -90,6 +90,7 @@ def test_operations_across_lanes() -> None:
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "rules"),
     [

@@ -17,6 +17,7 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from matmul_reference import ACTIVATIONS, Call, values, wide
+from selection import examples
 
 import systolic
 from systolic.chips import chip
@@ -25,7 +26,7 @@ from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", num_cores_or_threads=1)
 JAX_ACTIVATIONS = {"silu": jax.nn.silu, "gelu": jax.nn.gelu, "relu": jax.nn.relu}
-MANY = settings(max_examples=6, derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
+MANY = settings(max_examples=examples(20), derandomize=True, deadline=None, phases=[Phase.explicit, Phase.generate])
 Arrays = tuple[Any, Any, Any]
 
 
@@ -65,6 +66,7 @@ CONFIGS: dict[str, KernelConfig] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_every_pipeline(name: str, dtype: Any) -> None:
@@ -161,6 +163,7 @@ def assert_same(found: Any, wanted: Any, unit: float) -> None:
         np.testing.assert_allclose(wide(one), wide(other), rtol=0, atol=unit * max(1.0, np.abs(wide(other)).max()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("activation", sorted(JAX_ACTIVATIONS))
 @pytest.mark.parametrize("sizes", [(24, 40, 50), (128, 256, 128), (9, 129, 300)])
 def test_gradients_are_finite_differences(activation: str, sizes: tuple[int, int, int]) -> None:
@@ -209,6 +212,7 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
 def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
@@ -233,6 +237,7 @@ def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
 
 
 # Name, and n: where it is no multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("v6e", 256), ("v5p", 512), ("v6e", 100)])
 def test_weights_side_by_side(name: str, n: int) -> None:
     x, both = normal(2, 8, 256), normal(256, 2 * n, seed=1) / 16
@@ -265,6 +270,7 @@ def test_only_what_is_wanted() -> None:
         assert_same(found, wanted, 4e-6)
 
 
+@pytest.mark.exhaustive
 def test_higher_derivatives_and_forward_mode() -> None:
     arrays = normal(8, 16), normal(16, 24, seed=1), normal(16, 24, seed=2)
     changes = tuple(normal(*array.shape, seed=9) for array in arrays)
@@ -287,6 +293,7 @@ def test_higher_derivatives_and_forward_mode() -> None:
 # --- transformations -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", [(0, None, None), (1, 2, 0), (None, None, 1)])
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = (16, 40), (40, 24), (40, 24)

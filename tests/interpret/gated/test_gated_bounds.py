@@ -77,6 +77,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("m", "k", "n", "activation", "precision"), CASES)
 def test_gradients_are_within_what_float32_allows(m: int, k: int, n: int, activation: str, precision: str) -> None:
     given = arrays(m, k, n)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
+from selection import examples
 
 import systolic
 from systolic.compat import races_found
@@ -27,7 +28,7 @@ from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 MANY = settings(
-    max_examples=10,
+    max_examples=examples(30),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -71,6 +72,7 @@ def check(
     np.testing.assert_array_equal(np.asarray(out, np.float64), expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_each_dtype_and_both_ways_to_store_rhs(dtype: str, implementation: Any) -> None:
@@ -240,6 +242,7 @@ def gated(
     return systolic.grouped_matmul(lhs, rhs, np.array(sizes), **both, **rest)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize(
     ("dtype", "n", "transpose_rhs", "joined"),
@@ -296,6 +299,7 @@ def into_an_array(dtype: str, implementation: Any) -> Callable[..., jax.Array]:
     return jax.jit(product)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -324,6 +328,7 @@ def test_rows_of_others_remain(sizes: list[int], offset: int, dtype: str, implem
     assert not races_found()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_operands_of_two_dtypes(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]

@@ -59,6 +59,7 @@ def product() -> Callable[..., jax.Array]:
     return jax.jit(run)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sizes", [SIZES, [16, 1, 1, 32, 30]])
 def test_each_core_computes_its_columns(sizes: list[int]) -> None:
     random = np.random.default_rng(0)
@@ -96,6 +97,7 @@ def test_rows_of_no_group_are_zero_in_all_columns() -> None:
         assert not races_found()
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_of_the_matrices() -> None:
     spec = GroupedGradientSpec(**SPEC)
     its = GradientSchedule.of(spec, config(64, 128), CHIP)

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from jax.test_util import check_grads
+from selection import examples
 
 import systolic
 from systolic.compat import races_found
@@ -29,6 +30,7 @@ from systolic.schedule import KernelConfig, Tiles
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(
     ("sizes", "transpose_rhs"), [([40, 0, 3, 29], False), ([4, 4, 4, 52], True), ([0, 0, 0, 0], False)]
@@ -121,7 +123,7 @@ def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., j
 
 
 @settings(
-    max_examples=10,
+    max_examples=examples(30),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

@@ -71,6 +71,7 @@ def test_integers_of_other_widths_are_cut_to_what_they_say() -> None:
     np.testing.assert_array_equal(out, expected([5, LARGEST, 0], 0)[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("m", "k", "n", "groups", "every"), [(8, 8, 8, 0, 3), (0, 8, 8, 2, 3), (8, 0, 8, 2, 2)])
 def test_sizes_of_zero(implementation: Any, m: int, k: int, n: int, groups: int, every: int) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from jax.test_util import check_grads
+from selection import examples
 
 import systolic
 from systolic.compat import races_found
@@ -47,7 +48,7 @@ def compiled(panel: int, tile_n: int, rows: int) -> Callable[..., jax.Array]:
 
 
 @settings(
-    max_examples=6,
+    max_examples=examples(20),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
@@ -72,6 +73,7 @@ def test_any_sizes_and_configuration(sizes: list[int], case: tuple[int, int, int
     assert not races_found()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", CAREFUL])
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_it_is_added_last_and_to_own_rows_alone(is_gated: bool, implementation: Any) -> None:
@@ -114,6 +116,7 @@ def test_a_sum_of_integers() -> None:
         np.testing.assert_array_equal(out, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 def test_finite_differences(activation: str | None, implementation: Any) -> None:

@@ -29,6 +29,7 @@ def evaluation_error(exact: np.ndarray, dtype_out: str) -> float:
     return units * float(np.max(np.abs(exact)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def run(name: str, spec: MatmulSpec, tiles: Tiles, interpret: object) -> Callabl
     return functools.partial(RUNGS[name].multiply, tiles=tiles, dtype_out=spec.dtype_out, interpret=interpret)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", RUNGS)
@@ -52,6 +53,7 @@ def test_right(name: str, shape: str, dtype: str) -> None:
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RUNGS)
 def test_default_tiles_at_512(name: str, dtype: str) -> None:
@@ -63,6 +65,7 @@ def test_default_tiles_at_512(name: str, dtype: str) -> None:
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RUNGS)
 def test_other_output_dtype(name: str) -> None:
     spec = MatmulSpec.of(256, 256, 256, "bfloat16", "float32")
@@ -72,6 +75,7 @@ def test_other_output_dtype(name: str) -> None:
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RUNGS)
 def test_plain_interpreter_agrees(name: str) -> None:
     spec = MatmulSpec.of(256, 256, 256, "float32")
@@ -80,6 +84,7 @@ def test_plain_interpreter_agrees(name: str) -> None:
     assert accuracy.ok, accuracy
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RUNGS)
 def test_no_race_and_nothing_read_before_it_is_written(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     spec = MatmulSpec.of(256, 256, 256, "float32")

@@ -23,6 +23,7 @@ def pool():
         yield made
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("one", COLLECTIVES, ids=lambda one: one.name)
 def test_on_eight_devices(pool: WorkerPool, one) -> None:
     outcome = run(pool, one, chip("v5e")).result()
@@ -37,6 +38,7 @@ def test_on_eight_devices(pool: WorkerPool, one) -> None:
         assert outcome.summary.error <= outcome.summary.tolerance
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("count", [2, 3])  # with two, both neighbours are the same device
 @pytest.mark.parametrize("ways", [(1,), (-1,), (1, -1)], ids=str)
 def test_small_rings(count: int, ways: tuple[int, ...]) -> None:

@@ -23,17 +23,20 @@ def right(fn: Callable[..., jax.Array], reference: Callable[..., jax.Array], *ar
         assert outcome.summary.error <= outcome.summary.tolerance
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(8, 128), (24, 256), (16, 384)])
 def test_add(shape: tuple[int, int]) -> None:
     x = jax.ShapeDtypeStruct(shape, jnp.float32)
     right(functools.partial(add_matrices, bm=8, bn=128), lambda x, y: x + y, x, x)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [8, 24, 32])  # a step alone, a step too few for two cores, two for each
 def test_sine(rows: int) -> None:
     right(functools.partial(sine, bm=8), jnp.sin, jax.ShapeDtypeStruct((rows, 100), jnp.float32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("blocks", "dealt"), [(1, True), (3, False), pytest.param(3, True, marks=pytest.mark.slow), (4, True)]
 )

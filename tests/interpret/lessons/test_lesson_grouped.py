@@ -9,6 +9,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.lessons.kernels.grouped import ROWS, aligned_grouped, grouped, visits
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("multiply", "sizes"),
     [

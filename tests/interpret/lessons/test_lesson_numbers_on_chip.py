@@ -11,6 +11,7 @@ from systolic.lessons.numbers_on_chip import errors, largest_sums
 from systolic.spec import MatmulSpec
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["float32 dot", "six passes", "HIGHEST"])
 @pytest.mark.parametrize("shape", [(8, 128, 128), (128, 384, 256)], ids=str)
 def test_six_passes_are_float32(name: str, shape: tuple[int, int, int]) -> None:

@@ -19,6 +19,7 @@ def checked(fn, m: int, k: int, n: int, on: str = "v5e") -> RunOutcome:
     return run_checks(fn, args, chip=chip(on), reference=lambda x, y: x @ y, seeds=(0,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "chosen"),
     [

@@ -21,6 +21,7 @@ def errors(outcome: RunOutcome) -> set[str]:
     return {each.rule for each in outcome.findings if each.grade == "error"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("on", ["v5e", "v5p"])
 @pytest.mark.parametrize(
     ("fn", "shape"),

@@ -34,6 +34,7 @@ def ran(fn: Callable[..., jax.Array], *args: np.ndarray) -> np.ndarray:
         return np.asarray(jax.jit(fn)(*args))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(8, 128), (40, 300)])
 @pytest.mark.parametrize("fn", [add_arrays, add_refs, add_into_ref])
 def test_add(fn: Callable[..., jax.Array], shape: tuple[int, int]) -> None:
@@ -49,6 +50,7 @@ def test_piece(at: tuple[int, int], block: int) -> None:
     np.testing.assert_array_equal(got, x[8 * block : 8 * block + 8])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(1, 8, 128), (3, 40, 200)])
 @pytest.mark.parametrize(
     "fn",

@@ -21,6 +21,7 @@ def assert_close(result, wanted: np.ndarray, k: int) -> None:
     assert np.abs(np.asarray(result, np.float64) - wanted).max() <= tolerance(spec, 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("choose", [chosen_blocks, chosen_blocks_by_hand])
 @pytest.mark.parametrize("order", [[0], [3, 0, 0, 2], [1, 1]], ids=str)
 def test_chosen_blocks(choose, order: list[int]) -> None:
@@ -30,6 +31,7 @@ def test_chosen_blocks(choose, order: list[int]) -> None:
     np.testing.assert_array_equal(out, np.concatenate([x[i * ROWS : (i + 1) * ROWS] for i in order]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("copies_zeros", [False, True])
 @pytest.mark.parametrize(
     "places",
@@ -59,6 +61,7 @@ def test_sparse_matmul(places: list[tuple[int, int]], copies_zeros: bool) -> Non
     assert_close(out, reference(lhs, rhs), k)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("skips_copies", [False, True])
 @pytest.mark.parametrize(
     "wanted", [np.tri(3, 2), np.ones((2, 2)), [[0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]]], ids=str

@@ -12,6 +12,7 @@ from systolic.lessons.kernels.sparse_core import copy_rows, gather, take
 from systolic.lessons.sparse_core import subcores
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fn", [take, copy_rows], ids=["take", "copy_rows"])
 @pytest.mark.parametrize(
     "index",

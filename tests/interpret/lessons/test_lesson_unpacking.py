@@ -11,6 +11,7 @@ from systolic.lessons.unpacking import xla
 M, K, N = 16, 256, 256
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("product", "dtype", "blocks"),
     [

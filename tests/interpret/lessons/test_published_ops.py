@@ -10,6 +10,7 @@ from systolic.lessons.published_ops import published_program
 from systolic.validation.published import PublishedRow
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("op", ["xla", "ladder_v5", "block_matmul_f32_scratch"])
 @pytest.mark.parametrize("suffix", ["", "_rhs_transposed", "_relu", "_rhs_transposed_relu"])
 def test_every_op_computes_what_its_name_says(op: str, suffix: str) -> None:

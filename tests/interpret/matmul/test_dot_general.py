@@ -20,6 +20,7 @@ def normal(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("lhs", "rhs", "numbers"),
     [

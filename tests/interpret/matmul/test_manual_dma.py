@@ -112,6 +112,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 def test_every_order(how: KernelConfig, capfd: pytest.CaptureFixture[str]) -> None:
     check(how)
@@ -131,11 +132,13 @@ def test_whatever_the_order_in_which_copies_end(seed: int) -> None:
     check(config((128, 512, 128), (64, 128), fill_chunks=4, num_stages=3, grid_order="n"), interpret=params)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transposes", [(True, False), (False, True), (True, True)])
 def test_pieces_of_operands_that_are_stored_transposed(transposes: tuple[bool, bool]) -> None:
     check(config((128, 256, 128), (128, 128), fill_chunks=2, num_stages=3), transposes=transposes, dtype="bfloat16")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "how",
     [
@@ -172,6 +175,7 @@ def test_epilogue_operands_and_two_outputs(
     assert "race" not in capfd.readouterr().out.lower()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("small", [0, 1024])
 @pytest.mark.parametrize("how", ORDERS, ids=str)
 def test_functions_of_operands_on_the_way(

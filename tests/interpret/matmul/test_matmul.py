@@ -14,6 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 from matmul_reference import Call, values, wide
+from selection import examples
 
 import systolic
 from systolic.chips import chip
@@ -182,7 +183,7 @@ def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
     )
 
 
-@settings(MANY, max_examples=14)
+@settings(MANY, max_examples=examples(40))
 @given(data=st.data())
 def test_every_configuration(data: st.DataObject) -> None:
     call, name = data.draw(calls())
@@ -193,7 +194,7 @@ def test_every_configuration(data: st.DataObject) -> None:
 # --- the function ----------------------------------------------------------------------------------------------------
 
 
-@settings(MANY, max_examples=10)
+@settings(MANY, max_examples=examples(30))
 @given(drawn=calls(batched=True))
 def test_any_call(drawn: tuple[Call, str]) -> None:
     call, name = drawn
@@ -240,6 +241,7 @@ PADDED: list[tuple[tuple[int, int, int], tuple[int, int, int]]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("sizes", "tiles"), PADDED)
 def test_padded(sizes: tuple[int, int, int], tiles: tuple[int, int, int]) -> None:
     m, k, n = sizes
@@ -276,6 +278,7 @@ PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("lhs", "rhs"), PAIRS)
 def test_pairs_of_shapes(lhs: tuple[int, ...], rhs: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
@@ -306,6 +309,7 @@ def test_vectors_with_everything_beside_them(side: Literal["row", "column", "bot
     np.testing.assert_allclose(found, (np.tanh(total) + beside["residual"]) * beside["out_scale"], atol=1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), list(itertools.product([False, True], repeat=2)))
 def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_rhs: bool) -> None:
     """Slices are taken outside of the kernel, inside of one jitted function, and each product is fused with a stack."""
@@ -332,6 +336,7 @@ def test_transposes_of_slices_of_a_larger_array(transpose_lhs: bool, transpose_r
     Call(lhs=large[lhs_at], rhs=large[rhs_at], keywords={**keywords, **beside}).check(fn(large))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("implementation", ["interpret", "xla", None])
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
@@ -385,6 +390,7 @@ def test_batches_of_the_same_weight_become_rows() -> None:
     assert f"f32[{math.prod(lhs.shape[:-1])},50]" in str(jaxpr)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["v4", "v5e", "v7x"])
 def test_a_function_traced_for_a_chip_runs_on_the_cpu(name: str) -> None:
     """`implementation=None` with a chip: the kernel is in the program for a TPU, and XLA's product runs here."""

@@ -122,17 +122,20 @@ OF_CHECKPOINT = [name for name in TRANSFORMS if "checkpoint" in name and "jvp" n
 IN_INTERPRET_MODE = ["jvp of one", "linearize", "hessian", "grad of jvp", "third", "jvp of vmap", "jvp of scan"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms_by_xla(name: str) -> None:
     transform = TRANSFORMS[name]
     assert_same(jax.jit(lambda: transform(small("xla")))(), jax.jit(lambda: transform(small_plain))(), 2e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["jvp", "linearize", "second"])
 def test_transforms_without_jit(name: str) -> None:
     assert_same(TRANSFORMS[name](small("xla")), TRANSFORMS[name](small_plain), 2e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IN_INTERPRET_MODE)
 def test_transforms_in_interpret_mode(name: str) -> None:
     transform = TRANSFORMS[name]
@@ -146,6 +149,7 @@ def test_interpret_mode_is_not_for_checkpoints(name: str) -> None:
         TRANSFORMS[name](small("interpret"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by", ["interpret", "xla"])
 def test_forward_mode_of_everything_fused(by: str) -> None:
     assert_same(
@@ -169,6 +173,7 @@ def test_forward_and_reverse_over_everything_fused() -> None:
     assert_same(jax.jit(lambda: product(fused("interpret")))(), product(fused_plain), 1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("transpose_lhs", "transpose_rhs"), [(True, False), (False, True), (True, True)])
 def test_forward_mode_with_transposes_and_edges(transpose_lhs: bool, transpose_rhs: bool) -> None:
     lhs, rhs = normal(200, 257), normal(257, 130)
@@ -261,6 +266,7 @@ for by in sys.argv[1:]:
 """
 
 
+@pytest.mark.exhaustive
 def test_shard_map(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)

@@ -120,6 +120,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("stack", "inputs", "transpose_lhs", "transpose_rhs"), CASES)
 def test_gradients_are_xlas(stack: str, inputs: str, transpose_lhs: bool, transpose_rhs: bool) -> None:
     arrays, static = case(stack, inputs, transpose_lhs, transpose_rhs)
@@ -143,6 +144,7 @@ def test_gradients_of_plain_products_with_edges(transpose_lhs: bool, transpose_r
     assert_same(found, wanted, 4e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu"])
 def test_gradients_are_finite_differences(activation: str) -> None:
     """The derivative of the formula in NumPy, in float64, along a random direction of each argument."""
@@ -181,6 +183,7 @@ def test_gradients_in_bfloat16() -> None:
     assert_same({name: one.astype(jnp.float32) for name, one in found.items()}, wanted, 3 * 2.0**-8)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [((3, 8, 16), (16, 24)), ((2, 1, 8, 16), (3, 16, 24)), ((16,), (3, 16, 24)), ((3, 8, 16), (16,))],
@@ -217,6 +220,7 @@ def test_integers_have_no_gradient() -> None:
     np.testing.assert_allclose(scale(0.5), sums.sum(), rtol=0, atol=2.0**-9 * np.abs(sums).sum())
 
 
+@pytest.mark.exhaustive
 def test_gradient_of_a_gradient() -> None:
     arrays = {"lhs": normal(8, 16), "rhs": normal(16, 24), "bias": normal(24)}
     weights = normal(8, 24, seed=7)
@@ -283,6 +287,7 @@ def test_checkpoint() -> None:
 AXES = [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 0)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes: tuple[int | None, ...]) -> None:
     shapes = ((16, 40), (40, 24), (24,))

@@ -72,6 +72,7 @@ def matmul(lhs: np.ndarray, rhs: np.ndarray, **keywords: Any) -> jax.Array:
     return systolic.matmul(lhs, rhs, **keywords)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["plain", "transposed", "staged"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_extreme_numbers(kind: str, form: str) -> None:
@@ -97,6 +98,7 @@ def test_extreme_numbers(kind: str, form: str) -> None:
     check(product(rhs.T, lhs.T), rhs.T, lhs.T)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("precision", ["default", "high", "highest"])
 def test_the_largest_number(precision: str) -> None:
     largest = float(jnp.finfo(F32).max)
@@ -130,6 +132,7 @@ def test_int8_saturates_with_or_without_something_fused(fused: dict[str, Any]) -
     assert found[0, 1] == -128
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [INT8, jnp.int32])
 @pytest.mark.parametrize("fused", [{}, {"bias": np.float32(0)}])
 def test_floats_round_to_even_and_saturate(dtype: Any, fused: dict[str, Any]) -> None:

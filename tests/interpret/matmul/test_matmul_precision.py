@@ -99,6 +99,7 @@ def one_pass(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return wide(lhs.astype(BF16)) @ wide(rhs.astype(BF16))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("k", [16, 128, 1000, 1024])
 def test_error_of_three_passes(k: int) -> None:
     """Between what two parts allow and far below one pass: neither of the two by accident.

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized_operands import exact, quantized, rows, scales_of
+from selection import examples
 
 import systolic
 from systolic.compat import interpret_params, races_found
@@ -56,6 +57,7 @@ def check(lhs: jax.Array, q: systolic.Quantized, chip: str, **keywords: Any) -> 
     assert np.all(found <= bound(left, q, route(lhs.shape[0], q, chip)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "k", "block"), [(16, 512, 128), (13, 384, 64), (33, 384, 192)])
 def test_even_columns_before_odd_ones(m: int, k: int, block: int) -> None:
     random = np.random.default_rng(m)
@@ -67,7 +69,7 @@ def test_even_columns_before_odd_ones(m: int, k: int, block: int) -> None:
     assert list(np.flatnonzero(~np.isfinite(np.asarray(out, np.float32)).all(1))) == [3]
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     name=st.sampled_from(FORMATS),
     chip=st.sampled_from(CHIPS),
@@ -106,6 +108,7 @@ def test_many_sizes_and_blocks(
     check(rows(random, m, blocks * block), q, chip)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("chip", ["v4", "v6e", "v7x"])
 def test_every_number_of_a_format(name: str, chip: str) -> None:
@@ -128,6 +131,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, subtile_m: int, subtile_n: int
     return KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n, pipeline="manual")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "block", "tiles"),
     [

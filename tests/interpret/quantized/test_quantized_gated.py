@@ -42,6 +42,7 @@ def check(found: Any, left: np.ndarray, weights: list[systolic.Quantized], *, we
     assert np.all(np.abs(np.asarray(found) - silu(gate) * up) <= allowed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "row_format", "m", "k", "n"),
     [
@@ -80,6 +81,7 @@ def test_xla_computes_the_same() -> None:
         check(gated(lhs, *weights), np.asarray(lhs).astype(np.float64), weights)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "row_format", "sizes"),
     [
@@ -111,6 +113,7 @@ def test_steps_race_with_nothing(
     assert not races_found()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("row_format", [None, "int8"])
 def test_gradients_go_straight_through(row_format: str | None) -> None:
     random = np.random.default_rng(3)

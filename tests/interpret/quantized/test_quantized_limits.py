@@ -15,6 +15,7 @@ from systolic.spec import EXACT_INT32_PRODUCTS
 LONG_K = 139_264  # 128² times this is past 2³¹
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("chip", ["v6e", "v7x"])
 def test_sums_past_int32_do_not_wrap(chip: str, implementation: Any) -> None:
@@ -33,6 +34,7 @@ def test_sums_past_int32_do_not_wrap(chip: str, implementation: Any) -> None:
     assert (np.abs(np.asarray(out) - expected) <= bound).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "exact_classes"),
     [("v6e", "int8", None, True), ("v6e", "e4m3", 64, True), ("v4", "int4", None, True), ("v6e", "int4", 64, False)],

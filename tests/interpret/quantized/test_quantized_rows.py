@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized_operands import exact, quantized, rows, scales_of
+from selection import examples
 
 import systolic
 from systolic.compat import interpret_params, races_found
@@ -43,6 +44,7 @@ def check(lhs: systolic.Quantized, q: systolic.Quantized, chip: str) -> None:
     assert np.all(np.abs(out - left @ exact(q)) <= bound(left, q, blocks if integers else left.shape[-1]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "row_format", "name"),
     [("v6e", "int8", "int8"), ("v7x", "int8", "int8"), ("v6e", "int8", "int4"), ("v4", "int8", "int8")],
@@ -83,7 +85,7 @@ def check_sizes(
     check(lhs, quantized(random, (k, n), name, block=block), chip)
 
 
-test_any_formats_and_blocks = settings(deadline=None, max_examples=4)(given(**sizes)(check_sizes))
+test_any_formats_and_blocks = settings(deadline=None, max_examples=examples(20))(given(**sizes)(check_sizes))
 test_many_formats_and_blocks = pytest.mark.slow(settings(deadline=None, max_examples=150)(given(**sizes)(check_sizes)))
 
 
@@ -141,6 +143,7 @@ def test_a_weight_that_is_not_quantized(chip: str, row_format: str, block: int |
     assert np.abs(np.asarray(quantized_here) - exact(lhs) @ right).max() < 0.1 * np.abs(exact(lhs) @ right).max()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("chip", "name", "row_format"),
     [("v6e", "int8", "int8"), ("v5e", "int4", "int4"), ("v7x", "e4m3", "e4m3"), ("v4", "e5m2", "e5m2")],
@@ -156,6 +159,7 @@ def test_rows_that_are_on_the_grid_are_quantized_to_it(chip: str, name: str, row
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("chip", "row_format"), [*(("v6e", one) for one in ROW_FORMATS), ("v4", "float8_e4m3fn")])
 def test_rows_are_rounded_to_the_nearest(chip: str, row_format: str) -> None:
     random = np.random.default_rng(3)
@@ -174,6 +178,7 @@ def test_rows_are_rounded_to_the_nearest(chip: str, row_format: str) -> None:
         assert np.all(np.abs(np.asarray(out) - left @ exact(q)) <= allowed)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("chip", "row_format"), [("v6e", "int8"), ("v7x", "e4m3"), ("v4", "e4m3")])
 def test_rows_that_are_zero_tiny_or_not_finite(chip: str, row_format: str) -> None:
     random = np.random.default_rng(4)
@@ -195,6 +200,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, subtile_m: int, subtile_n: int
     return KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n, pipeline="manual")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chip", "row_format", "name", "block", "dynamic", "tiles"),
     [
@@ -221,6 +227,7 @@ def test_steps_race_with_nothing(
     assert not races_found()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["interpret", "xla"])
 def test_gradients_go_straight_through(implementation: Any) -> None:
     random = np.random.default_rng(6)

@@ -109,6 +109,7 @@ def counts(products: systolic.Matmuls) -> list[int]:
     return [sum(row[1] for row in rows if row[2] == "systolic"), sum(row[1] for row in rows)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fn", "products"),
     [
@@ -133,6 +134,7 @@ def test_every_product_of_a_model_is_taken(fn: Callable[..., Any], products: int
     assert counts(taken) == [products, products]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fn", [mlp, jax.jit(mlp), jax.checkpoint(mlp), perhaps, on_devices])
 def test_gradients_of_a_function_that_a_block_is_in(fn: Callable[..., Any]) -> None:
     wanted = jax.grad(functools.partial(total, fn), argnums=(0, 1))(WEIGHTS, X)

@@ -77,16 +77,19 @@ class Product:
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "turned", "fused"), [*itertools.product(["dsd", "dds"], [False, True], FUSED)])
 def test_fused_gradients_by_xla(kind: str, turned: bool, fused: str) -> None:
     Product(kind, turned, fused, "xla").check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_fused_gradients_of_a_transpose_by_the_kernels(kind: str) -> None:
     Product(kind, True, "both", "interpret").check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_second_derivatives_of_a_fused_transpose(kind: str) -> None:
     Product(kind, True, "both", "xla").check(order=2)
@@ -102,6 +105,7 @@ def test_a_triangle_that_is_transposed_and_differentiated() -> None:
     np.testing.assert_array_equal(jax.grad(loss)(jnp.ones((16, 1)))[:, 0], np.arange(16, 0, -1))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("dtype", "bias"), [("bfloat16", -256.0), ("int8", -16129.0 * 2)])
 def test_sums_are_not_rounded_where_a_product_is_differentiated(dtype: str, bias: float) -> None:
     """A bias that cancels most of the sum leaves what bfloat16 would have rounded away."""
@@ -161,6 +165,7 @@ def check_nothing(m: int, k: int, n: int, implementation: Any, blocks: int) -> N
 SIZES = [sizes for sizes in itertools.product([0, 128], repeat=3) if 0 in sizes]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("blocks", [0, 2])
 @pytest.mark.parametrize(("m", "k", "n"), [*SIZES, (128, 256, 384)])
 def test_nothing_by_xla(m: int, k: int, n: int, blocks: int) -> None:

@@ -48,6 +48,7 @@ def test_a_list_that_is_cut_into_several_calls(short: systolic.Chip) -> None:
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_a_list_that_is_cut(short: systolic.Chip) -> None:
     matrix, dense = padded(LONG, (128, 128), "float32")
     matrix = matrix.with_blocks(jnp.nan_to_num(matrix.blocks))
@@ -114,6 +115,7 @@ def test_a_batch_of_sparse_matrices(implementation: Any) -> None:
     np.testing.assert_array_equal(found.to_dense(), left @ right * at[0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_gradients_of_a_batch_of_sparse_matrices(implementation: Any) -> None:
     block = (128, 128) if implementation == "interpret" else (8, 16)

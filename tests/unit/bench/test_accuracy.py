@@ -29,6 +29,7 @@ def honest(dtype_out: str, chunks: int = 1) -> Multiply:
     return multiply
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize(
     ("dtype", "dtype_out", "chunks"),
@@ -95,6 +96,7 @@ def one_nan(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
 FAULTS = [lost_row_of_k, missing_tile, tile_added_twice, rows_swapped, one_nan]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("fault", [*FAULTS, one_bfloat16_pass])
 def test_faults_in_float32(fault: Multiply, seed: int) -> None:

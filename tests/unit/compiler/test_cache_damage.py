@@ -57,6 +57,7 @@ class Sentinel:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 320, 80))
 def test_any_damage_leaves_the_program_or_nothing(pristine: Path, tmp_path: Path, start: int) -> None:
     wanted = kept()

@@ -180,6 +180,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("statement", ENDS)
 @pytest.mark.parametrize("inside", [False, True], ids=["import", "call"])
 def test_the_end_of_the_program_is_the_functions_doing(tmp_path, statement, inside):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from listing_mutations import compiled_programs, mutated, mutated_program, read_and_run
+from listing_mutations import compiled_programs, error_or_run, mutated, mutated_program, read_and_run
 from simulator_listings import V5E, listing, loop, shown, simulate
 
 from systolic.chips import chip
@@ -32,6 +32,7 @@ def test_the_programs_themselves_run() -> None:
     assert written == [256 * 256 * 2, 32 * 128 * 4, 32 * 128 * 4, 256 * 256 * 2]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("start", range(0, 320, 80))
 def test_a_damaged_program_is_an_error_or_a_result(start: int) -> None:
     for seed in range(start, start + 80):
@@ -58,10 +59,7 @@ def test_a_damaged_small_listing_is_an_error_or_a_result(start: int) -> None:
     for seed in range(start, start + 100):
         chance = random.Random(seed)
         broken, tables = (mutated(small, chance), table) if seed % 4 else (small, mutated(table, chance))
-        with contextlib.suppress(SimulationError):
-            run = prepare_listings({"TLP": broken}, V5E, utilization={"TLP": tables}).run(V5E, max_iterations=500)
-            assert SimulatedRun.from_json(run.to_json()) == run
-            assert all(share >= 0 for share in run.busy.values())
+        assert error_or_run({"TLP": broken}, V5E, utilization={"TLP": tables}, max_iterations=500)
 
 
 @pytest.mark.parametrize("start", range(0, 300, 100))

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import examples
 
 from systolic.chips import chip
 from systolic.cost import StepCost, pipeline_time, ranked_configs, repetition
@@ -45,7 +46,7 @@ def cases(draw: st.DrawFn) -> tuple[MatmulSpec, KernelConfig, str]:
     return spec, config, name
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(case=cases(), step=st.sampled_from([300.0, 4000.0, 9000.0]))
 def test_what_repeats_is_left_out_and_changes_nothing(case: tuple[MatmulSpec, KernelConfig, str], step: float) -> None:
     spec, config, name = case
@@ -65,6 +66,7 @@ def test_what_repeats_is_left_out_and_changes_nothing(case: tuple[MatmulSpec, Ke
     assert short.time_us >= cycles / its.machine.clock_hz * 1e6
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
 @pytest.mark.parametrize("sizes", [(512, 512, 512), (32, 8192, 4096), (1000, 2000, 3000)])
 def test_the_fastest_few_are_those_of_the_whole_ranking(name: str, sizes: tuple[int, int, int]) -> None:

@@ -54,6 +54,7 @@ def test_each_token_goes_to_the_experts_that_its_router_likes_best() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * np.abs(wanted).max())
 
 
+@pytest.mark.exhaustive
 def test_the_loss_falls() -> None:
     step = train_function(MIXED, ALONE, AdamW(learning_rate=1e-2))
     state = jax.jit(functools.partial(begin, config=MIXED))(jax.random.key(0))

@@ -26,6 +26,7 @@ def batch_of(config: Config, sequences: int = 4, length: int = 32) -> dict[str, 
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["tiny", "tiny-gemma"])
 def test_the_loss_falls(name: str) -> None:
     config = configured(name)
@@ -67,6 +68,7 @@ def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) 
         np.testing.assert_allclose(mine, other, atol=2**-5 * scale)  # products are rounded to bfloat16
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [pytest.param("tiny", {}, marks=pytest.mark.slow), ("tiny", {"window": 5, "gated": False}), ("tiny-gemma", {})],

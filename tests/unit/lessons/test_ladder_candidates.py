@@ -4,6 +4,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import examples
 
 from systolic.chips import CHIPS, V4, V5E
 from systolic.lessons.ladder import RUNGS
@@ -60,7 +61,7 @@ def walked_bytes(spec: MatmulSpec, tiles: Tiles) -> int:
 
 
 @given(sizes(12), sizes(14), DTYPES)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_traffic_is_what_a_walk_over_the_grid_copies(
     shape: tuple[int, int, int], sides: tuple[int, int, int], dtype: str
 ) -> None:
@@ -81,7 +82,7 @@ def test_traffic_is_never_below_the_least(shape: tuple[int, int, int], sides: tu
     st.sampled_from(list(CHIPS.values())),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_candidates_are_legal_fit_and_cover(shape: tuple[int, int, int], dtype: str, chip, accumulator: bool) -> None:
     spec = MatmulSpec.of(*shape, dtype)
     rung = RUNGS["v5" if accumulator else "v4"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import examples
 
 from systolic.chips import CHIPS, V4, V5E
 from systolic.cost import roofline
@@ -170,7 +171,7 @@ def test_what_is_not_on_a_chip() -> None:
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(1, 40))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_v2_runs_with_the_n_that_was_asked_for_or_not_at_all(m: int, n: int, splits: int) -> None:
     spec = MatmulSpec.of(m, 256, n, "float32")
     tiles = bands(spec, splits)

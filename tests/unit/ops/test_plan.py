@@ -69,6 +69,7 @@ def drawn(number: int) -> MatmulSpec:
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("start", range(0, 60, 10))
 @pytest.mark.parametrize("name", CHIPS)
 def test_any_plan_is_legal(name: str, start: int) -> None:
@@ -96,6 +97,7 @@ def test_any_plan_is_legal(name: str, start: int) -> None:
         assert plan.time_us == pytest.approx(ranked_configs(plan.computed, chip(name), count=1)[0][0].modelled.time_us)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])
 @pytest.mark.parametrize("sides", [(2048, 1024, 2048), (1024, 2048, 2048), (2048, 2048, 2048), (4096, 4096, 4096)])
 def test_given_tiles_have_a_plan_or_a_reason(name: str, sides: tuple[int, int, int]) -> None:
@@ -133,6 +135,7 @@ def test_the_same_in_every_process() -> None:
     assert systolic.plan(MatmulSpec.of(1000, 999, 1001, "bfloat16"), "v7x").reason in outputs.pop()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("side", [512, 1024, 4096, 16384])
 def test_squares_have_large_tiles(name: str, side: int) -> None:
@@ -146,6 +149,7 @@ def test_squares_have_large_tiles(name: str, side: int) -> None:
         assert plan.time_us < 1.3 * plan.mxu_us
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("m", [1, 8, 64])
 def test_thin_products_read_the_weight_once(name: str, m: int) -> None:
@@ -323,6 +327,7 @@ def test_a_plan_in_words() -> None:
     assert time.startswith(f"time    {plan.time_us:,.1f} µs modelled; at peak {plan.mxu_us:,.1f}")
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("number", range(40))
 def test_traffic_is_that_of_going_through_all_steps(number: int) -> None:
     choose = random.Random(number)

@@ -70,17 +70,18 @@ def test_a_failure_takes_no_times_place(tmp_path: Path) -> None:
     assert store.trials(SUBJECT) == [trial(128, 10.0)]
 
 
-def test_many_begin_a_store_at_once(tmp_path: Path) -> None:
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("turn", range(3))
+def test_many_begin_a_store_at_once(tmp_path: Path, turn: int) -> None:
     script = WRITER.format(folder=str(Path(__file__).parents[2] / "support")).replace(
         "while True:", "for _ in range(3):"
     )
-    for turn in range(3):
-        file = tmp_path / f"{turn}.sqlite"
-        arguments = [[sys.executable, "-c", script, str(file), str(writer), "1"] for writer in range(4)]
-        writers = [subprocess.Popen(one, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for one in arguments]
-        said = [writer.communicate()[1] for writer in writers]
-        assert [writer.returncode for writer in writers] == [0] * 4, said
-        assert len(TrialStore(file).trials(SUBJECT)) == 12
+    file = tmp_path / f"{turn}.sqlite"
+    arguments = [[sys.executable, "-c", script, str(file), str(writer), "1"] for writer in range(4)]
+    writers = [subprocess.Popen(one, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for one in arguments]
+    said = [writer.communicate()[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0] * 4, said
+    assert len(TrialStore(file).trials(SUBJECT)) == 12
 
 
 def test_a_file_that_cannot_be_used_is_an_error_and_stays(tmp_path: Path) -> None:
@@ -111,14 +112,15 @@ while True:
 """
 
 
-def test_kills_lose_nothing_that_was_kept(tmp_path: Path) -> None:
-    """Twenty kills at random moments, four writers at once: the file opens, and every trial that ended is in it."""
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=pytest.mark.exhaustive)])
+def test_kills_lose_nothing_that_was_kept(tmp_path: Path, rounds: int) -> None:
+    """Four writers at once, killed at random moments: the file opens, and every trial that ended is in it."""
     store = TrialStore(tmp_path / "trials.sqlite")
     choose = random.Random(0)
     script = WRITER.format(folder=str(Path(__file__).parents[2] / "support"))
     kept: set[int] = set()
     starts = [1] * 4
-    for _ in range(5):
+    for _ in range(rounds):
         writers = [
             subprocess.Popen(
                 [sys.executable, "-c", script, str(store.file), str(writer), str(starts[writer])],

@@ -43,6 +43,7 @@ def config(tile_m: int, tile_k: int, tile_n: int, rows: int, columns: int) -> Ke
     return KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["v5e", "v6e", "v7x", "v5p"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_chosen_fits_and_is_legal(shape: tuple[int, int, int, int], name: str) -> None:

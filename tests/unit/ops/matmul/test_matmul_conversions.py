@@ -61,6 +61,7 @@ CONVERTED: dict[str, tuple[tuple[Any, Any], dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("implementation", ["interpret", "xla"])
 @pytest.mark.parametrize("case", CONVERTED)
 def test_operands_converted_as_by_jnp(case: str, implementation: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import examples
 
 import systolic
 from systolic.spec.formats import LARGEST, QuantizationError, format_named
@@ -39,7 +40,7 @@ def expanded(q: systolic.Quantized) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(q.values).astype(np.float64), scales
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     name=st.sampled_from(FORMATS),
     block=st.sampled_from([None, 4, 32]),

@@ -41,6 +41,7 @@ BROKEN: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("use", USES)
 def test_arrays_that_are_no_codes_are_refused_wherever_they_are_read(use: str, broken: str) -> None:
@@ -103,16 +104,17 @@ KINDS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("kind", "quantized_rows"), [("plain", False), ("plain", True), ("fused", False), ("gated", False), ("gated", True)]
 )
-def test_any_size_may_be_zero(kind: str, quantized_rows: bool) -> None:
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 5, 3), (5, 0, 3), (5, 3, 0), (1, 0, 1), (0, 0, 0)])
+@pytest.mark.sampled
+def test_any_size_may_be_zero(kind: str, quantized_rows: bool, m: int, k: int, n: int) -> None:
     """Where k is 0, JAX raised `ZeroDivisionError: integer modulo by zero`. A sum of nothing is 0."""
-    for m, k, n in [(0, 5, 3), (5, 0, 3), (5, 3, 0), (1, 0, 1), (0, 0, 0)]:
-        x = jnp.ones((m, k))
-        operands = systolic.quantize(x, axis=-1) if quantized_rows else x, systolic.quantize(jnp.ones((k, n)))
-        out, back = jax.vjp(jax.jit(KINDS[kind]), *operands)
-        np.testing.assert_array_equal(np.asarray(out), np.full((m, n), 1.0 if kind == "fused" else 0.0))
-        grads = jax.tree.leaves(back(jnp.ones_like(out)))
-        assert [grad.shape for grad in grads] == [array.shape for array in jax.tree.leaves(operands)]
-        assert not any(np.asarray(grad).astype(bool).any() for grad in grads if grad.dtype != jax.dtypes.float0)
+    x = jnp.ones((m, k))
+    operands = systolic.quantize(x, axis=-1) if quantized_rows else x, systolic.quantize(jnp.ones((k, n)))
+    out, back = jax.vjp(jax.jit(KINDS[kind]), *operands)
+    np.testing.assert_array_equal(np.asarray(out), np.full((m, n), 1.0 if kind == "fused" else 0.0))
+    grads = jax.tree.leaves(back(jnp.ones_like(out)))
+    assert [grad.shape for grad in grads] == [array.shape for array in jax.tree.leaves(operands)]
+    assert not any(np.asarray(grad).astype(bool).any() for grad in grads if grad.dtype != jax.dtypes.float0)
 
 
 def test_empty_batches() -> None:
@@ -124,6 +126,7 @@ def test_empty_batches() -> None:
     assert jax.vmap(systolic.matmul, (None, 0))(jnp.ones((4, 5)), batch).shape == (0, 4, 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0), (0, 3, 4)])
 @pytest.mark.parametrize("keywords", [{}, {"axis": None}, {"axis": -1}, {"block": 2}, {"search": True}])
 def test_empty_arrays_are_quantized(shape: tuple[int, ...], keywords: dict[str, Any]) -> None:

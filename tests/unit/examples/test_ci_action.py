@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-ACTION = Path(__file__).parents[2] / "examples" / "ci" / "action.yml"
-SOURCES = Path(__file__).parents[2] / "src"
+ACTION = Path(__file__).parents[3] / "examples" / "ci" / "action.yml"
+SOURCES = Path(__file__).parents[3] / "src"
 _EXPRESSION = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
 
 KERNEL = """

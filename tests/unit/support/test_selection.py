@@ -1,0 +1,27 @@
+"""The quick selection holds each value of each parameter."""
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from selection import covering, examples
+
+
+def test_each_value_is_chosen_once() -> None:
+    cases = list(itertools.product("abc", range(4)))
+    chosen = [cases[position] for position in covering(cases)]
+    assert len(chosen) == 4
+    assert {name for name, _ in chosen} == set("abc")
+    assert {number for _, number in chosen} == set(range(4))
+
+
+def test_a_count_limits_them_and_spreads_them() -> None:
+    assert covering([[number] for number in range(9)], 3) == {0, 8, 4}
+    assert covering([[0], [0]], 5) == {0}
+    assert covering([[]]) == {0}
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("exhaustive", [1, 300]), ("quick", [1, 30])])
+def test_profiles_differ_in_their_examples(monkeypatch: pytest.MonkeyPatch, profile: str, expected: list[int]) -> None:
+    monkeypatch.setattr(type(settings), "default", settings.get_profile(profile), raising=False)
+    assert [examples(1), examples(300)] == expected
