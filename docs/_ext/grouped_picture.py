@@ -15,7 +15,7 @@ _GROUP_COLOURS = tuple(COLOURS.values())
 
 def grouped_picture() -> str:
     """Draw one step of the kernel: one tile of columns, for all groups of one panel."""
-    rows, weights, result = 60, 270, 560
+    rows, weights, result = 90, 280, 560
     parts = [
         text(rows, 22, "rows, sorted by group", bold=True),
         text(weights, 22, "weights of each group", bold=True),
@@ -29,7 +29,7 @@ def grouped_picture() -> str:
         height = count * _ROW
         inside = max(0, min(count, _PANEL_ROWS - sum(_GROUP_ROWS[:number]))) * _ROW
         parts += [
-            text(rows - 50, top + 15, f"group {number}"),
+            text(10, top + 17, f"group {number}"),
             box(rows, top, _K, height, colour, 0.25),
             box(rows, top, _K, inside, colour, 0.85),
             box(result, top, _COLUMNS, height, colour, 0.12),
@@ -46,14 +46,15 @@ def grouped_picture() -> str:
             _arrow(rows + _K + 8, top + max(inside, _ROW) / 2, weights - 8, weight_top + 27),
         ]
         top += height
+    legend = max(top, _TOP + len(_GROUP_ROWS) * 66) + 22
     bottom = _TOP + _PANEL_ROWS * _ROW
     parts += [
         f'<path d="M{rows - 8} {_TOP}h-4V{bottom}h4M{rows - 4} {bottom}h{_K + 8}" stroke="{INK}" fill="none" '
         'stroke-width="2" stroke-dasharray="5 3"/>',
-        text(rows, top + 22, "dashed: the panel · full colour: in use now · pale: before or after", size=12),
-        text(rows, top + 40, "the panel ends within group 3, whose matrix passes again with the next panel", size=12),
+        text(10, legend, "dashed: the panel · full colour: in use now · pale: before or after", size=12),
+        text(10, legend + 18, "the panel ends within group 3, whose matrix passes again with the next panel", size=12),
     ]
-    return svg(740, int(top) + 52, parts, "Panels and groups of a grouped product")
+    return svg(740, int(legend) + 30, parts, "Panels and groups of a grouped product")
 
 
 def _arrow(left: float, start: float, right: float, end: float) -> str:
