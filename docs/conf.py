@@ -27,6 +27,7 @@ extensions = [
 ]
 exclude_patterns = ["_ext", "_static", "gallery", "numbers"]
 highlight_language = "text"  # an indented block is a command, output or a formula
+smartquotes_action = "qe"  # quotes and ellipses; two dashes are an option of a command
 default_role = "code"  # docstrings write `name`
 
 myst_heading_anchors = 3

@@ -1,6 +1,6 @@
-"""Commands on a page: told from what they print, highlighted as a shell's, and alone in having a button that copies.
+"""Mark the commands on a page: a shell's colours and a button that copies, unlike what the commands print.
 
-Pages show both as indented blocks; a command begins with the name of a program, and an empty line ends it.
+Pages show both as indented blocks. A command begins with the name of a program, and an empty line ends it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,51 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 _PROGRAM = re.compile(r"(?:dask|git|make|pip|pytest|python3?|sed|systolic)\s")
+_COLUMNS = re.compile(r"\S {3,}\S")  # words apart, as in a table
+_FINDING = re.compile(r"^ *fix  \S", re.MULTILINE)  # of `systolic check`
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register with Sphinx."""
     app.connect("doctree-read", lambda app, tree: mark_commands(tree))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def mark_commands(tree: nodes.document) -> None:
-    """Gives blocks of commands the class `command`, and what one printed below an empty line a block of its own."""
+    """Give commands the class `command`, and output in sentences, whose long lines wrap, the class `sentences`.
+
+    Output that follows its command after an empty line becomes a block of its own.
+    """
     for block in list(tree.findall(nodes.literal_block)):
+        language = block.get("language", "none")
         # A fence that names a language says what it holds.
-        if block.get("language", "none") != "none" or not _PROGRAM.match(block.astext()):
-            continue
-        paragraphs = re.split(r"\n{2,}", block.astext())
-        made = []
-        for number, text in enumerate(paragraphs):
-            is_command = bool(_PROGRAM.match(text))
-            if number and is_command == ("command" in made[-1]["classes"]):
-                text = f"{made.pop().astext()}\n\n{text}"
-            made.append(_block(block, text, is_command))
-        block.replace_self(made)
+        if language == "none" and _PROGRAM.match(block.astext()):
+            block.replace_self(_split(block))
+        elif language in ("none", "text") and _is_sentences(block.astext()):
+            block["classes"].append("sentences")
 
 
-def _block(like: nodes.literal_block, text: str, is_command: bool) -> nodes.literal_block:
-    found = nodes.literal_block(text, text, language="bash" if is_command else "text")
-    found.source, found.line = like.source, like.line
+def _split(block: nodes.literal_block) -> list[nodes.literal_block]:
+    """Return the commands of a block and their output, in turn."""
+    parts: list[nodes.literal_block] = []
+    for paragraph in re.split(r"\n{2,}", block.astext()):
+        is_command = bool(_PROGRAM.match(paragraph))
+        if parts and is_command == ("command" in parts[-1]["classes"]):
+            paragraph = f"{parts.pop().astext()}\n\n{paragraph}"
+        parts.append(_block(block, paragraph, is_command))
+    return parts
+
+
+def _block(source: nodes.literal_block, text: str, is_command: bool) -> nodes.literal_block:
+    block = nodes.literal_block(text, text, language="bash" if is_command else "text")
+    block.source, block.line = source.source, source.line
     if is_command:
-        found["classes"].append("command")
-    return found
+        block["classes"].append("command")
+    elif _is_sentences(text):
+        block["classes"].append("sentences")
+    return block
+
+
+def _is_sentences(text: str) -> bool:
+    """True if the text has no columns that wrapping would break, or is a finding, whose last line must be seen."""
+    return bool(_FINDING.search(text)) or not _COLUMNS.search(text)

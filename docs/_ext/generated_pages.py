@@ -1,4 +1,4 @@
-"""Pages that are made anew by every build, in docs/generated/: lessons, rungs, gallery, the repository's own pages.
+"""Pages that every build makes in docs/generated/: lessons, rungs, commands, gallery, the repository's own pages.
 
 Sphinx calls `setup`, and before it looks for sources the pages are written. One that has not changed is left alone, so
 that Sphinx does not read it again.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from command_pages import command_pages
 from front_picture import front_picture
 from gallery import REPORTS, explanation, gallery_page, report_pages
 from lesson_pages import lesson_pages, pictures, rung_pages
@@ -31,7 +32,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def write_pages() -> None:
     """Writes docs/generated, and removes what is no page any more."""
-    pages = {**lesson_pages(), **rung_pages(), "gallery": gallery_page()}
+    pages = {**lesson_pages(), **rung_pages(), **command_pages(), "gallery": gallery_page()}
     for name, page in PAGES.items():
         source = DOCS.parent / name
         pages[page] = rebased(source.read_text("utf-8"), source.parent, GENERATED)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grouped_picture import grouped_picture
 from pictures import pipeline_picture, rung_picture
 from source_files import SourceFile, read
 
@@ -32,6 +33,8 @@ _LADDER_COLUMNS = (
     ("stall_share", "stalls"),
     ("reason", "reason"),
 )
+_UNKNOWN_ERROR = "? ("  # and the reason, which is longer than a column is wide
+_WHY_UNKNOWN = "?: the error is not known ([why](../../explanation/errors.md#which-programs-are-alike))."
 _INITIALS = ("hbm", "vmem", "vpu", "eup", "xlu")
 _UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
 
@@ -82,7 +85,8 @@ def rung_pages() -> dict[str, str]:
 
 def pictures() -> dict[str, str]:
     """Name below docs/generated/pictures → SVG."""
-    return {**{name: rung_picture(rung) for name, rung in RUNGS.items()}, "pipelining": pipeline_picture()}
+    drawings = {name: rung_picture(rung) for name, rung in RUNGS.items()}
+    return {**drawings, "pipelining": pipeline_picture(), "grouped": grouped_picture()}
 
 
 def _page(files: Sequence[SourceFile], numbers: str, picture: str = "") -> str:
@@ -108,7 +112,8 @@ def _list(title: str, text: str, command: str, entries: Mapping[str, tuple[str, 
     """A page of links; `entries` are pages with their short names, for the side bar, and titles."""
     links = "\n".join(f"- [{title}]({page}.md)" for page, (_, title) in entries.items())
     lines = "\n".join(f"{name} <{page}>" for page, (name, _) in entries.items())
-    return f"# {title}\n\n{text}\n\n{links}\n\n    {command}\n\n```{{toctree}}\n:hidden:\n\n{lines}\n```\n"
+    # The command stands before the list: an indented block after it would be a paragraph of the last entry.
+    return f"# {title}\n\n{text}\n\n    {command}\n\n{links}\n\n```{{toctree}}\n:hidden:\n\n{lines}\n```\n"
 
 
 def _numbers(name: str) -> dict[str, Any]:
@@ -127,6 +132,8 @@ def _shown(
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if any(str(value).startswith(_UNKNOWN_ERROR) for row in rows for value in row.values()):
+        table = f"{table}\n\n{_WHY_UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
     return f"{table}\n\nWith {versions}, by\n\n{repeat}"
 
@@ -156,6 +163,8 @@ def _cell(value: object) -> str:
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int):
         return f"{value:,}"
+    if str(value).startswith(_UNKNOWN_ERROR):
+        return "?"
     # A reason may be somebody else's text; in a table of Markdown a bar or a line's end would break the row.
     text = " ".join(str(value).split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")

@@ -1,4 +1,4 @@
-"""Every command and every Python block of README.md, CONTRIBUTING.md and docs/*.md runs, or says here why it does not.
+"""Run every command and Python block of README.md, CONTRIBUTING.md and docs/, or say here why it is not run.
 
 A page is gone through from top to bottom in a folder of its own, which holds what its text takes for granted. By
 default the quick commands of each page run; with `-m slow` all, since a later one may need what an earlier one wrote.
@@ -25,7 +25,13 @@ from systolic.store import TrialStore
 
 ROOT = Path(__file__).parents[2]
 FILES = Path(__file__).parent / "files"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+GENERATED = DOCS / "generated"  # made of docstrings and help by every build of the pages
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(GENERATED)),
+]
 
 # Commands are looked up here by how they begin, and the longest beginning decides. One that is in no table fails:
 # somebody has to say whether it may be run. QUICK: ten seconds or so, by default.
@@ -59,14 +65,16 @@ SLOW = (
     "python benchmarks/exhaustive_sweep.py model",
     "python benchmarks/foreign_kernels.py",
 )
-SLOW_PYTHON = ("check.md", "explain.md", "tuning.md")  # they check, explain and tune
+SLOW_PYTHON = ("check.md", "explain.md", "tune_function.md", "tuning.md")  # they check, explain and tune
 
 # These are parsed: the command, its options and their values exist.
 NOT_RUN = {
     "systolic validate published_times.csv published_ops.csv": "an hour, of files that are not here",
+    "systolic validate published_collectives.csv": "programs on slices, of a file that is not here",
     "make": "tests would run tests, and the demo takes an hour",
     "python -m pip install": "it installs into the environment that runs the tests",
     "systolic bench --suite square,llm,fused,edges": "four hundred products on three chips: hours",
+    "systolic bench --suite moe --against nothing": "four hundred products on two chips: hours where none is kept",
     'systolic bench --suite moe --only "mixtral': "forty programs, some of them large: half an hour",
     "systolic bench --suite layers": "whole layers, sixty-six programs: an hour and more",
     "systolic bench --suite quantized": "fifteen products and XLA's own on three chips: ten minutes",
@@ -201,7 +209,7 @@ def pages_with(*, slow: bool) -> list[Path]:
 
 
 def name(page: Path) -> str:
-    return page.stem
+    return str(page.relative_to(DOCS if page.is_relative_to(DOCS) else ROOT).with_suffix(""))
 
 
 def need_compiler() -> None:

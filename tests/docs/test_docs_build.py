@@ -15,6 +15,7 @@ from browsers import chromium, screenshot
 from playwright.sync_api import Browser, expect
 
 import systolic
+from systolic.cli.commands import TASKS
 from systolic.lessons import LESSONS
 from systolic.lessons.ladder import RUNGS
 
@@ -42,6 +43,27 @@ def test_kept_results_name_no_folder_of_whoever_made_them() -> None:
     for file in (DOCS / "gallery").iterdir():
         text = gzip.decompress(file.read_bytes()).decode()
         assert re.findall(r'(?<![\w.])/[^"\s]*\.py', text) == [], file.name
+
+
+def test_a_page_has_at_most_1500_words() -> None:
+    made_by_commands = ("trust.md", "operation_costs.md")
+    pages = [page for page in DOCS.rglob("*.md") if "generated" not in page.parts and page.name not in made_by_commands]
+    assert len(pages) > 40
+    assert [page.name for page in pages if len(page.read_text("utf-8").split()) > 1500] == []
+
+
+def test_every_command_has_a_page_with_its_options(built: Path) -> None:
+    for name in (name for commands in TASKS.values() for name in commands):
+        page = (built / "generated" / "commands" / f"{name}.html").read_text("utf-8")
+        assert f"systolic {name}" in page
+    assert "--topology" in (built / "generated" / "commands" / "simulate.html").read_text("utf-8")
+
+
+def test_two_dashes_stay_two(built: Path) -> None:
+    for page in ("ladder", "lessons"):
+        text = (built / "generated" / f"{page}.html").read_text("utf-8")
+        assert "–chip" not in text
+        assert 'class="command' in text
 
 
 def test_every_lesson_and_rung_has_a_page_with_its_code(built: Path) -> None:
@@ -124,6 +146,7 @@ def test_the_search_finds_a_function(built: Path, browser: Browser) -> None:
 
 def test_pages_that_people_wrote_are_reached(built: Path) -> None:
     index = (built / "index.html").read_text("utf-8")
-    for page in DOCS.glob("*.md"):
-        if page.stem != "index":
-            assert f'href="{page.stem}.html"' in index, page.stem
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        if page.stem != "index" and name.parts[0] != "generated":
+            assert f'href="{name}.html"' in index, name

@@ -122,7 +122,7 @@ def _types(closed: Any) -> list[Any]:
 
 
 def products_in(function: Any) -> Iterator[Any]:
-    """Yield the equations of products in a function, and in the functions in it, but for kernels and those of systolic."""
+    """Yield the equations of products in a function and the functions in it, but for kernels and systolic.s own."""
 
     def enter(equation: Any, function: Function) -> bool:
         return outside_of_kernels(equation, function) and not _is_ours(function)
