@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from systolic.tuning import FunctionTuning, TuningResult, tune
     from systolic.tuning.matmuls import Matmuls, matmuls
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 __all__ = [
     "BlockMask",

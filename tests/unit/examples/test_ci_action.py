@@ -125,7 +125,7 @@ def runner(tmp_path: Path) -> Runner:
     found = Runner(
         tmp_path,
         {
-            "systolic": "wheels/systolic-0.3.0-py3-none-any.whl[tpu]",
+            "systolic": "wheels/systolic-0.4.0.dev0-py3-none-any.whl[tpu]",
             "tests": "test_kernel.py",
             "function": "kernel.py:double",
             "arguments": "--arg f32[1024,256]",
