@@ -123,7 +123,7 @@ def main() -> None:
 def sweep() -> None:
     """Compile and simulate sixty tiles for each product."""
     from systolic.compiler import CompilerError, WorkerPool
-    from systolic.ops.matmul.programs import MatmulPrograms
+    from systolic.ops.matmul.programs import programs_of
     from systolic.simulator import SimulationError
     from systolic.timing import submit_simulation
 
@@ -131,7 +131,7 @@ def sweep() -> None:
     there = {_key(row) for row in rows}
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
         for its, kind, spec in _products():
-            programs = MatmulPrograms.of(spec, its)
+            programs = programs_of(spec, its)
             jobs = []
             for choice in candidates(programs.computed, its):
                 row = {"chip": its.name, "spec": kind, "m": spec.m, "k": spec.k, "n": spec.n}

@@ -86,13 +86,13 @@ def shapes(count: int) -> list[tuple[int, int, int]]:
 def _simulator() -> Iterator[Any]:
     """Compiles and simulates a configuration of a product."""
     from systolic.compiler import WorkerPool
-    from systolic.ops.matmul.programs import MatmulPrograms
+    from systolic.ops.matmul.programs import programs_of
     from systolic.timing import submit_simulation
 
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
 
         def submit(spec: MatmulSpec, its: Chip, config: KernelConfig) -> Future[Measurement]:
-            programs = MatmulPrograms.of(spec, its)
+            programs = programs_of(spec, its)
             fn = programs.kernel(config)
             return submit_simulation(pool, fn, programs.arguments, its, label=f"{config} for {its.name}")
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from systolic.accuracy.time_error import TimeError
 from systolic.cost import repeated_us
 from systolic.support.ranges import Amount, Count, Time
 from systolic.support.status import Status
-from systolic.support.untrusted import UntrustedError, shown, structured
+from systolic.support.untrusted import UntrustedError, structured
 
 # Properties of a row that a saved result has in addition to its fields.
 _DERIVED = ("xla_repeated_us", "ratio", "ratio_alone", "ratio_with_prefetch", "over_even", "limit_us", "share")
@@ -235,7 +236,9 @@ class BenchRow:
     def record(self) -> dict[str, Any]:
         """Return a flat row of a saved result: fields, and what follows from them."""
         nested = dataclasses.asdict(self)
-        flat = {saved: nested[part][name] for part, name, saved in _saved_fields()}
+        flat = {
+            saved: nested[part][name] for part, kind in _PARTS.items() for name, saved in _saved_names(kind).items()
+        }
         rest = {"peers": nested["peers"], "provenance": self.provenance}
         return {**flat, **rest, **{name: getattr(self, name) for name in _DERIVED}}
 
@@ -243,11 +246,23 @@ class BenchRow:
 _PARTS: dict[str, Any] = {"case": RacedCase, "limits": Limits, "plan": PlannedKernel, "ours": OurTime, "xla": XlaTime}
 
 
-def _saved_fields() -> Iterator[tuple[str, str, str]]:
-    """Yield each part of a row, the name of a field there, and its name in a saved row."""
-    for part, kind in _PARTS.items():
+def _saved_names(kind: Any) -> dict[str, str]:
+    """Return the name in a saved row of each field of a part."""
+    return {entry.name: entry.metadata.get(_SAVED_NAME, entry.name) for entry in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _saved_row() -> Any:
+    """Make the record of a saved row, whose fields are those of all parts."""
+    flat: list[tuple[str, Any, Any]] = []
+    for kind in (*_PARTS.values(), BenchRow):
+        hints = get_type_hints(kind, include_extras=True)
         for entry in dataclasses.fields(kind):
-            yield part, entry.name, entry.metadata.get(_SAVED_NAME, entry.name)
+            if entry.name not in _PARTS:
+                default: Any = dataclasses.field(kw_only=True)
+                default.default, default.default_factory = entry.default, entry.default_factory
+                flat.append((entry.metadata.get(_SAVED_NAME, entry.name), hints[entry.name], default))
+    return dataclasses.make_dataclass("SavedRow", flat)
 
 
 def read_rows(rows: Any) -> tuple[BenchRow, ...]:
@@ -262,20 +277,16 @@ def read_rows(rows: Any) -> tuple[BenchRow, ...]:
     documents = structured(rows, tuple[dict[str, Any], ...])
     if not documents:
         raise UntrustedError("it has no rows")
-    return structured([_nested(row) for row in documents], tuple[BenchRow, ...])
+    plain = [{name: value for name, value in row.items() if name not in _DERIVED} for row in documents]
+    return tuple(map(_nested, structured(plain, tuple[_saved_row(), ...])))
 
 
-def _nested(row: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {part: {} for part in _PARTS}
-    nested |= {name: row[name] for name in ("peers", "provenance") if name in row}
-    known = {*_DERIVED, "peers", "provenance"}
-    for part, name, saved in _saved_fields():
-        known.add(saved)
-        if saved in row:
-            nested[part][name] = row[saved]
-    if unknown := sorted(row.keys() - known):
-        raise UntrustedError(f"{shown(unknown[0])} is not known")
-    return nested
+def _nested(row: Any) -> BenchRow:
+    parts = {
+        part: kind(**{name: getattr(row, saved) for name, saved in _saved_names(kind).items()})
+        for part, kind in _PARTS.items()
+    }
+    return BenchRow(**parts, peers=row.peers, provenance=row.provenance)
 
 
 def over(time_us: float | None, other_us: float | None) -> float | None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import systolic
-import systolic.tuning.result
+import systolic.ops.kept_trials
 from systolic.accuracy.time_error import TimeError
 from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
@@ -35,6 +35,11 @@ PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 V6E = chip("v6e")
 
 
+def config_of(fn: Any) -> KernelConfig | None:
+    """The configuration that a kernel's program is bound to; XLA's has none."""
+    return next((bound for bound in fn.args if isinstance(bound, KernelConfig)), None)
+
+
 class Machine:
     """A compiler whose times are the model's, but for a factor for each tile: `strange` is what the model misses.
 
@@ -48,7 +53,7 @@ class Machine:
 
     def __call__(self, experiment: Experiment) -> Future[Measurement]:
         fn: Any = experiment.fn
-        config = next((value for value in fn.args if isinstance(value, KernelConfig)), None)
+        config = config_of(fn)
         future: Future[Measurement] = Future()
         if experiment.chip.given_flags:  # XLA's second form ends as the first does
             if (error := self.raises.get(len(self.asked))) is not None:
@@ -316,7 +321,7 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
     asked: list[Any] = []
 
     def measured(fn: Any, arguments: Any, its: Chip) -> Measurement:
-        asked.append(next((value for value in fn.args if isinstance(value, KernelConfig)), None))
+        asked.append(config_of(fn))
         if len(asked) == 1:
             raise RuntimeError("RESOURCE_EXHAUSTED")
         return Measurement(chip=its.name, provenance="measured", time_us=100.0 + len(asked))
@@ -351,7 +356,7 @@ def test_a_winner_inside_the_error_has_not_won(
         share = None if error_percent is None else 1.5
         return TimeError(kind="k", percent=error_percent, ratio_percent=share, reason=reason)
 
-    monkeypatch.setattr(systolic.tuning.result, "trial_error", errors)
+    monkeypatch.setattr(systolic.ops.kept_trials, "trial_error", errors)
     tiles = [Tiles(tile_m=128, tile_k=128, tile_n=tile_n) for tile_n in (128, 256, 512)]
     configs = [KernelConfig(tiles=each, subtile_m=128, subtile_n=each.tile_n) for each in tiles]
     times = (100.0, 101.0, 102.0)
