@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.schedule import KernelConfig, Scratch, hbm_traffic, scratch_buffers
+from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, scratch_buffers
 from systolic.spec import MatmulSpec, Operands
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
@@ -39,8 +39,21 @@ def core_number(cores: int) -> Any:
 
 
 def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """What a step works in, to be asked of Pallas."""
+    """Return the scratch of a step, to be asked of Pallas."""
     return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
+
+
+def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
+    """Return the VMEM to ask Pallas for, by name: of the buffers of a schedule those that the kernel allocates.
+
+    Args:
+      dtypes: of buffers that hold another dtype than the schedule says, by name.
+    """
+    return {
+        one.name: pltpu.VMEM(one.ref_shape, jnp.dtype(dtypes.get(one.name, one.dtype)))
+        for one in buffers
+        if one.ref_shape is not None
+    }
 
 
 def launch(

@@ -16,12 +16,19 @@ from systolic.spec import MatmulSpec, dtype_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemBuffer:
-    """One named buffer; `copies` is 2 where the pipeline fills one while the other is used."""
+    """One named buffer.
+
+    Attributes:
+      shape: of one copy, in whole registers where the compiler reserves them.
+      copies: 2 where the pipeline fills one while the other is used; slots of a ring.
+      ref_shape: of what a kernel allocates for all copies. None: the pipeline allocates it, or it is `shape`.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     copies: int
+    ref_shape: tuple[int, ...] | None = None
 
     @property
     def bytes(self) -> int:

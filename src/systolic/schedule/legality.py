@@ -10,16 +10,15 @@ from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, kernel_buffers, made_bytes, total_bytes
 from systolic.schedule.config import KernelConfig, can_join_outputs, can_run_manually
 from systolic.schedule.tiles import Tiles, TilesError
+from systolic.schedule.vmem import MIB, CompilerNeed
 from systolic.spec import EXACT_INT32_PRODUCTS, MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 REGISTER_BYTES = 4096  # of a vector register: eight rows of 32-bit lanes
-MIB = 2**20
 # The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
 # float32 at highest precision, whose parts it keeps, 15.5 → 24.6.
-_COMPILER_SHARE = 0.26
-_COMPILER_SHARE_HIGHEST = 0.65
-_COMPILER_BYTES = 2 * MIB
+_NEED = CompilerNeed(factor=1.26, kept_bytes=1.26 * 2 * MIB, asked_bytes=2 * MIB)
+_NEED_HIGHEST = CompilerNeed(factor=1.65, kept_bytes=1.65 * 2 * MIB, asked_bytes=2 * MIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +89,36 @@ def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int)
     )
 
 
+def indivisible(letter: str, size: int, tile: int, limit: str = "", fix: str = "") -> Violation:
+    """A tile that does not divide its dimension; `limit` says why it has to."""
+    return Violation(
+        rule="tile-divides",
+        value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+        limit=limit or f"tiles cut {letter} evenly",
+        fix=fix or f"use a divisor of {size}",
+    )
+
+
+def inexact_sums(tile_k: int, fix: str = "") -> Violation:
+    """A sum of integers over more of k than an int32 holds; `fix` goes on after the tile."""
+    return Violation(
+        rule="exact-sums",
+        value=f"tile_k={tile_k}",
+        limit=f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain",
+        fix=f"use tile_k≤{EXACT_INT32_PRODUCTS}{fix}",
+    )
+
+
+def require_none(config: KernelConfig, violations: Sequence[Violation]) -> None:
+    """Raise if a configuration breaks rules.
+
+    Raises:
+      IllegalTilesError: the message has each violation.
+    """
+    if violations:
+        raise IllegalTilesError(str(config), violations)
+
+
 def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """Tiles that do not cut the matrices evenly.
 
@@ -102,14 +131,9 @@ def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
         if tile > size:
             found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
         elif size % tile:
-            found.append(
-                Violation(
-                    rule="tile-divides",
-                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
-                    limit=f"the last {size % tile} of {letter} would be lost",
-                    fix=f"use a divisor of {size} or pad {letter} to {size + tile - size % tile}",
-                )
-            )
+            limit = f"the last {size % tile} of {letter} would be lost"
+            fix = f"use a divisor of {size} or pad {letter} to {size + tile - size % tile}"
+            found.append(indivisible(letter, size, tile, limit, fix))
     return found
 
 
@@ -171,9 +195,7 @@ def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list
             instead = min(size, -(-tile // multiple) * multiple)
             found.append(misaligned(letter, tile, multiple, "blocks", instead))
     if spec.dtype_dot != spec.dtype_accumulator and config.tiles.tile_k > EXACT_INT32_PRODUCTS:
-        limit = f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain"
-        value, fix = f"tile_k={config.tiles.tile_k}", f"use tile_k≤{EXACT_INT32_PRODUCTS}"
-        found.append(Violation(rule="exact-sums", value=value, limit=limit, fix=fix))
+        found.append(inexact_sums(config.tiles.tile_k))
     found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
     return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
 
@@ -198,14 +220,8 @@ def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
     if not spec.side_by_side or size % tile == 0:
         return []
-    return [
-        Violation(
-            rule="tile-divides",
-            value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
-            limit=f"both matrices lie side by side, and a block cannot begin at column {size}",
-            fix=f"use a divisor of {size}",
-        )
-    ]
+    limit = f"both matrices lie side by side, and a block cannot begin at column {size}"
+    return [indivisible(letter, size, tile, limit)]
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
@@ -233,9 +249,7 @@ def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
     Raises:
       IllegalTilesError: the message has each rule that it breaks.
     """
-    broken = config_violations(spec, config, chip)
-    if broken:
-        raise IllegalTilesError(str(config), broken)
+    require_none(config, config_violations(spec, config, chip))
 
 
 def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
@@ -245,17 +259,16 @@ def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
 
 def usable_vmem_bytes(spec: MatmulSpec, chip: Chip) -> int:
     """Bytes that a kernel's buffers may take."""
-    return int(chip.vmem_bytes_per_core / (1 + _compiler_share(spec))) - _COMPILER_BYTES
+    return _compiler_need(spec).usable_bytes(chip.vmem_bytes_per_core)
 
 
 def vmem_limit(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> int:
-    """Bytes of VMEM to ask the compiler for: the buffers and its own need, at least what it gives by default."""
-    needed = _vmem_bytes(spec, config) * (1 + _compiler_share(spec)) + _COMPILER_BYTES
-    return min(max(int(needed), chip.scoped_vmem_bytes), chip.vmem_bytes_per_core)
+    """Return the bytes of VMEM to ask the compiler for: the buffers and its own need."""
+    return _compiler_need(spec).limit_bytes(_vmem_bytes(spec, config), chip, chip.vmem_bytes_per_core)
 
 
-def _compiler_share(spec: MatmulSpec) -> float:
-    return _COMPILER_SHARE_HIGHEST if spec.passes > 3 else _COMPILER_SHARE
+def _compiler_need(spec: MatmulSpec) -> CompilerNeed:
+    return _NEED_HIGHEST if spec.passes > 3 else _NEED
 
 
 def _vmem_bytes(spec: MatmulSpec, config: KernelConfig) -> int:

@@ -1,23 +1,51 @@
-"""VMEM of kernels that allocate their own buffers: bytes for these, and the limit to ask the compiler for."""
+"""VMEM of a kernel: bytes for its buffers, and the limit to ask the compiler for, by one formula for all kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.schedule.buffers import VmemBuffer, total_bytes
-from systolic.schedule.legality import MIB
 
-# Share of the usable VMEM that buffers may take: the compiler keeps values there that do not fit its registers.
-_BUFFER_SHARE = 0.88
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerNeed:
+    """VMEM that the compiler needs in addition to a kernel's buffers, for values that do not fit its registers.
+
+    Attributes:
+      factor: VMEM of a kernel over that of its buffers.
+      kept_bytes: that buffers leave free besides.
+      asked_bytes: that are asked for besides.
+      margin: of all that is asked for: the need depends on what the compiler may have.
+    """
+
+    factor: float
+    kept_bytes: float
+    asked_bytes: float
+    margin: float = 1.0
+
+    def usable_bytes(self, most_bytes: int) -> int:
+        """Return the bytes that buffers may take of what a kernel may ask for."""
+        return int((most_bytes - self.kept_bytes) / self.factor)
+
+    def limit_bytes(self, buffers_bytes: int, chip: Chip, most_bytes: int) -> int:
+        """Return the bytes to ask the compiler for: at least what it gives by default."""
+        needed = int((buffers_bytes * self.factor + self.asked_bytes) * self.margin)
+        return min(max(needed, chip.scoped_vmem_bytes), most_bytes)
+
+
+# Of kernels that allocate their own buffers.
+_OWN_BUFFERS = CompilerNeed(factor=1 / 0.88, kept_bytes=0, asked_bytes=2 * MIB)
 
 
 def buffer_bytes(chip: Chip) -> int:
-    """Return the bytes of VMEM that the buffers of a kernel may take."""
-    return int(chip.usable_vmem_bytes_per_core * _BUFFER_SHARE)
+    """Return the bytes of VMEM that the buffers of a grouped or sparse kernel may take."""
+    return _OWN_BUFFERS.usable_bytes(chip.usable_vmem_bytes_per_core)
 
 
 def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
-    """Return the bytes to ask the compiler for: the buffers and its own share, at least what it gives by default."""
-    needed = int(total_bytes(buffers) / _BUFFER_SHARE) + 2 * MIB
-    return min(max(needed, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
+    """Return the bytes to ask the compiler for, of a grouped or sparse kernel."""
+    return _OWN_BUFFERS.limit_bytes(total_bytes(buffers), chip, chip.usable_vmem_bytes_per_core)

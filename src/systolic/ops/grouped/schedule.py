@@ -14,13 +14,21 @@ from systolic.ops.grouped.code_blocks import RowBlock, gradient_block, row_block
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.legality import (
+    LANES,
+    Violation,
+    indivisible,
+    misaligned,
+    require_none,
+    vmem_violations,
+)
 from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
-_MOST_SLOTS = 24
+_MAX_SLOTS = 24
+_LHS_SLOTS, _COTANGENT_SLOTS = 2, 3  # of a gradient
 
 
 def registers_rows(*dtypes: str) -> int:
@@ -79,36 +87,40 @@ class GroupedSchedule:
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
         panels = 1 if tiles.tile_m >= most_rows else 2
         rows = panels * tiles.tile_m + config.subtile_m
-        tile_columns = padded(tiles.tile_n, LANES)
-        ring = (spec.products, spec.k, tile_columns)
-        shared = (multiple, grid_n // cores * tile_columns)
         fixed = [
-            VmemBuffer(name="rows", shape=(rows, padded(spec.k, LANES)), dtype=spec.dtype, copies=1),
-            VmemBuffer(name="shared rows", shape=shared, dtype=spec.dtype_out, copies=1),
+            _in_lanes("rows", (rows, spec.k), spec.dtype),
+            _in_lanes("shared rows", (grid_n // cores, multiple, tiles.tile_n), spec.dtype_out),
         ]
         if spec.row_scale:
-            fixed.append(VmemBuffer(name="row scale", shape=(rows, LANES), dtype="float32", copies=1))
+            fixed.append(_in_lanes("row scale", (rows, 1), "float32"))
         residual_slots = min(2, panels * grid_n // cores) if spec.residual else 0
         if spec.residual:
-            shape = (tiles.tile_m + config.subtile_m, tile_columns)
-            fixed.append(VmemBuffer(name="residual", shape=shape, dtype=spec.residual, copies=residual_slots))
+            shape = (tiles.tile_m + config.subtile_m, tiles.tile_n)
+            fixed.append(_in_lanes("residual", shape, spec.residual, residual_slots))
         blocks = row_blocks(spec, config, multiple, chip)
         if blocks[0].depth < spec.k:
             shape = (spec.products, blocks[0].rows, blocks[0].columns)
-            fixed.append(VmemBuffer(name="acc", shape=shape, dtype=spec.dtype_accumulator, copies=1))
-        weight = VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=1)
-        out = VmemBuffer(name="out", shape=(config.subtile_m, tile_columns), dtype=spec.dtype_out, copies=1)
+            dtype = spec.dtype_accumulator
+            fixed.append(VmemBuffer(name="acc", shape=shape, dtype=dtype, copies=1, ref_shape=shape))
+
+        def weights(slots: int) -> VmemBuffer:
+            matrix = (tiles.tile_n, spec.k) if spec.transpose_rhs else (spec.k, tiles.tile_n)
+            return VmemBuffer(
+                name="rhs",
+                shape=(spec.products, spec.k, padded(tiles.tile_n, LANES)),
+                dtype=spec.dtype,
+                copies=slots,
+                ref_shape=(slots, spec.products, *matrix),
+            )
+
+        def out(slots: int) -> VmemBuffer:
+            return _in_lanes("out", (config.subtile_m, tiles.tile_n), spec.dtype_out, slots)
+
         left = buffer_bytes(chip) - total_bytes(fixed)
-        out_slots = min(max(int(left * (1 - _RING_SHARE)) // out.bytes, 2), _MOST_SLOTS)
-        weight_slots = min(max((left - out_slots * out.bytes) // weight.bytes, 2), _MOST_SLOTS)
-        buffers = (
-            *fixed,
-            VmemBuffer(name="rhs", shape=ring, dtype=spec.dtype, copies=weight_slots),
-            VmemBuffer(name="out", shape=out.shape, dtype=spec.dtype_out, copies=out_slots),
-        )
-        violations = vmem_violations(buffers, buffer_bytes(chip))
-        if violations:
-            raise IllegalTilesError(str(config), violations)
+        out_slots = min(max(int(left * (1 - _RING_SHARE)) // out(1).bytes, 2), _MAX_SLOTS)
+        weight_slots = min(max((left - out(out_slots).bytes) // weights(1).bytes, 2), _MAX_SLOTS)
+        buffers = (*fixed, weights(weight_slots), out(out_slots))
+        require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         return cls(
             row_multiple=multiple,
             panel=tiles.tile_m,
@@ -170,23 +182,16 @@ class GradientSchedule:
         """
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
-        tile_columns = padded(tiles.tile_n, LANES)
-        acc = VmemBuffer(name="acc", shape=(tiles.tile_k, tile_columns), dtype=spec.dtype_accumulator, copies=1)
-        lhs_shape, cotangent_shape = (tiles.tile_m, padded(tiles.tile_k, LANES)), (tiles.tile_m, tile_columns)
-        lhs = VmemBuffer(name="lhs", shape=lhs_shape, dtype=spec.dtype, copies=2)
-        cotangent = VmemBuffer(name="cotangent", shape=cotangent_shape, dtype=spec.dtype, copies=3)
-        out = VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=1)
-        left = buffer_bytes(chip) - total_bytes((acc, lhs, cotangent))
-        out_slots = min(max(left // out.bytes, 1), _MOST_SLOTS)
-        buffers = (
-            lhs,
-            cotangent,
-            acc,
-            VmemBuffer(name="out", shape=acc.shape, dtype=spec.dtype_out, copies=out_slots),
+        tile = (tiles.tile_k, tiles.tile_n)
+        fixed = (
+            _in_lanes("lhs", (tiles.tile_m, tiles.tile_k), spec.dtype, _LHS_SLOTS),
+            _in_lanes("cotangent", (tiles.tile_m, tiles.tile_n), spec.dtype, _COTANGENT_SLOTS),
+            _in_lanes("acc", tile, spec.dtype_accumulator),
         )
-        violations = vmem_violations(buffers, buffer_bytes(chip))
-        if violations:
-            raise IllegalTilesError(str(config), violations)
+        left = buffer_bytes(chip) - total_bytes(fixed)
+        out_slots = min(max(left // _in_lanes("out", tile, spec.dtype_out).bytes, 1), _MAX_SLOTS)
+        buffers = (*fixed, _in_lanes("out", tile, spec.dtype_out, out_slots))
+        require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         half = config.subtile_m // 2
         depths = (config.subtile_m, half) if half % multiple == 0 and half >= multiple else (config.subtile_m,)
         most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
@@ -204,12 +209,23 @@ class GradientSchedule:
             depths=depths,
             block_k=block_k,
             block_n=block_n,
-            lhs_slots=lhs.copies,
-            cotangent_slots=cotangent.copies,
+            lhs_slots=_LHS_SLOTS,
+            cotangent_slots=_COTANGENT_SLOTS,
             out_slots=out_slots,
             most_visits=1 + 2 * spec.groups + -(-most_rows // tiles.tile_m),
             buffers=buffers,
         )
+
+
+def _in_lanes(name: str, shape: tuple[int, ...], dtype: str, slots: int | None = None) -> VmemBuffer:
+    """A buffer that the kernel allocates, or a ring of some slots, whose columns take whole registers."""
+    return VmemBuffer(
+        name=name,
+        shape=(*shape[:-1], padded(shape[-1], LANES)),
+        dtype=dtype,
+        copies=1 if slots is None else slots,
+        ref_shape=shape if slots is None else (slots, *shape),
+    )
 
 
 def _cores(grid_n: int, chip: Chip) -> int:
@@ -231,14 +247,7 @@ def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, mult
         if letter == "n" and is_ragged_side(size, tile) and not (product and spec.side_by_side):
             continue
         if size % tile:
-            found.append(
-                Violation(
-                    rule="tile-divides",
-                    value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
-                    limit=f"tiles cut {letter} evenly",
-                    fix=f"use a divisor of {size}",
-                )
-            )
+            found.append(indivisible(letter, size, tile))
         elif letter == "k" and size != tile and product:
             limit = "a row is multiplied as a whole"
             found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
@@ -249,5 +258,4 @@ def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, mult
             found.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
     if config.subtile_n != tiles.tile_n and config.subtile_n % LANES:
         found.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
-    if found:
-        raise IllegalTilesError(str(config), found)
+    require_none(config, found)

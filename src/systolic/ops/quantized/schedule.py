@@ -17,15 +17,24 @@ from systolic.ops.quantized.routes import route_of
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import LANES, MIB, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.legality import (
+    LANES,
+    Violation,
+    indivisible,
+    inexact_sums,
+    misaligned,
+    require_none,
+    vmem_violations,
+)
 from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import MIB, CompilerNeed
 from systolic.spec import EXACT_INT32_PRODUCTS, dtype_bytes
 
-_MOST_SLOTS = 4
+_MAX_SLOTS = 4
 _OUT_SLOTS = 4
 SUBLANES = 8
-_COMPILER_SHARE = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
-_ASKED_SHARE = 1.1  # of all of that: what the compiler needs depends on what it may have
+_COMPILER_FACTOR = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+_ASKED_MARGIN = 1.1
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
 # So much of lhs is copied, and quantized, at a time: enough rows to hide how long a maximum over lanes takes, in some
@@ -84,82 +93,111 @@ class QuantizedSchedule:
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)
-        tile_blocks = max(tiles.tile_k // spec.block, 1)
-        out = (_rows_in_vmem(tiles.tile_m, spec.dtype_out), tiles.tile_n)
         grid_m = -(-spec.m // tiles.tile_m)
-        row_slots = 1 if grid_m == 1 or _makes_rows(spec, route) else 2
-        k = padded(spec.k, LANES)
-        fixed = [
-            VmemBuffer(
-                name="lhs",
-                shape=(_rows_in_vmem(tiles.tile_m, spec.dtype_lhs), k),
-                dtype=spec.dtype_lhs,
-                copies=row_slots,
-            ),
-            VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
-        ]
-        if _makes_rows(spec, route):
-            rows = (_rows_in_vmem(tiles.tile_m, route.rows), k)
-            fixed.append(VmemBuffer(name="rows", shape=rows, dtype=route.rows, copies=1))
-        of_rows = (padded(tiles.tile_m, SUBLANES), LANES)  # one number for each row, in every lane
-        if route.offset:
-            fixed.append(VmemBuffer(name="row sums", shape=(spec.blocks, *of_rows), dtype="float32", copies=1))
-        if spec.scales_rows:
-            shape = (max(spec.lhs_blocks, 1), *of_rows)
-            fixed.append(VmemBuffer(name="row scales", shape=shape, dtype="float32", copies=1))
-        if spec.lhs_blocks:
-            shape = (of_rows[0], padded(spec.lhs_blocks, LANES))
-            fixed.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
-        if tiles.tile_k < spec.k:
-            acc = (_rows_in_vmem(tiles.tile_m, "float32"), tiles.tile_n)
-            fixed.append(VmemBuffer(name="acc", shape=acc, dtype="float32", copies=spec.weights))
-        if _keeps(route, config.subtile_m, tiles.tile_m):
-            made = (tiles.tile_k, config.subtile_n)
-            fixed.append(VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights))
-        if spec.residual:
-            fixed.append(VmemBuffer(name="residual", shape=out, dtype=spec.dtype_out, copies=2))
-        # The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
-        stored = VmemBuffer(name="values", shape=(tiles.tile_k, tiles.tile_n), dtype=spec.dtype_rhs, copies=1)
-        scales = VmemBuffer(
-            name="scales", shape=(padded(tile_blocks, SUBLANES), tiles.tile_n), dtype=spec.dtype_scale, copies=1
-        )
-        made, dots = _made_bytes(config, route) * spec.weights, _dots_bytes(config, route) * spec.weights
-        # One weight was never seen to need room for its dots that it could not get; two were.
-        made += dots if spec.gated else 0
-        usable = int((chip.usable_vmem_bytes_per_core - made - 2 * MIB) / _COMPILER_SHARE)
-        left = usable - total_bytes(fixed)
-        slots = min(max(left // (spec.weights * (stored.bytes + scales.bytes)), 2), _MOST_SLOTS)
-        copies = slots * spec.weights
-        buffers = (*fixed, replace(stored, copies=copies), replace(scales, copies=copies))
-        asked = int((total_bytes(buffers) * _COMPILER_SHARE + made + 2 * MIB) * _ASKED_SHARE)
-        asked += 0 if spec.gated else dots
-        violations = vmem_violations(buffers, usable)
-        if violations:
-            raise IllegalTilesError(str(config), violations)
-        return cls(
+        makes_rows = spec.quantize_lhs is not None or spec.dtype_lhs != route.rows or route.even_first
+        without_slots = cls(
             route=route,
             tile_m=tiles.tile_m,
             subtile_m=config.subtile_m,
             tile_k=tiles.tile_k,
             tile_n=tiles.tile_n,
             subtile_n=config.subtile_n,
-            tile_blocks=tile_blocks,
+            tile_blocks=max(tiles.tile_k // spec.block, 1),
             grid_m=grid_m,
             grid_k=spec.k // tiles.tile_k,
             grid_n=spec.n // tiles.tile_n,
-            makes_rows=_makes_rows(spec, route),
+            makes_rows=makes_rows,
             rows_at_once=_rows_at_once(spec, tiles.tile_m),
-            row_slots=row_slots,
-            slots=slots,
+            row_slots=1 if grid_m == 1 or makes_rows else 2,
+            slots=0,
             out_slots=_OUT_SLOTS,
-            buffers=buffers,
-            vmem_limit_bytes=min(max(asked, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core),
+            buffers=(),
+            vmem_limit_bytes=0,
+        )
+        dots = _dots_bytes(config, route) * spec.weights
+        # One weight was never seen to need room for its dots that it could not get; two were.
+        made = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
+        need = CompilerNeed(
+            factor=_COMPILER_FACTOR,
+            kept_bytes=made,
+            asked_bytes=made + (0 if spec.gated else dots / _ASKED_MARGIN),
+            margin=_ASKED_MARGIN,
+        )
+        most = chip.usable_vmem_bytes_per_core
+        usable = need.usable_bytes(most)
+        fixed_bytes, slot_bytes = (
+            total_bytes(buffers) for buffers in (without_slots._buffers(spec), without_slots._weight_slots(spec, 1))
+        )
+        slots = min(max((usable - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
+        buffers = (*without_slots._buffers(spec), *without_slots._weight_slots(spec, slots))
+        require_none(config, vmem_violations(buffers, usable))
+        limit = need.limit_bytes(total_bytes(buffers), chip, most)
+        return replace(without_slots, slots=slots, buffers=buffers, vmem_limit_bytes=limit)
+
+    def with_route(self, spec: QuantizedSpec, route: Route) -> QuantizedSchedule:
+        """Return the schedule with another route, for rows that are made."""
+        changed = replace(self, route=route, makes_rows=True)
+        return replace(changed, buffers=(*changed._buffers(spec), *changed._weight_slots(spec, self.slots)))
+
+    def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
+        """All buffers but the slots of the weights."""
+        tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
+        # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
+        acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
+        buffers = [
+            _of_rows("lhs", (tile_m, spec.k), spec.dtype_lhs, self.row_slots, (self.row_slots,)),
+            _of_rows("out", out_tile, spec.dtype_out, self.out_slots, (self.out_slots,)),
+        ]
+        if self.makes_rows:
+            buffers.append(_of_rows("rows", (tile_m, spec.k), route.rows))
+        # One number for each row, in every lane.
+        if route.offset:
+            buffers.append(_in_sublanes("row sums", (spec.blocks, tile_m, LANES)))
+        if spec.scales_rows:
+            buffers.append(_in_sublanes("row scales", (max(spec.lhs_blocks, 1), tile_m, LANES)))
+        if spec.lhs_blocks:
+            shape = (padded(tile_m, SUBLANES), padded(spec.lhs_blocks, LANES))
+            buffers.append(VmemBuffer(name="lhs scales", shape=shape, dtype="float32", copies=2))
+        if self.grid_k > 1:
+            buffers.append(_of_rows("acc", out_tile, acc, spec.weights, (spec.weights,)))
+        if self.keeps_weights:
+            made = (self.tile_k, self.subtile_n)
+            ref_shape = (spec.weights, *made)
+            buffers.append(
+                VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights, ref_shape=ref_shape)
+            )
+        if spec.residual:
+            buffers.append(replace(_of_rows("residual", out_tile, spec.dtype_out, 2), ref_shape=None))
+        return tuple(buffers)
+
+    def _weight_slots(self, spec: QuantizedSpec, slots: int) -> tuple[VmemBuffer, ...]:
+        """The slots of tiles of the weights.
+
+        The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
+        """
+        tile, scales = (self.tile_k, self.tile_n), (self.tile_blocks, self.tile_n)
+        return (
+            VmemBuffer(
+                name="values",
+                shape=tile,
+                dtype=spec.dtype_rhs,
+                copies=slots * spec.weights,
+                ref_shape=(slots, spec.weights, *tile),
+            ),
+            VmemBuffer(
+                name="scales",
+                shape=(padded(self.tile_blocks, SUBLANES), self.tile_n),
+                dtype=spec.dtype_scale,
+                copies=slots * spec.weights,
+                ref_shape=(slots, spec.weights, *scales),
+            ),
         )
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether the weights of a subtile are kept for all of its rows."""
-        return _keeps(self.route, self.subtile_m, self.tile_m)
+        """True if the weights of a subtile are kept for all of its rows."""
+        is_made = self.route.made != "stored" or self.route.rows == "bfloat16"
+        return self.subtile_m < self.tile_m and is_made
 
     @property
     def steps(self) -> int:
@@ -197,17 +235,22 @@ def _rows_in_vmem(rows: int, dtype: str) -> int:
     return max(least, 1 << (rows - 1).bit_length())
 
 
+def _of_rows(
+    name: str, shape: tuple[int, int], dtype: str, copies: int = 1, ref_copies: tuple[int, ...] = ()
+) -> VmemBuffer:
+    """A buffer of rows that the kernel allocates; `ref_copies` is the first dimension of its ref, if it has several."""
+    reserved = (_rows_in_vmem(shape[0], dtype), padded(shape[1], LANES))
+    return VmemBuffer(name=name, shape=reserved, dtype=dtype, copies=copies, ref_shape=(*ref_copies, *shape))
+
+
+def _in_sublanes(name: str, shape: tuple[int, int, int]) -> VmemBuffer:
+    reserved = (shape[0], padded(shape[1], SUBLANES), shape[2])
+    return VmemBuffer(name=name, shape=reserved, dtype="float32", copies=1, ref_shape=shape)
+
+
 def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
     rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE) // _LEAST_ROWS_AT_ONCE * _LEAST_ROWS_AT_ONCE
     return min(max(rows, _LEAST_ROWS_AT_ONCE), tile_m)
-
-
-def _makes_rows(spec: QuantizedSpec, route: Route) -> bool:
-    return spec.quantize_lhs is not None or spec.dtype_lhs != route.rows or route.even_first
-
-
-def _keeps(route: Route, subtile_m: int, tile_m: int) -> bool:
-    return subtile_m < tile_m and not (route.made == "stored" and route.rows != "bfloat16")
 
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
@@ -231,9 +274,7 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if size % tile:
-            limit, fix = f"tiles cut {letter} evenly", f"use a divisor of {size}"
-            value = f"{letter}={size} is no multiple of tile_{letter}={tile}"
-            found.append(Violation(rule="tile-divides", value=value, limit=limit, fix=fix))
+            found.append(indivisible(letter, size, tile))
         if tile % LANES:
             found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
     if config.subtile_n % LANES:
@@ -246,9 +287,7 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
         limit = "a tile has whole blocks, and whole dots"
         found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     if route.sums == "int32" and min(tiles.tile_k, spec.block) > EXACT_INT32_PRODUCTS:
-        limit = f"an int32 holds {EXACT_INT32_PRODUCTS} products of int8 for certain"
-        fix = f"use tile_k≤{EXACT_INT32_PRODUCTS}, and smaller blocks of scales"
-        found.append(Violation(rule="exact-sums", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+        found.append(inexact_sums(tiles.tile_k, ", and smaller blocks of scales"))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
         found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
@@ -256,5 +295,4 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
         value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
         fix = "use a smaller subtile, or tile_k"
         found.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
-    if found:
-        raise IllegalTilesError(str(config), found)
+    require_none(config, found)

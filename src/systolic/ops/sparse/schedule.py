@@ -15,7 +15,14 @@ from systolic.ops.sparse.call_lists import INDEX_BYTES, index_words
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import LANES, IllegalTilesError, Violation, misaligned, vmem_violations
+from systolic.schedule.legality import (
+    LANES,
+    Violation,
+    indivisible,
+    misaligned,
+    require_none,
+    vmem_violations,
+)
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
@@ -90,39 +97,34 @@ class ProductSchedule:
         found = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
                  for one in dict.fromkeys((tile, subtile)) if one % multiple]  # fmt: skip
         if spec.sweep % tile:
-            name = "m" if turned else "n"
-            value, limit = f"{name}={spec.sweep} is no multiple of tile_{name}={tile}", f"tiles cut {name} evenly"
-            found.append(Violation(rule="tile-divides", value=value, limit=limit, fix=f"use a divisor of {spec.sweep}"))
-        if found:
-            raise IllegalTilesError(str(config), found)
+            found.append(indivisible("m" if turned else "n", spec.sweep, tile))
+        require_none(config, found)
         grid = spec.sweep // tile
-        block = VmemBuffer(name="blocks", shape=(spec.block_rows, spec.block_columns), dtype=spec.dtype, copies=1)
+        block_bytes = spec.block_rows * spec.block_columns * dtype_bytes(spec.dtype)
         panel = (tile, spec.k) if turned else (spec.k, tile)
         out = (tile, line) if turned else (line, tile)
         fixed = [
-            VmemBuffer(name="panel", shape=panel, dtype=spec.dtype, copies=min(grid, 2)),
-            VmemBuffer(name="out", shape=out, dtype=spec.dtype_out, copies=_OUT_SLOTS),
-            VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1),
+            _ring("panel", panel, spec.dtype, min(grid, 2)),
+            _ring("out", out, spec.dtype_out, _OUT_SLOTS),
+            VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1, ref_shape=out),
         ]
         most = (
-            1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block.bytes), 1)
+            1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
         )  # of a line's they are apart
         fetched = largest_divisor(spec.most_blocks, 1, most)
         left = buffer_bytes(chip) - total_bytes(fixed)
-        slots = min(left // block.bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
+        slots = min(left // block_bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
         wanted = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
-        its = VmemBuffer(name="blocks", shape=block.shape, dtype=spec.dtype, copies=max(slots, wanted))
-        buffers = (its, *fixed)
-        violations = vmem_violations(buffers, buffer_bytes(chip))
-        if violations:
-            raise IllegalTilesError(str(config), violations)
+        blocks = _ring("blocks", spec.stored_block, spec.dtype, max(slots, wanted))
+        buffers = (blocks, *fixed)
+        require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         return cls(
             joined=config.tiles.tile_k // spec.place_size,
             tile=tile,
             grid=grid,
             subtile=subtile,
             parts=spec.places // largest_divisor(spec.places, 1, max(spec.places // _MOST_PARTS, 1)),
-            slots=its.copies,
+            slots=blocks.copies,
             fetched=fetched,
             out_slots=_OUT_SLOTS,
             buffers=buffers,
@@ -175,34 +177,26 @@ class SampledSchedule:
         if tiles.tile_k % LANES:
             found.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
         if spec.k % tiles.tile_k:
-            value = f"k={spec.k} is no multiple of tile_k={tiles.tile_k}"
-            found.append(
-                Violation(
-                    rule="tile-divides", value=value, limit="tiles cut k evenly", fix=f"use a divisor of {spec.k}"
-                )
-            )
-        if found:
-            raise IllegalTilesError(str(config), found)
+            found.append(indivisible("k", spec.k, tiles.tile_k))
+        require_none(config, found)
         grid_k = spec.k // tiles.tile_k
         panel = (spec.n, tiles.tile_k) if spec.transpose_rhs else (tiles.tile_k, spec.n)
         block = (spec.block_rows, spec.block_columns)
         fixed = [
-            VmemBuffer(name="panel", shape=panel, dtype=spec.dtype, copies=min(grid_k, 2)),
-            VmemBuffer(name="rows", shape=(spec.block_rows, tiles.tile_k), dtype=spec.dtype, copies=_ROW_SLOTS),
-            VmemBuffer(name="out", shape=block, dtype=spec.dtype_out, copies=_STAGES),
+            _ring("panel", panel, spec.dtype, min(grid_k, 2)),
+            _ring("rows", (spec.block_rows, tiles.tile_k), spec.dtype, _ROW_SLOTS),
+            _ring("out", block, spec.dtype_out, _STAGES),
         ]
         widths = [1]
         block_bytes = math.prod(block) * dtype_bytes(spec.dtype_out)
         while spec.dense_out and 2 * widths[0] <= spec.places and 2 * widths[0] * block_bytes <= _ZERO_BYTES:
             widths.insert(0, 2 * widths[0])
-        fixed.append(VmemBuffer(name="zeros", shape=(block[0], block[1] * widths[0]), dtype=spec.dtype_out, copies=1))
-        acc = VmemBuffer(name="sums", shape=block, dtype=spec.dtype_accumulator, copies=1)
+        zeros = (block[0], block[1] * widths[0])
+        fixed.append(VmemBuffer(name="zeros", shape=zeros, dtype=spec.dtype_out, copies=1, ref_shape=zeros))
         left = buffer_bytes(chip) - total_bytes(fixed)
-        slots = min(max(left // acc.bytes, 1), spec.most_blocks)
-        buffers = (VmemBuffer(name="sums", shape=block, dtype=acc.dtype, copies=slots), *fixed)
-        violations = vmem_violations(buffers, buffer_bytes(chip))
-        if violations:
-            raise IllegalTilesError(str(config), violations)
+        slots = min(max(left // _ring("sums", block, spec.dtype_accumulator, 1).bytes, 1), spec.most_blocks)
+        buffers = (_ring("sums", block, spec.dtype_accumulator, slots), *fixed)
+        require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         along = spec.places if spec.transpose_rhs else tiles.tile_k // LANES
         return cls(
             joined=tiles.tile_n // spec.place_size,
@@ -216,6 +210,10 @@ class SampledSchedule:
             zero_widths=tuple(widths),
             buffers=buffers,
         )
+
+
+def _ring(name: str, shape: tuple[int, int], dtype: str, slots: int) -> VmemBuffer:
+    return VmemBuffer(name=name, shape=shape, dtype=dtype, copies=slots, ref_shape=(slots, *shape))
 
 
 def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
@@ -255,8 +253,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
         limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // INDEX_BYTES} words of SMEM"
         fix = "use larger blocks, or cut the sparse matrix into several by its lines"
         found.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
-    if found:
-        raise IllegalTilesError(str(config), found)
+    require_none(config, found)
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:

@@ -25,7 +25,7 @@ from jaxtyping import Shaped
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import as_dtype
-from systolic.kernels.launch import core_number, from_hbm, on_cores
+from systolic.kernels.launch import core_number, from_hbm, on_cores, vmem_shapes
 from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups
@@ -68,13 +68,10 @@ def grouped_gradient(
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
     """
-    its, dtype = schedule, jnp.dtype(spec.dtype)
+    its = schedule
     buffers = _Buffers(
         table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
-        lhs=pltpu.VMEM((its.lhs_slots, its.most_rows, its.tile_k), dtype),
-        cotangent=pltpu.VMEM((its.cotangent_slots, its.most_rows, its.tile_n), dtype),
-        acc=pltpu.VMEM((its.tile_k, its.tile_n), jnp.dtype(spec.dtype_accumulator)),
-        out=pltpu.VMEM((its.out_slots, its.tile_k, its.tile_n), jnp.dtype(spec.dtype_out)),
+        **vmem_shapes(its.buffers),
         lhs_sem=pltpu.SemaphoreType.DMA((its.lhs_slots,)),
         cotangent_sem=pltpu.SemaphoreType.DMA((its.cotangent_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),

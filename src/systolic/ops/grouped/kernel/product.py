@@ -25,7 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import core_number, from_hbm, on_cores
+from systolic.kernels.launch import core_number, from_hbm, on_cores, vmem_shapes
 from systolic.ops.grouped.kernel.product_arrays import Buffers, GroupedOperands
 from systolic.ops.grouped.kernel.product_outputs import Outputs
 from systolic.ops.grouped.kernel.product_steps import Fn, Steps
@@ -49,31 +49,20 @@ def grouped_product(
       operands: `m` is a multiple of `schedule.row_multiple`.
       activation: the function that `spec.activation` names.
     """
-    its, dtype = schedule, jnp.dtype(spec.dtype)
-    rows = its.panels * its.panel + its.blocks[0].rows
-    weights = (its.tile_n, spec.k) if spec.transpose_rhs else (spec.k, its.tile_n)
-    largest = its.blocks[0]
-    has_acc = largest.depth < spec.k
-
-    def slots(there: bool, count: int, *shape: int) -> Any:
-        return pltpu.VMEM((count, *shape), jnp.float32) if there else None
-
+    its, vmem = schedule, vmem_shapes(schedule.buffers)
     buffers = Buffers(
         table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
         stored=pltpu.SMEM((its.out_slots + 1,), jnp.int32),
         stored_tile=pltpu.SMEM((its.out_slots,), jnp.int32) if its.step_n != its.tile_n else None,
-        rows=pltpu.VMEM((rows, spec.k), dtype),
-        scale=pltpu.VMEM((rows, 1), jnp.float32) if spec.row_scale else None,
-        weights=pltpu.VMEM((its.weight_slots, spec.products, *weights), dtype),
-        bias=slots(spec.bias, its.weight_slots, 1, its.tile_n),
-        residual=pltpu.VMEM((its.residual_slots, its.panel + largest.rows, its.tile_n), jnp.dtype(spec.residual))
-        if spec.residual
-        else None,
-        acc=pltpu.VMEM((spec.products, largest.rows, largest.columns), jnp.dtype(spec.dtype_accumulator))
-        if has_acc
-        else None,
-        out=pltpu.VMEM((its.out_slots, its.blocks[0].rows, its.tile_n), jnp.dtype(spec.dtype_out)),
-        shared=pltpu.VMEM((its.core_n, its.row_multiple, its.tile_n), jnp.dtype(spec.dtype_out)),
+        rows=vmem["rows"],
+        scale=vmem.get("row scale"),
+        weights=vmem["rhs"],
+        # A row of a few KiB, which the estimate leaves to the compiler's share.
+        bias=pltpu.VMEM((its.weight_slots, 1, its.tile_n), jnp.float32) if spec.bias else None,
+        residual=vmem.get("residual"),
+        acc=vmem.get("acc"),
+        out=vmem["out"],
+        shared=vmem["shared rows"],
         rows_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),

@@ -30,12 +30,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import from_hbm, vmem_shapes
 from systolic.ops.quantized.kernel.copies import Buffers, QuantizedOperands
 from systolic.ops.quantized.kernel.step import Fn, Step
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
-from systolic.schedule import LANES
 
 
 def quantized_product(
@@ -54,7 +53,7 @@ def quantized_product(
         Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up behind gate.
       activation: the function that `spec.activation` names.
     """
-    schedule = _as_interpreted(schedule) if interpret else schedule
+    schedule = _as_interpreted(schedule, spec) if interpret else schedule
     its, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (its.tile_m, its.tile_n)
 
@@ -110,12 +109,12 @@ def _name(spec: QuantizedSpec) -> str:
     return f"{op}_{formats}_{spec.block}_{spec.m}_{spec.k}_{spec.n}"
 
 
-def _as_interpreted(schedule: QuantizedSchedule) -> QuantizedSchedule:
+def _as_interpreted(schedule: QuantizedSchedule, spec: QuantizedSpec) -> QuantizedSchedule:
     """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
     route = schedule.route
     if route.rows != "int4":
         return schedule
-    return replace(schedule, route=replace(route, rows="int8", pushed="int8", made="cast"), makes_rows=True)
+    return schedule.with_route(spec, replace(route, rows="int8", pushed="int8", made="cast"))
 
 
 def _as_loaded(values: Array, of_bits: bool) -> Array:
@@ -132,20 +131,19 @@ def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
 
 
 def _buffers(spec: QuantizedSpec, its: QuantizedSchedule, arrays: QuantizedOperands) -> Buffers:
-    float32, pushed = jnp.float32, jnp.dtype(its.route.pushed)
-    # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
-    acc = jnp.int32 if its.route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else float32
+    # In interpret mode arrays may come in another dtype.
+    vmem = vmem_shapes(its.buffers, lhs=arrays.lhs.dtype, values=arrays.values.dtype)
     slots = (its.slots, spec.weights)
     return Buffers(
-        lhs=pltpu.VMEM((its.row_slots, its.tile_m, spec.k), arrays.lhs.dtype),
-        values=pltpu.VMEM((*slots, its.tile_k, its.tile_n), arrays.values.dtype),
-        scales=pltpu.VMEM((*slots, its.tile_blocks, its.tile_n), jnp.dtype(spec.dtype_scale)),
-        out=pltpu.VMEM((its.out_slots, its.tile_m, its.tile_n), jnp.dtype(spec.dtype_out)),
-        rows=pltpu.VMEM((its.tile_m, spec.k), jnp.dtype(its.route.rows)) if its.makes_rows else None,
-        row_scales=pltpu.VMEM((max(spec.lhs_blocks, 1), its.tile_m, LANES), float32) if spec.scales_rows else None,
-        row_sums=pltpu.VMEM((spec.blocks, its.tile_m, LANES), float32) if its.route.offset else None,
-        acc=pltpu.VMEM((spec.weights, its.tile_m, its.tile_n), acc) if its.grid_k > 1 else None,
-        weights=pltpu.VMEM((spec.weights, its.tile_k, its.subtile_n), pushed) if its.keeps_weights else None,
+        lhs=vmem["lhs"],
+        values=vmem["values"],
+        scales=vmem["scales"],
+        out=vmem["out"],
+        rows=vmem.get("rows"),
+        row_scales=vmem.get("row scales"),
+        row_sums=vmem.get("row sums"),
+        acc=vmem.get("acc"),
+        weights=vmem.get("weights"),
         lhs_sem=pltpu.SemaphoreType.DMA((its.row_slots, -(-its.tile_m // its.rows_at_once))),
         values_sem=pltpu.SemaphoreType.DMA(slots),
         scales_sem=pltpu.SemaphoreType.DMA(slots),

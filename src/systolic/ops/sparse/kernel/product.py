@@ -24,7 +24,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import from_hbm, vmem_shapes
 from systolic.ops.sparse.kernel.lines import Buffers, Kernel, ProductOperands
 from systolic.ops.sparse.kernel.lists import Places, list_buffers, listed
 from systolic.ops.sparse.schedule import ProductSchedule
@@ -47,15 +47,10 @@ def sparse_product(
       cores: that share the work, each with some of the panels.
       activation: the function that `spec.activation` names.
     """
-    its, dtype, turned = schedule, jnp.dtype(spec.dtype), spec.kind == "dds"
-    panel = (its.tile, spec.k) if turned else (spec.k, its.tile)
-    line = (its.tile, spec.line_size) if turned else (spec.line_size, its.tile)
+    its = schedule
     buffers = Buffers(
         list=list_buffers(spec),
-        blocks=pltpu.VMEM((its.slots, *spec.stored_block), dtype),
-        panel=pltpu.VMEM((its.panel_slots, *panel), dtype),
-        acc=pltpu.VMEM(line, jnp.dtype(spec.dtype_accumulator)),
-        out=pltpu.VMEM((its.out_slots, *line), jnp.dtype(spec.dtype_out)),
+        **vmem_shapes(its.buffers),
         blocks_sem=pltpu.SemaphoreType.DMA((its.under_way,)),
         panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),

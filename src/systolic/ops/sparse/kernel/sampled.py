@@ -21,7 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm
+from systolic.kernels.launch import from_hbm, vmem_shapes
 from systolic.ops.sparse.kernel.lists import Places, list_buffers, listed
 from systolic.ops.sparse.kernel.samples import Buffers, Kernel, SampledOperands
 from systolic.ops.sparse.schedule import SampledSchedule
@@ -44,16 +44,10 @@ def sparse_sampled(
       band: of a matrix, the lowest and the highest diagonal that is not zero, column − row; None: there is none.
       cores: that share the work, each with some of the chunks.
     """
-    its, dtype, dtype_out = schedule, jnp.dtype(spec.dtype), jnp.dtype(spec.dtype_out)
-    block = (spec.block_rows, spec.block_columns)
-    panel = (spec.n, its.tile_k) if spec.transpose_rhs else (its.tile_k, spec.n)
+    its = schedule
     buffers = Buffers(
         list=list_buffers(spec),
-        sums=pltpu.VMEM((its.slots, *block), jnp.dtype(spec.dtype_accumulator)),
-        panel=pltpu.VMEM((its.panel_slots, *panel), dtype),
-        rows=pltpu.VMEM((its.row_slots, spec.block_rows, its.tile_k), dtype),
-        out=pltpu.VMEM((its.stages, *block), dtype_out),
-        zeros=pltpu.VMEM((spec.block_rows, spec.block_columns * its.zero_widths[0]), dtype_out),
+        **vmem_shapes(its.buffers),
         under_way=pltpu.SMEM((len(its.zero_widths),), jnp.int32),
         panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
         rows_sem=pltpu.SemaphoreType.DMA((its.row_slots,)),
@@ -77,13 +71,15 @@ def sparse_sampled(
     if not interpret:
         arrays = operands._replace(lhs=from_hbm(operands.lhs), rhs=from_hbm(operands.rhs))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    shape = (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, *block)
+    shape = (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, spec.block_rows, spec.block_columns)
     return pl.pallas_call(
         kernel,
         grid=(cores,),
         in_specs=(SampledOperands(Places(scalars, scalars), hbm, hbm),),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes(shape, dtype_out, [operands.lhs, operands.rhs, operands.places.rows]),
+        out_shape=shape_with_mesh_axes(
+            shape, jnp.dtype(spec.dtype_out), [operands.lhs, operands.rhs, operands.places.rows]
+        ),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(
             vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
