@@ -36,7 +36,7 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """What decides which published programs one is like.
+    """Traits of a program, which decide which published programs it is like.
 
     Attributes:
       pallas_share: of its time, that Pallas kernels take.
@@ -64,7 +64,7 @@ class ProgramTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedKind:
-    """What comparing one kind of program on one chip, in one clock state, has shown.
+    """The comparison of one kind of program with published times, on one chip in one clock state.
 
     Attributes:
       kind: of program, as `ProgramTraits.kind` says it.
@@ -174,12 +174,12 @@ class TimeError:
 
     @property
     def words(self) -> str:
-        """As it stands behind a time: "± 4 %", or "± ? (why)"."""
+        """Return the error after a time: "± 4 %", or "± ? (why)"."""
         return f"± {percent_text(self.percent)}" if self.percent is not None else f"± ? ({self.reason})"
 
     @property
     def cell(self) -> str:
-        """As it stands in a table: "4 %", or "?"."""
+        """Return the error in a table: "4 %", or "?"."""
         return percent_text(self.percent) if self.percent is not None else "?"
 
 

@@ -1,4 +1,4 @@
-"""What the hardware is: every TPU generation that systolic knows, each number with its source.
+"""The hardware: every TPU generation that systolic knows, each number with its source.
 
 Whatever is true of one generation alone is in its file here, and in no other file of the package.
 """

@@ -15,7 +15,7 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotOperands:
-    """What a dot takes on one chip.
+    """Operands of a dot on one chip.
 
     Attributes:
       floats: floating-point operands.

@@ -23,7 +23,7 @@ class UnsupportedDtypeError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """What the simulator needs to know of **one TensorCore**. Each field has its source in `Chip.sources`.
+    """The simulator's model of **one TensorCore**. Each field has its source in `Chip.sources`.
 
     Cycles are cycles of `clock_hz`.
     """
@@ -50,7 +50,7 @@ class MachineModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCoreModel:
-    """What the simulator needs to know of **one SparseCore**. Each field has its source in `Chip.sources`.
+    """The simulator's model of **one SparseCore**. Each field has its source in `Chip.sources`.
 
     Cycles are cycles of its `clock_hz`.
     """
@@ -106,7 +106,7 @@ class CodeCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudOffer:
-    """What to ask the Cloud TPU API for."""
+    """A machine of the Cloud TPU API."""
 
     accelerator_type: str  # of the smallest machine with this chip
     runtime_version: str  # of the software for JAX on it

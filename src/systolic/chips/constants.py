@@ -39,7 +39,7 @@ class ConstantsError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """What was fitted for one chip, and the programs that were in view then, by name."""
+    """Constants that were fitted for one chip, and the programs that were in view then, by name."""
 
     chip: str
     constants: Mapping[str, float]

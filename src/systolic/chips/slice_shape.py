@@ -101,7 +101,7 @@ class SliceShape:
 
     @property
     def libtpu_wrap(self) -> tuple[bool, ...]:
-        """The same for libtpu, which counts three axes everywhere."""
+        """Return `wrap` for libtpu, which counts three axes everywhere."""
         return self.wrap + (False,) * (_LIBTPU_AXES - len(self.wrap))
 
     @property
@@ -138,7 +138,6 @@ class SliceShape:
         return SliceDevice(id=number, chip=chip, coords=self.coords(chip), core=core)
 
     def coords(self, chip: int) -> tuple[int, ...]:
-        """Where a chip is."""
         found = []
         for extent in self.extents:
             found.append(chip % extent)

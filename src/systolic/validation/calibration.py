@@ -69,7 +69,7 @@ class FittedConstant:
 
     @property
     def determined(self) -> bool:
-        """Whether the rows say anything: false where every value between the bounds does as well."""
+        """True if the rows determine the value: false where every value between the bounds does as well."""
         return self.low > self.least or self.high < self.most
 
 
@@ -227,7 +227,7 @@ class _Search:
         return place
 
     def _slopes(self, place: np.ndarray) -> np.ndarray:
-        """How each row's error changes with each share."""
+        """Return the change of each row's error with each share."""
         columns = []
         for index, share in enumerate(place):
             moved = place.copy()

@@ -37,7 +37,7 @@ class OpError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedProgram:
-    """What was timed. Rows that timed the same share it: they are not independent checks of a prediction.
+    """A program that was timed. Rows of one program are not independent checks of a prediction.
 
     Attributes:
       chip: its name with the clock state.
@@ -117,7 +117,7 @@ class ComparedRow(PublishedRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """How far predictions of the counted rows are off. Sizes of errors; `bias` alone keeps the sign."""
+    """Errors of predictions of the counted rows. Sizes of errors; `bias` alone keeps the sign."""
 
     rows: int
     programs: int
@@ -248,7 +248,6 @@ class ChipStatistics:
     from_2048_not_in_view: ErrorStatistics
 
     def record(self) -> dict[str, Any]:
-        """As nested plain data."""
         parts = {name: asdict(getattr(self, name)) for name in ("from_2048", "from_2048_not_in_view")}
         return {**asdict(self.every), **parts}
 

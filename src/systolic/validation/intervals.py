@@ -134,7 +134,7 @@ def time_errors(
 
 
 def half_width(deviations: Sequence[float]) -> float | None:
-    """What the next deviation stays within nine times out of ten; None: too few say so."""
+    """Return the bound that the next deviation keeps nine times out of ten; None: too few say so."""
     count = len(deviations)
     if count < _MIN_PROGRAMS:
         return None
@@ -148,7 +148,7 @@ def half_width(deviations: Sequence[float]) -> float | None:
 
 
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
-    """By how much deviations of programs in view count for more; infinite where as many constants were fitted."""
+    """Return the weight of deviations of programs in view; infinite where as many constants were fitted."""
     seen = sum(program.in_view and chip(program.chip).generation == known.generation for program in programs)
     return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 

@@ -25,7 +25,7 @@ _LONG_STEP = 2048 * 2048 * 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to run: rungs × square sizes on one chip.
+    """A request: rungs × square sizes on one chip.
 
     Attributes:
       tiles: for the rungs that take tiles.
@@ -67,7 +67,7 @@ class Cell:
 
     @classmethod
     def of(cls, request: Request, rung: Rung, size: int) -> Cell:
-        """What is known without compiling."""
+        """Make a cell from what is known without compiling."""
         spec = MatmulSpec.of(size, size, size, request.dtype)
         tiles = rung.default_tiles(spec, request.splits)
         if request.tiles is not None and rung.takes_tiles:
@@ -90,12 +90,11 @@ class Cell:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the result is compared with float64."""
+        """True if the result is compared with float64."""
         return self.request.checked and bool(self.tried) and self.size <= LARGEST_CHECKED
 
     @property
     def vmem_limit_bytes(self) -> int:
-        """What the kernel may take."""
         return self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
 
     def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:
@@ -109,7 +108,6 @@ class Cell:
         return Experiment(fn=self.multiply(tiles), args=args, chip=self.request.chip, label=label)
 
     def xla(self) -> Experiment:
-        """The same product by XLA."""
         fn, args = xla_matmul(self.spec), abstract_operands(self.spec)
         return Experiment(fn=fn, args=args, chip=self.request.chip, label=f"xla {self.size}")
 
