@@ -76,7 +76,6 @@ LONG_FILES = {
     "explaining/explanation",
     "explaining/function_analysis",
     "ops/grouped/kernel/gradient",
-    "cli/tune",
 }
 
 
