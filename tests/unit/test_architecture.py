@@ -75,7 +75,6 @@ LONG_FILES = {
     "checking/running",
     "explaining/explanation",
     "explaining/function_analysis",
-    "ops/grouped/kernel/gradient",
 }
 
 
