@@ -61,7 +61,7 @@ class PublishedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """The program of a row, made anew: what it is in words, what to compile, for which slice if for one, and how often
+    """The program of a row, made again: what it is in words, what to compile, for which slice if for one, and how often
     it does what was timed."""
 
     what: str
