@@ -205,11 +205,11 @@ class Chip:
         Raises:
           UnknownChipError: the chip has no such state; the message names those it has.
         """
-        state = next((each for each in self.clock_states if each.name == name), None)
+        state = next((state for state in self.clock_states if state.name == name), None)
         if state is None:
-            known = ", ".join(f"{self.generation}@{each.name}" for each in self.clock_states)
-            there = f"its states are {known}" if known else f"its clock is no setting: write {self.generation}"
-            raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {there}")
+            names = ", ".join(f"{self.generation}@{state.name}" for state in self.clock_states)
+            states = f"its states are {names}" if names else f"its clock is no setting: write {self.generation}"
+            raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {states}")
         default = self.clock_states[0]
         return replace(
             self,

@@ -138,11 +138,11 @@ class SliceShape:
         return SliceDevice(id=number, chip=chip, coords=self.coords(chip), core=core)
 
     def coords(self, chip: int) -> tuple[int, ...]:
-        found = []
+        result = []
         for extent in self.extents:
-            found.append(chip % extent)
+            result.append(chip % extent)
             chip //= extent
-        return tuple(found)
+        return tuple(result)
 
     def chip_at(self, coords: tuple[int, ...]) -> int:
         """The number of the chip at a place."""
