@@ -74,8 +74,6 @@ LONG_FILES = {
     "checking/running",
     "explaining/explanation",
     "explaining/function_analysis",
-    "ops/grouped/kernel/gradient",
-    "cli/tune",
 }
 
 

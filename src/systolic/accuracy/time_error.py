@@ -36,7 +36,7 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """What decides which published programs one is like.
+    """Traits of a program, which decide which published programs it is like.
 
     Attributes:
       pallas_share: of its time, that Pallas kernels take.
@@ -64,7 +64,7 @@ class ProgramTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedKind:
-    """What comparing one kind of program on one chip, in one clock state, has shown.
+    """The comparison of one kind of program with published times, on one chip in one clock state.
 
     Attributes:
       kind: of program, as `ProgramTraits.kind` says it.
@@ -126,12 +126,12 @@ class TimeErrors:
           TimeErrorsError: it is none, or of another schema.
         """
         try:
-            found = structured(read_json(text), cls)
+            errors = structured(read_json(text), cls)
         except UntrustedError as error:
             raise TimeErrorsError(f"these are no errors of simulated times: {error}") from error
-        if found.schema != SCHEMA:
-            raise TimeErrorsError(f"errors of simulated times of schema {found.schema}; here it is {SCHEMA}")
-        return found
+        if errors.schema != SCHEMA:
+            raise TimeErrorsError(f"errors of simulated times of schema {errors.schema}; here it is {SCHEMA}")
+        return errors
 
     def of(self, chip: Chip, traits: ProgramTraits) -> TimeError:
         """Finds the error of a simulated time of such a program on this chip."""
@@ -144,7 +144,9 @@ class TimeErrors:
             return TimeError(kind=kind, reason=f"no published time of {chip.name} was checked")
         if self.machines[chip.name] != machine_digest(chip.machine):
             return TimeError(kind=kind, reason="its constants are not those that were checked")
-        checked = next((each for each in self.kinds if (each.chip, each.kind) == (chip.name, kind)), None)
+        checked = next(
+            (candidate for candidate in self.kinds if (candidate.chip, candidate.kind) == (chip.name, kind)), None
+        )
         if checked is None:
             return TimeError(kind=kind, reason=f"no {kind} was checked on {chip.name}")
         if unlike := checked.unlike(traits):
@@ -174,12 +176,12 @@ class TimeError:
 
     @property
     def words(self) -> str:
-        """As it stands behind a time: "± 4 %", or "± ? (why)"."""
+        """Return the error after a time: "± 4 %", or "± ? (why)"."""
         return f"± {percent_text(self.percent)}" if self.percent is not None else f"± ? ({self.reason})"
 
     @property
     def cell(self) -> str:
-        """As it stands in a table: "4 %", or "?"."""
+        """Return the error in a table: "4 %", or "?"."""
         return percent_text(self.percent) if self.percent is not None else "?"
 
 
@@ -200,9 +202,9 @@ def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool)
     """
     if mine.percent is None or other.percent is None:
         return None
-    apart = math.hypot(mine.percent, other.percent)
-    paired = [each for each in (mine.ratio_percent, other.ratio_percent) if each is not None]
-    return min(max(paired), apart) if same_kernel and len(paired) == 2 else apart
+    independent = math.hypot(mine.percent, other.percent)
+    paired = [error for error in (mine.ratio_percent, other.ratio_percent) if error is not None]
+    return min(max(paired), independent) if same_kernel and len(paired) == 2 else independent
 
 
 def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:

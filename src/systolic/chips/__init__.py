@@ -1,4 +1,4 @@
-"""What the hardware is: every TPU generation that systolic knows, each number with its source.
+"""The hardware: every TPU generation that systolic knows, each number with its source.
 
 Whatever is true of one generation alone is in its file here, and in no other file of the package.
 """
@@ -33,29 +33,31 @@ class ChipNameError(ValueError):
 
 
 def chip(name: str) -> Chip:
-    """The chip of that name or alias, such as `"v5e"` or `"trillium"`, in a clock state of it, such as `"v7x@p7"`.
+    """Return the chip of a name or alias, such as `"v5e"` or `"trillium"`, or of a clock state, such as `"v7x@p7"`.
 
     Raises:
       UnknownChipError: no such chip, or it has no such state; the message names those there are.
     """
     key, at, state = name.strip().lower().partition("@")
-    found = next((each for each in CHIPS.values() if key in (each.name, *each.aliases)), None)
-    if found is None:
+    chip_of_name = next(
+        (candidate for candidate in CHIPS.values() if key in (candidate.name, *candidate.aliases)), None
+    )
+    if chip_of_name is None:
         raise UnknownChipError(f"chip {name!r} is not known; known are {', '.join(CHIPS)}")
-    return found.in_clock_state(state) if at else found
+    return chip_of_name.in_clock_state(state) if at else chip_of_name
 
 
 def chip_names() -> list[str]:
-    """The names of all chips, in each of their clock states."""
+    """Return the names of all chips, in each of their clock states."""
     return [
-        known.name if state is None else known.in_clock_state(state.name).name
-        for known in CHIPS.values()
-        for state in known.clock_states or (None,)
+        chip_record.name if state is None else chip_record.in_clock_state(state.name).name
+        for chip_record in CHIPS.values()
+        for state in chip_record.clock_states or (None,)
     ]
 
 
 def known_chip(name: str) -> Chip | None:
-    """The chip of that name, None where it is not known: results that were saved may be of any."""
+    """Return the chip of that name, None where it is not known: saved results may be of any."""
     try:
         return chip(name)
     except UnknownChipError:
@@ -64,8 +66,8 @@ def known_chip(name: str) -> Chip | None:
 
 def with_clock_state(name: str) -> str:
     """A chip's name, which says a clock state unless it is the default one; then that stands beside it."""
-    known = known_chip(name)
-    default = None if known is None or "@" in name else known.clock_state
+    chip_record = known_chip(name)
+    default = None if chip_record is None or "@" in name else chip_record.clock_state
     return name if default is None else f"{name} (clock state {default.name}, the default)"
 
 
@@ -84,7 +86,7 @@ def register(chip: Chip) -> Chip:
     for name in (chip.name, *chip.aliases):
         if not name or name != name.strip().lower() or set(",@") & set(name):
             raise ChipNameError(f"a chip named {name!r}: names are in lower case, without commas, @ and outer spaces")
-        other = next((each for each in CHIPS.values() if name in (each.name, *each.aliases)), None)
+        other = next((candidate for candidate in CHIPS.values() if name in (candidate.name, *candidate.aliases)), None)
         if other is not None:
             raise ChipNameError(f"{name!r} is a name of {other.title}: give the new chip a name and aliases of its own")
     CHIPS[chip.name] = chip

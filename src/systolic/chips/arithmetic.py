@@ -15,7 +15,7 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotOperands:
-    """What a dot takes on one chip.
+    """Operands of a dot on one chip.
 
     Attributes:
       floats: floating-point operands.
@@ -40,10 +40,10 @@ class DotOperands:
           total: of the result: what `preferred_element_type` says, else what JAX makes of the operands.
           exact: at `Precision.HIGHEST`.
         """
-        known = self.floats | self.integers
-        strange = [dtype for dtype in dict.fromkeys((lhs, rhs)) if dtype not in known]
+        taken = self.floats | self.integers
+        strange = [dtype for dtype in dict.fromkeys((lhs, rhs)) if dtype not in taken]
         if strange:
-            return f"it takes {', '.join(sorted(known))}, not {' or '.join(strange)}"
+            return f"it takes {', '.join(sorted(taken))}, not {' or '.join(strange)}"
         if total not in ("float32", "int32"):
             return "its sums are float32 or int32"
         if exact and not ("float32" in (lhs, rhs) and {lhs, rhs} <= self.exact_partners):

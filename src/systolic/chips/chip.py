@@ -23,7 +23,7 @@ class UnsupportedDtypeError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """What the simulator needs to know of **one TensorCore**. Each field has its source in `Chip.sources`.
+    """The simulator's model of **one TensorCore**. Each field has its source in `Chip.sources`.
 
     Cycles are cycles of `clock_hz`.
     """
@@ -50,7 +50,7 @@ class MachineModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCoreModel:
-    """What the simulator needs to know of **one SparseCore**. Each field has its source in `Chip.sources`.
+    """The simulator's model of **one SparseCore**. Each field has its source in `Chip.sources`.
 
     Cycles are cycles of its `clock_hz`.
     """
@@ -106,7 +106,7 @@ class CodeCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudOffer:
-    """What to ask the Cloud TPU API for."""
+    """A machine of the Cloud TPU API."""
 
     accelerator_type: str  # of the smallest machine with this chip
     runtime_version: str  # of the software for JAX on it
@@ -205,11 +205,11 @@ class Chip:
         Raises:
           UnknownChipError: the chip has no such state; the message names those it has.
         """
-        state = next((each for each in self.clock_states if each.name == name), None)
+        state = next((state for state in self.clock_states if state.name == name), None)
         if state is None:
-            known = ", ".join(f"{self.generation}@{each.name}" for each in self.clock_states)
-            there = f"its states are {known}" if known else f"its clock is no setting: write {self.generation}"
-            raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {there}")
+            names = ", ".join(f"{self.generation}@{state.name}" for state in self.clock_states)
+            states = f"its states are {names}" if names else f"its clock is no setting: write {self.generation}"
+            raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {states}")
         default = self.clock_states[0]
         return replace(
             self,

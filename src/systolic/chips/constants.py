@@ -39,7 +39,7 @@ class ConstantsError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """What was fitted for one chip, and the programs that were in view then, by name."""
+    """Constants that were fitted for one chip, and the programs that were in view then, by name."""
 
     chip: str
     constants: Mapping[str, float]
@@ -86,11 +86,11 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     """
     if fitted.chip != chip.name:
         raise ConstantsError(f"{fitted.source}: the constants are of {fitted.chip}, not of {chip.name}")
-    known = fittable(chip)
+    bounds = fittable(chip)
     machine: dict[str, Any] = {}
     for name, value in fitted.constants.items():
-        if name not in known:
-            raise ConstantsError(f"{fitted.source}: constant {name!r} is not known; known are {', '.join(known)}")
+        if name not in bounds:
+            raise ConstantsError(f"{fitted.source}: constant {name!r} is not known; known are {', '.join(bounds)}")
         machine[name] = _checked(name, value, fitted.source)
     sources = {**chip.sources, **{f"machine.{name}": fitted.source for name in machine}}
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
@@ -119,40 +119,41 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
         raise ConstantsError(f"mxu_rows_per_cycle has no rate for operands of {', '.join(sorted(missing))}")
     for field in fields(MachineModel):
         value = getattr(machine, field.name)
-        for each in value.values() if isinstance(value, Mapping) else (value,):
-            _check_possible(field.name, each, whole=field.type == "int")
+        for number in value.values() if isinstance(value, Mapping) else (value,):
+            _check_possible(field.name, number, whole=field.type == "int")
 
 
-def check_sparse_core(given: SparseCoreModel | None, known: SparseCoreModel | None) -> None:
+def check_sparse_core(model: SparseCoreModel | None, prepared_for: SparseCoreModel | None) -> None:
     """Checks that constants of SparseCores are those of a chip that has as many cores and tiles.
 
     Raises:
       ConstantsError: it has none, or others, or a value is one that no hardware has.
     """
-    if given is None and known is None:
-        return
-    if given is None or known is None or any(getattr(given, name) != getattr(known, name) for name in _SPARSE_COUNTS):
-        raise ConstantsError("its SparseCores are not those of the chip")
-    for field in fields(SparseCoreModel):
-        _check_possible(field.name, getattr(given, field.name), whole=field.type == "int")
+    _check_equal(model, prepared_for, _SPARSE_COUNTS, "SparseCores")
+    for field in fields(SparseCoreModel) if model is not None else ():
+        _check_possible(field.name, getattr(model, field.name), whole=field.type == "int")
 
 
-def check_links(given: Links | None, known: Links | None) -> None:
+def check_links(links: Links | None, prepared_for: Links | None) -> None:
     """Checks that constants of links are those of a chip whose programs name other chips in the same way.
 
     Raises:
       ConstantsError: it has none, or others, or a value is one that no hardware has.
     """
-    if given is None and known is None:
-        return
-    if given is None or known is None or any(getattr(given, name) != getattr(known, name) for name in _LINKS_OF_CHIP):
-        raise ConstantsError("its links are not those of the chip")
-    for name in ("bytes_per_s", "hop_s", "die_bytes_per_s", "die_hop_s"):
-        value = getattr(given, name)
-        if (value is None) != (getattr(known, name) is None):
+    _check_equal(links, prepared_for, _LINKS_OF_CHIP, "links")
+    for name in ("bytes_per_s", "hop_s", "die_bytes_per_s", "die_hop_s") if links is not None else ():
+        value = getattr(links, name)
+        if (value is None) != (getattr(prepared_for, name) is None):
             raise ConstantsError("its links are not those of the chip")
         if value is not None:
             _check_possible(name, value, whole=False)
+
+
+def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], what: str) -> None:
+    if (record is None) != (prepared_for is None) or (
+        record is not None and any(getattr(record, name) != getattr(prepared_for, name) for name in names)
+    ):
+        raise ConstantsError(f"its {what} are not those of the chip")
 
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
@@ -184,17 +185,17 @@ def load_constants(path: Path) -> FittedConstants:
       ConstantsError: no such file, no JSON, or not of this form.
     """
     try:
-        found = read_json(read_regular(path))
+        data = read_json(read_regular(path))
     except OSError as error:
         raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
     except UntrustedError as error:
         raise ConstantsError(f"{path} is {error}") from error
     form = 'one JSON object with "chip" and "constants", as `systolic calibrate --out` writes'
-    if not isinstance(found, dict):
+    if not isinstance(data, dict):
         raise ConstantsError(f"{path} does not hold {form}")
-    chip, constants, fitted_on = found.get("chip"), found.get("constants"), found.get("fitted_on", [])
+    chip, constants, fitted_on = data.get("chip"), data.get("constants"), data.get("fitted_on", [])
     if not isinstance(chip, str) or not isinstance(constants, dict) or not constants:
-        command = found.get("command")
+        command = data.get("command")
         other = f" but is the result of `systolic {command[:40]}`" if isinstance(command, str) else ""
         raise ConstantsError(f"{path} does not hold {form}{other}")
     if not isinstance(fitted_on, list):

@@ -32,10 +32,10 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
       FlagError: a name or a value that no flag has, or a flag that says where listings go.
     """
     checked = {}
-    for given, value in flags.items():
-        name = given.removeprefix("--")
+    for flag, value in flags.items():
+        name = flag.removeprefix("--")
         if not _NAME.fullmatch(name):
-            raise FlagError(f"{shown(given)} is no flag of the compiler, such as {_SCOPED_VMEM}")
+            raise FlagError(f"{shown(flag)} is no flag of the compiler, such as {_SCOPED_VMEM}")
         if _RESERVED.fullmatch(name):
             raise FlagError(f"compiler flag {name} says what the compiler leaves for systolic to read: leave it out")
         text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -56,8 +56,8 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
       FlagError: see `checked_flags`; or a flag sets the clock to another state than the chip's.
     """
     checked = checked_flags(flags)
-    asked = {name: value for state in chip.clock_states for name, value in state.flags.items() if name in checked}
-    for name in asked:
+    clock_flags = {name: value for state in chip.clock_states for name, value in state.flags.items() if name in checked}
+    for name in clock_flags:
         if checked[name] != chip.compiler_flags.get(name):
             states = ", ".join(f"{chip.generation}@{state.name}" for state in chip.clock_states)
             raise FlagError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What the simulator needs to know of the links of **one chip**. Each field has its source in `Chip.sources`.
+    """The simulator's model of the links of **one chip**. Each field has its source in `Chip.sources`.
 
     A link has two directions, which do not disturb each other.
     """

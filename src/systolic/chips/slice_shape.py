@@ -101,7 +101,7 @@ class SliceShape:
 
     @property
     def libtpu_wrap(self) -> tuple[bool, ...]:
-        """The same for libtpu, which counts three axes everywhere."""
+        """Return `wrap` for libtpu, which counts three axes everywhere."""
         return self.wrap + (False,) * (_LIBTPU_AXES - len(self.wrap))
 
     @property
@@ -138,12 +138,11 @@ class SliceShape:
         return SliceDevice(id=number, chip=chip, coords=self.coords(chip), core=core)
 
     def coords(self, chip: int) -> tuple[int, ...]:
-        """Where a chip is."""
-        found = []
+        result = []
         for extent in self.extents:
-            found.append(chip % extent)
+            result.append(chip % extent)
             chip //= extent
-        return tuple(found)
+        return tuple(result)
 
     def chip_at(self, coords: tuple[int, ...]) -> int:
         """The number of the chip at a place."""

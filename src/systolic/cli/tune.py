@@ -34,9 +34,9 @@ from systolic.cli.progress import progress_bar
 from systolic.cli.stopping import STOPPED, until_stopped
 from systolic.cli.tls_options import certificates_of, tls_options
 from systolic.cli.tune_function import function_record, show_function, volume
+from systolic.cli.tune_record import product_record, products_summary
 from systolic.cli.tune_table import named, provenance, show_product, show_searches
 from systolic.compiler import check_available, named_argument
-from systolic.ops.op import record_of
 from systolic.spec import MatmulSpec, PrecisionName, Spec
 from systolic.store import Trial, TrialStore
 from systolic.tuning import COMPILE_LIMIT_S, FunctionTuning, TuningResult, Watcher, cluster
@@ -211,7 +211,7 @@ def _give_products(
     results: list[TuningResult], store: Path, json_file: str | None, plot_file: Path | None, *, quiet: bool
 ) -> None:
     show = functools.partial(show_searches, results, show_product, store)
-    give(json_file, "tune", map(_record, results), _summary(results, store), show)
+    give(json_file, "tune", map(product_record, results), products_summary(results, store), show)
     if plot_file is not None:
         _plot(results[-1].trials, named(results[-1]), plot_file, xla_us=results[-1].xla_us, quiet=quiet)
 
@@ -244,47 +244,6 @@ def _cases(
         raise click.UsageError("a suite says itself what is fused: leave --bias, --activation, … and --batch out")
     assert suites is not None
     return cases_of(suites, dtype, precision, only)
-
-
-def _record(result: TuningResult) -> dict[str, Any]:
-    winner = result.winner
-    return {
-        "chip": result.chip,
-        **record_of(result.spec),
-        "computed": dataclasses.asdict(result.computed),
-        "winner": {**_trial(winner), "ratio_to_xla": result.ratio_to_xla} if winner is not None else None,
-        "time_us": winner.time_us if winner is not None else None,
-        "time_error": None if result.winner_error is None else dataclasses.asdict(result.winner_error),
-        "provenance": provenance(winner),
-        "xla_us": result.xla_us,
-        "ratio_to_xla": result.ratio_to_xla,
-        "ratio_error_percent": result.ratio_error_percent,
-        "verdict": result.verdict,
-        "level_trials": result.level_trials,
-        "xla": _trial(result.xla) if result.xla is not None else None,
-        "trials": [_trial(trial) for trial in result.trials],
-        "considered": result.considered,
-        "compiled": result.compiled,
-        "seconds": result.seconds,
-        "end": result.end,
-    }
-
-
-def _trial(trial: Trial) -> dict[str, Any]:
-    kernel = "XLA" if trial.config is None else trial.config.kernel
-    named = {"kernel": kernel, "name": str(trial.config or "XLA"), "time_us": trial.time_us, "limit": trial.limit}
-    return {**named, **dataclasses.asdict(trial)}
-
-
-def _summary(results: list[TuningResult], store: Path) -> dict[str, Any]:
-    first = results[0]
-    return {
-        "store": str(store),
-        "products": len(results),
-        "winner": _trial(first.winner) if len(results) == 1 and first.winner is not None else None,
-        "ratio_to_xla": first.ratio_to_xla if len(results) == 1 else None,
-        "compiled": sum(result.compiled for result in results),
-    }
 
 
 def _plot(

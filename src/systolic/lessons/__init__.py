@@ -16,7 +16,7 @@ from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonEntry:
-    """What the table says of a lesson.
+    """A row of the table of lessons.
 
     Attributes:
       name: of its module, which has `lesson(chips)`.

@@ -29,12 +29,11 @@ def reference(sizes: Int32[Array, " groups"], x: Float[Array, "m k"], w: Float[A
 
 
 def xla(sizes: Array, x: Array, w: Array) -> Array:
-    """The same by XLA's own grouped product."""
+    """XLA's own grouped product."""
     return jax.lax.ragged_dot(x, w, sizes, preferred_element_type=x.dtype)
 
 
 def systolic_grouped(sizes: Array, x: Array, w: Array) -> Array:
-    """By this package's kernel."""
     return grouped_matmul(x, w, sizes)
 
 

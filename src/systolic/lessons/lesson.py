@@ -1,4 +1,4 @@
-"""What a lesson hands over to be shown."""
+"""Records of a lesson, to be shown."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """What came of one part on one chip.
+    """The result of one part on one chip.
 
     Attributes:
       status: "unsupported" where the chip lacks what the part takes; "wrong" where its run did not come out as it must.
@@ -83,11 +83,10 @@ class PartResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is amiss; a chip that lacks what it takes is nothing amiss."""
+        """True if nothing is amiss; a chip that lacks what it takes is nothing amiss."""
         return self.status in ("ok", "unsupported")
 
     def row(self) -> dict[str, object]:
-        """As a line of a table."""
         return {
             "part": self.part,
             "chip": self.chip,
@@ -107,38 +106,37 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What came of all parts on all chips."""
+    """Results of all parts on all chips."""
 
     parts: tuple[PartResult, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> PartResult:
-        """What came of a part on a chip."""
         return next(part for part in self.parts if (part.part, part.chip) == key)
 
     def ratio(self, part: str, other: str, chip: str) -> float | None:
-        """How many times as fast `part` is as `other`; None where one of them has no time."""
+        """Return other's time over part's; None where one of them has no time."""
         mine, theirs = self[part, chip].time_us, self[other, chip].time_us
         return theirs / mine if mine and theirs else None
 
     def ratios(self, part: str, other: str, chips: Sequence[Chip]) -> str:
-        """The same for several chips, in words: "v5e 3.1 ×, v6e 2.8 ×"; "" where none has both times."""
+        """Return the ratios of several chips in words: "v5e 3.1 ×, v6e 2.8 ×"; "" where none has both times."""
         ratios = ((chip.name, self.ratio(part, other, chip.name)) for chip in chips)
         return ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in ratios if ratio is not None)
 
     def fewer_bytes(self, part: str, other: str, chips: Sequence[Chip]) -> str:
-        """By how much `part` moves fewer bytes to and from HBM: "v4 40 %, v6e 38 %"; "38 %" where chips agree."""
+        """Return the share of HBM bytes that `part` saves: "v4 40 %, v6e 38 %"; "38 %" where chips agree."""
         pairs = ((chip.name, self[part, chip.name].hbm_bytes, self[other, chip.name].hbm_bytes) for chip in chips)
         fewer = {name: f"{100 * (1 - mine / theirs):.0f} %" for name, mine, theirs in pairs if mine and theirs}
         return _agreeing(fewer)
 
     @property
     def ok(self) -> bool:
-        """Whether every part came out as it must, on every chip that has what it needs."""
+        """True if every part came out as it must, on every chip that has what it needs."""
         return all(part.ok for part in self.parts)
 
     @property
     def rows(self) -> tuple[dict[str, object], ...]:
-        """As lines of a table; columns that hold nothing are left out."""
+        """Return lines of a table; columns that hold nothing are left out."""
         rows = [part.row() for part in self.parts]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)

@@ -52,14 +52,14 @@ PARTS = (
 
 
 def steady_step(buffers: int, chip: Chip) -> str:
-    """What the simulator's timeline shows of one step in the middle, in words."""
+    """Return the simulator's timeline of one step in the middle, in words."""
     fn = functools.partial(add_matrices_pipelined_2d, bm=512, bn=512, buffers=buffers)
     windows = timeline_windows(simulate(fn, *LARGE, chip=chip, spans=60))
     return next(window.words for window in windows if window.title == "one steady step")
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """The same addition whole, by rows, by blocks of four sizes, and by blocks without a pipeline."""
+    """Add whole arrays, by rows, by blocks of four sizes, and by blocks without a pipeline."""
     results = run_parts(PARTS, chips)
     pipelined = results.ratios("blocks of 512×512", "not pipelined", chips)
     larger = results.ratios("blocks of 512×512", "blocks of 128×128", chips)

@@ -35,7 +35,7 @@ PUBLISHED_MS = {
 
 
 def chosen_reference(order: Array, x: Array) -> Array:
-    """The same by indexing."""
+    """Choose blocks by indexing."""
     return x.reshape(-1, ROWS, x.shape[1])[order].reshape(-1, x.shape[1])
 
 
@@ -72,7 +72,7 @@ def triangle(m: int, k: int, n: int) -> tuple[Any, ...]:
 
 
 def scattered(count: int, m: int, k: int, n: int) -> tuple[Any, ...]:
-    """The same for `count` whole blocks at random places."""
+    """Return `count` whole blocks at random places."""
     mask = np.zeros((m // SIDE, n // SIDE))
     mask[block_list(count, *mask.shape)] = 1
     return _masked(mask, np.ones((1, SIDE, SIDE), np.int32), np.zeros_like(mask), k)

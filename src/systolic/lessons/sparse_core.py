@@ -46,7 +46,7 @@ def _run_on_subcores(pool: WorkerPool, chip: Chip) -> RunOutcome:
 
 
 def _on_subcores(pool: WorkerPool, chip: Chip, timed: Outcome | None) -> PartResult:
-    """What is known of the SparseCore's gather on a chip."""
+    """Return the result of the SparseCore's gather on a chip."""
     if timed is None:
         return PartResult(part="gather", chip=chip.name, status="unsupported", reason="JAX knows no SparseCores on it")
     if timed.run is None:
@@ -67,7 +67,7 @@ def _on_subcores(pool: WorkerPool, chip: Chip, timed: Outcome | None) -> PartRes
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """The same rows by XLA, by copies of the TensorCore, and by the SparseCores."""
+    """Gather rows by XLA, by copies of the TensorCore, and by the SparseCores."""
     check_available()
     able = [chip for chip in chips if subcores(chip)]
     with WorkerPool(max_workers=1) as pool:

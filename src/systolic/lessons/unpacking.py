@@ -26,13 +26,12 @@ def reference(x: Float[Array, "m k"], w: Array, scale: Float[Array, "blocks 1 n"
 
 
 def xla(x: Array, w: Array, scale: Array) -> Array:
-    """The same as XLA is given it: weights that are made whole, then a product."""
+    """XLA's way: weights that are made whole, then a product."""
     blocks = w.astype(jnp.bfloat16).reshape(len(scale), -1, w.shape[1])
     return jnp.dot(x, (blocks * scale.astype(jnp.bfloat16)).reshape(w.shape), preferred_element_type=x.dtype)
 
 
 def systolic_matmul(x: Array, w: Array, scale: Array) -> Array:
-    """By this package's kernel."""
     return matmul(x, Quantized(w, scale[:, 0]))
 
 

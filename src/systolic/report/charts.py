@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyItem:
-    """What a colour means. The page sets keys as text, which wraps; Vega's own do not."""
+    """A colour and its meaning. The page sets keys as text, which wraps; Vega's own do not."""
 
     tone: str  # a CSS variable of the page
     title: str

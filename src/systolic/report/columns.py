@@ -46,7 +46,7 @@ class Column(Generic[Row]):
         return self.form(value) if callable(self.form) else format(value, self.form)
 
     def is_empty(self, row: Row) -> bool:
-        """Whether there is nothing to show of a row."""
+        """True if there is nothing to show of a row."""
         return self.value(row) in (None, "")
 
 

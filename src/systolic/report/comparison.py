@@ -1,4 +1,4 @@
-"""What changed between two explanations, or two simulated runs: the record, and how it is saved and shown."""
+"""Changes between two explanations, or two simulated runs: the record, and how it is saved and shown."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ComparedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Summarised):
-    """What changed on one chip.
+    """Changes on one chip.
 
     Attributes:
       findings_gone: titles of findings that only the first has.
@@ -109,14 +109,14 @@ class Comparison(Summarised):
 
     @property
     def verdict(self) -> RatioVerdict:
-        """Whether the second is faster than the first, by more than their times may be off."""
+        """Return whether the second is faster than the first, by more than their times may be off."""
         if not (self.before_us and self.after_us):
             return "not known"
         return ratio_verdict(self.before_us / self.after_us, self.ratio_error_percent)
 
     @property
     def slower(self) -> float:
-        """How much longer the second takes, relative to the first: 0.1 is a tenth longer."""
+        """Return the second time relative to the first, less 1: 0.1 is a tenth longer."""
         return self.rows[0].change or 0.0
 
     def summary(self) -> Summary:

@@ -18,7 +18,6 @@ class ExplainedTable(Generic[Row]):
     left_out: int = 0
 
     def shortened(self, limit: int) -> ExplainedTable[Row]:
-        """The same with so many rows at the most."""
         return replace(self, rows=self.rows[:limit], left_out=self.left_out + max(0, len(self.rows) - limit))
 
 

@@ -1,4 +1,4 @@
-"""What of a race is drawn: of each suite that has a picture, times over the size that its question is about."""
+"""Pictures of a race: for each suite that has one, times over the size that its question is about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.report.times_plot import TimePoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What `times_plot` draws, and what is said of it in a line."""
+    """A plot by `times_plot`, and a line of text about it."""
 
     title: str
     x_title: str

@@ -1,4 +1,4 @@
-"""How errors of simulated times are shown: behind a time, in a column, and in a verdict on two times."""
+"""Errors of simulated times as they are shown: after a time, in a column, and in a verdict on two times."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def error_column(
 
 
 def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
-    """What the column means, and why there is no number in it; nothing where it is empty."""
+    """Explain the column, and why there is no number in it; nothing where it is empty."""
     result = [error for error in errors if error is not None]
     reasons = dict.fromkeys(error.reason for error in result if error.percent is None)
     return [LEGEND] * bool(result) + [f"± ?: {reason}" for reason in reasons]
 
 
 def verdict_text(verdict: RatioVerdict, error_percent: float | None, *, same_kernel: bool = False) -> str:
-    """What to make of the ratio of two simulated times, in words that follow it."""
+    """Return a verdict on the ratio of two simulated times, in words that follow it."""
     if error_percent is None:
         return "how far their ratio may be off is not known"
     measured = "of one kernel, " * same_kernel + f"whose ratio may be off by {percent_text(error_percent)}"

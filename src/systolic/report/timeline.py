@@ -52,7 +52,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyLane:
-    """How busy one kind of thing is: shares of equal pieces of time; None where the timeline was not kept."""
+    """Busy shares of equal pieces of time; None where the timeline was not kept."""
 
     activity: Activity
     shares: tuple[float | None, ...]

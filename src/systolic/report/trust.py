@@ -16,7 +16,7 @@ from systolic.validation.published import COLLECTIVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustFacts:
-    """What the page says, apart from its own words."""
+    """Numbers of the page."""
 
     command: str
     versions: Mapping[str, str]

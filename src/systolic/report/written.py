@@ -1,4 +1,4 @@
-"""How an explanation's numbers are written: memory in MiB, traffic and rates in decimal units."""
+"""Numbers of an explanation as text: memory in MiB, traffic and rates in decimal units."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def core_run(
     setup: DeviceSetup,
     timeline: Timeline | None,
 ) -> CoreRun:
-    """Return what a core did in so many cycles; matrix units and totals go by operation."""
+    """Return what a core did in these cycles; matrix units and totals go by operation."""
     return CoreRun(
         core=number,
         cycles=cycles,

@@ -79,7 +79,7 @@ class DetourDevice:
         return (others.apart(times), *map(joined, registers))
 
     def lap(self, loop: int, time: int) -> None:
-        """Rounds of a detour are nobody's."""
+        """Do nothing: rounds of a detour are not timed."""
 
     def load(self, address: int, comment: str) -> Any:
         """Reads a word of scalar memory."""
@@ -124,7 +124,7 @@ class DetourDevice:
 
 
 def _ended(way: Generator[int | None, None, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the result of a way that waits for nobody."""
+    """Return the result of a way that waits for nothing."""
     while True:
         try:
             next(way)

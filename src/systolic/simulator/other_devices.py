@@ -58,7 +58,7 @@ class OtherDevices(Protocol):
         ...
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that stands for all, of those of all."""
+        """The word of the device that represents all, of those of all."""
         ...
 
     def apart(self, times: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
 from systolic.simulator.translating.translate import Translation, translate
 
-# Pointers that the runtime leaves in scalar memory, such as those of the results, lie above all others.
+# Pointers that the runtime leaves in scalar memory, such as pointers of the results, lie above all others.
 _RESULTS_FROM = (1 << 28) - (1 << 20)
 
 

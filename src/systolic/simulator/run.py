@@ -92,7 +92,7 @@ class PreparedProgram:
           parameters: contents of the program's arguments, as words in the order of memory.
           operand_words: contents of operands that the program's own copies do not bring; see `OperandWords`.
           spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
-          remember: look repeated iterations and calls up instead of computing them anew; see `Mxus`, `RepeatedCalls`.
+          remember: look repeated iterations and calls up instead of computing them again; see `Mxus`, `RepeatedCalls`.
           max_iterations: of the loops of all programs together, after which they are taken to have been misread.
 
         Raises:
@@ -142,7 +142,7 @@ class PreparedProgram:
           parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
           operand_words: of each partition, as for `run`; empty: nothing is known.
           spans: as for `run`, of every core and every link.
-          one_for_all: let one device stand for all where that comes to the same; else all are executed.
+          one_for_all: let one device represent all where that comes to the same; else all are executed.
           remember: as for `run`.
           max_iterations: as for `run`, of one core.
 
@@ -198,7 +198,7 @@ class PreparedProgram:
         )
 
     def _assuming(self, run_with: Callable[[Attempt], _Run], limit: int) -> tuple[_Run, dict[str, str]]:
-        """Runs the program, with zeros for values that XLA's own operations compute and nobody knows.
+        """Runs the program, with zeros for values that XLA's own operations compute.
 
         Which operations have such values is found out by running it, again and again. Kernels, which have none and take
         most of the time, are left out meanwhile.

@@ -121,7 +121,7 @@ class Sequencer:
             self._sparse_cores.describe(self._core, words, launches=False)
 
     def store_on_some(self, predicate: Any, address: Any, value: Any) -> None:
-        """Stores a word on the devices of which the predicate holds; nowhere where it is not known."""
+        """Stores a word on the devices whose predicate holds; nowhere where it is not known."""
         if not isinstance(predicate, Unknown):
             self.store(address, picked(predicate, value, self.load(address, "")))
 

@@ -103,7 +103,7 @@ class Outcome(Summarised):
 
     @property
     def slice_run(self) -> SliceRun | None:
-        """Return the simulated run of a slice; `run` is that of the device that ends last."""
+        """Return the simulated run of a slice; `run` belongs to the device that ends last."""
         return self.measurement.slice_run if self.measurement is not None else None
 
     @property
@@ -113,7 +113,7 @@ class Outcome(Summarised):
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds of the compiler; of a program that it had compiled before, those of then."""
+        """Seconds of the compiler; of a cached program, its seconds of then."""
         return self.measurement.compile_s if self.measurement is not None else None
 
     @property

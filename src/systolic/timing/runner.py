@@ -16,7 +16,7 @@ Submit = Callable[[Experiment], Future[Measurement]]
 
 
 class Progress:
-    """Is told what runs; this one tells nobody."""
+    """Is told what runs; this one tells nothing."""
 
     def planned(self, jobs: int) -> None:
         """There are `jobs` more."""

@@ -82,7 +82,7 @@ class SliceProgram:
         write_program(Path(path), saved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The listings' Python functions do not travel: whoever gets the program translates it anew.
+        # The listings' Python functions do not travel: whoever gets the program translates it again.
         return slice_translated, (self.name, self.shape, self.compiled, self.contents)
 
 

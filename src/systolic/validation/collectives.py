@@ -1,4 +1,4 @@
-"""Published collectives made anew: what devices of a slice say to each other, and nothing else.
+"""Published collectives made again: what devices of a slice say to each other, and nothing else.
 
     all_gather …   along dimension 0, in groups of the chips of a slice
     psum …         over all devices

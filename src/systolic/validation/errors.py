@@ -37,7 +37,7 @@ class OpError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedProgram:
-    """What was timed. Rows that timed the same share it: they are not independent checks of a prediction.
+    """A program that was timed. Rows of one program are not independent checks of a prediction.
 
     Attributes:
       chip: its name with the clock state.
@@ -61,7 +61,7 @@ class PublishedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """The program of a row, made anew: what it is in words, what to compile, for which slice if for one, and how often
+    """The program of a row, made again: what it is in words, what to compile, for which slice if for one, and how often
     it does what was timed."""
 
     what: str
@@ -247,7 +247,6 @@ class ChipStatistics:
     from_2048_not_in_view: ErrorStatistics
 
     def record(self) -> dict[str, Any]:
-        """As nested plain data."""
         parts = {name: asdict(getattr(self, name)) for name in ("from_2048", "from_2048_not_in_view")}
         return {**asdict(self.every), **parts}
 

@@ -1,4 +1,4 @@
-"""Programs of others that published times are of, made anew by the packages that they are from.
+"""Programs of others that published times are of, made again by the packages that they are from.
 
     copy          a.copy() of a vector
     grouped       megablox' gmm, as JAX has it

@@ -196,7 +196,7 @@ class _Cells:
         return time_us
 
     def flags(self) -> dict[str, str]:
-        """Those of the column `flags`, NAME=VALUE with spaces between; else what `software` and `notes` state."""
+        """Return the flags of the column `flags`, else of `software` and `notes`; NAME=VALUE with spaces between."""
         pairs = [word.partition("=") for word in self.text("flags").split()]
         try:
             flags = checked_flags({name: value for name, _, value in pairs})

@@ -26,7 +26,7 @@ _LONG_STEP = 2048 * 2048 * 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to run: rungs × square sizes on one chip.
+    """A request: rungs × square sizes on one chip.
 
     Attributes:
       tiles: for the rungs that take tiles.
@@ -70,7 +70,7 @@ class Cell:
 
     @classmethod
     def of(cls, request: Request, rung: Rung, size: int) -> Cell:
-        """What is known without compiling."""
+        """Make a cell from what is known without compiling."""
         spec = MatmulSpec.of(size, size, size, request.dtype)
         tiles = rung.default_tiles(spec, request.splits)
         if request.tiles is not None and rung.takes_tiles:
@@ -93,12 +93,11 @@ class Cell:
 
     @property
     def is_checked(self) -> bool:
-        """Whether the result is compared with float64."""
+        """True if the result is compared with float64."""
         return self.request.checked and bool(self.tried) and self.size <= LARGEST_CHECKED
 
     @property
     def vmem_limit_bytes(self) -> int:
-        """What the kernel may take."""
         return self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
 
     def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:

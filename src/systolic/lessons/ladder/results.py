@@ -1,4 +1,4 @@
-"""What came of a rung at one size, as a row."""
+"""The row of a rung at one size."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _verdict(
 
 
 def _wrong(checked: Accuracy | ResultError | None) -> str:
-    """What is wrong with the result, or ""."""
+    """Say what is wrong with the result; "" for nothing."""
     if isinstance(checked, ResultError):
         return str(checked)
     if checked is None or checked.ok:
@@ -131,7 +131,7 @@ def _swept(cell: Cell, tiles: Tiles, outcome: Outcome) -> SweptTiles:
 
 
 def _sweep_verdict(cell: Cell, outcomes: Mapping[Tiles, Outcome]) -> str:
-    """Which tiles won, over what, and what made the difference."""
+    """Name the tiles that won, over what, and what made the difference."""
     ranking = _ranking(outcomes)
     if not ranking:
         tiles, first = next(iter(outcomes.items()))

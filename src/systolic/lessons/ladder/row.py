@@ -30,7 +30,7 @@ class SweptTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderRow:
-    """What became of one rung at one size. None where there is nothing to say.
+    """The result of one rung at one size. None where there is nothing to say.
 
     `illegal`: a rule forbids it; `refused`: the compiler does; `wrong`: the result is.
     """
@@ -92,7 +92,7 @@ class LadderRow:
 
     @property
     def untimed(self) -> bool:
-        """Whether it should have a time, and has none."""
+        """True if it should have a time, and has none."""
         return self.time_us is None and self.status in ("ok", "not simulated", "unknown")
 
     def record(self) -> dict[str, Any]:

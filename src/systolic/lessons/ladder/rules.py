@@ -1,4 +1,4 @@
-"""What the rungs ask of a product and its tiles: every rule that is broken, with a fix."""
+"""Rules of the rungs for a product and its tiles, each with a fix."""
 
 from __future__ import annotations
 
@@ -97,7 +97,6 @@ def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def no_candidates(size: int, chip: Chip) -> Violation:
-    """What is wrong where a sweep has nothing to try."""
     return Violation(
         rule="sweep",
         value=f"no tiles cut {size} evenly, are aligned and fit",

@@ -63,7 +63,7 @@ class Rung:
 
     @property
     def takes_tiles(self) -> bool:
-        """Whether any blocks will do that divide the matrices."""
+        """True if any blocks will do that divide the matrices."""
         return self.cut == "blocks"
 
     @property
@@ -115,7 +115,7 @@ class Rung:
         return tuple(result)
 
     def output_roundings(self, spec: MatmulSpec, tiles: Tiles) -> int:
-        """How often the running sum is rounded to the output's dtype: a number that the error tolerance needs."""
+        """Count the roundings of the running sum to the output's dtype, which the error tolerance needs."""
         return 1 if self.accumulator else tiles.grid(spec)[2]
 
 

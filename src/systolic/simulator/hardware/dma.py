@@ -70,7 +70,7 @@ class DmaEngine:
         self.counts = [DmaCounts() for _ in range(cores)]
         self._schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
-        # Where one device stands for all, and they differ: which of their sizes counts, and whose words.
+        # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
         self.first: Callable[[Sequence[int]], int] | None = None
 
@@ -121,7 +121,7 @@ class DmaEngine:
     def carry(
         self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
     ) -> tuple[int, int]:
-        """Carries a copy within the device, which signals nobody yet: when the core goes on, and when it has landed."""
+        """Carry a copy within the device, which signals nothing yet: when the core goes on, and when it has landed."""
         time, size = self.issue(core, time, granules, source, destination, run_bytes)
         if destination == "hbm":
             self.counts[core].hbm_written_bytes += size

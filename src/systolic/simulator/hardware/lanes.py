@@ -1,7 +1,7 @@
 """A word that differs from device to device, while one device is executed for all.
 
 Arithmetic goes on lane by lane, and where all lanes come to the same value it is that value again. To branch on one, or
-to name a flag by one, all lanes have to say the same; else devices go different ways, and one cannot stand for all.
+to name a flag by one, all lanes have to say the same; else devices go different ways, and one cannot represent all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from systolic.simulator.hardware.values import SCALAR_FUNCTIONS, Unknown, larger
 
 
 class DivergedError(SimulationError):
-    """Devices do different things, so that one cannot stand for all."""
+    """Devices do different things, so that one cannot represent all."""
 
 
 def joined(values: Sequence[Any]) -> Any:

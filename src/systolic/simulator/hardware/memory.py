@@ -24,7 +24,7 @@ ROW_BYTES = ROW_WORDS * WORD_BYTES
 _SCALAR_WORDS = 1 << 18  # of a core's scalar memory
 _MAX_SCALAR_WORDS = 4 * _SCALAR_WORDS  # allocations lie further apart here than on the chip
 _MAX_BUFFERS = 1 << 20
-_WORDS_AN_ITERATION = 64  # so many words are moved while a loop goes round once
+_WORDS_AN_ITERATION = 64  # words that are moved while a loop goes round once
 
 Words = Sequence[int | Unknown]
 Contents = Callable[[], Words | Unknown]
@@ -159,7 +159,7 @@ class Memory:
     ) -> None:
         """Copies `size` words from `begin` in `source` to `first` in `destination`, here or in another core.
 
-        Where one device stands for all, what it sends to another comes back: `to` is this memory.
+        Where one device represents all, what it sends to another comes back: `to` is this memory.
         """
         if lanes_in((begin, first, size)):
             self._copy_lanes(source, begin, destination, first, size)

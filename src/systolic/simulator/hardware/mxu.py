@@ -98,7 +98,7 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
 
 
 def _columns(kind: str, machine: MachineModel) -> int:
-    """Columns of a unit. Beside int4 it is twice as deep and half as wide: so many results its listings pop."""
+    """Columns of a unit. With int4 it is twice as deep and half as wide, as its listings pop results."""
     return machine.mxu_columns // 2 if kind in ("s4", "u4") else machine.mxu_columns
 
 
@@ -124,7 +124,7 @@ class Mxus:
 
     What a segment costs depends only on the units' state when it begins, so each (segment, state) is computed once and
     looked up afterwards: this makes long loops quick, and slices of many devices, and changes no result. With
-    `remember=False` everything is computed anew; a test compares the two.
+    `remember=False` everything is computed again; a test compares the two.
 
     Args:
       memo: what was computed already for the same segments, here or on other cores.

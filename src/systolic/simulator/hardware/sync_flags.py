@@ -10,7 +10,7 @@ from systolic.simulator.schedule import Waited
 
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
-# Sync flags that have a number in listings are everybody's: those of barriers between devices.
+# Sync flags that have a number in listings are everybody's: flags of barriers between devices.
 NUMBERED_FLAGS = 64
 # Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
 # it passes one on. A whole training step names close to 200 there.

@@ -22,7 +22,7 @@ class Block:
     branch: int | None  # index of the bundle with the branch; it and its delay slots end the block
     taken: int | None  # block that the branch leads to; None for a branch out of the program
     following: int | None  # block that comes next without a branch; None at the end of the program
-    last_cycles: int  # cycles of the last bundle: above one where it stands for several empty delay slots
+    last_cycles: int  # cycles of the last bundle: above one where it represents several empty delay slots
     depth: int = 0  # of loops around it
 
     @property
@@ -105,7 +105,7 @@ def _meets_others(bundle: Bundle) -> bool:
 
 
 def _shadow(program: Program, index: int, delay_slots: int, target: int | None) -> tuple[int, int]:
-    """Finds the last delay slot of the branch in bundle `index`, and the cycles that its line stands for."""
+    """Finds the last delay slot of the branch in bundle `index`, and the cycles that its line represents."""
     bundles = program.bundles
     slots = bundles[index + 1 : index + 1 + delay_slots]
     if delay_slots <= 4:

@@ -1,6 +1,6 @@
 """Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
 
-The first device so does something else than the others, and one that stands for all cannot execute that. Where such a
+The first device so does something else than the others, and one that represents all cannot execute that. Where such a
 barrier begins and ends is read off the listing, so that `slice/one_for_all.py` can leave it out.
 """
 

@@ -175,7 +175,7 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
                 text=stripped,
             )
         )
-    # A call's operands are in their registers before its first bundle, which may write over one that nobody reads.
+    # A call's operands are in their registers before its first bundle, which may write over one that nothing reads.
     instructions.sort(key=lambda instruction: instruction.traits.kind != "operand")
     return Bundle(
         line=line_number,

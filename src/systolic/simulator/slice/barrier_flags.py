@@ -1,4 +1,4 @@
-"""Sync flags that others signal by number and that the program itself calls by name: those of barriers.
+"""Sync flags that others signal by number and that the program itself calls by name: flags of barriers.
 
 A barrier's signals go to a fixed number, while the wait for them names an allocation. It is the one for which the
 program waits and which no copy ever names, nor another signal unless there is no other. With several barriers, the
@@ -69,7 +69,7 @@ def _instructions(program: Program) -> Iterator[Instruction]:
 
 
 def _traced(text: str, definitions: Mapping[str, list[Instruction]]) -> tuple[set[str], set[int]]:
-    """Allocations and constants of which an operand is made; a load says nothing of what it loads."""
+    """Allocations and constants that make an operand; a load says nothing of what it loads."""
     allocations: set[str] = set()
     constants: set[int] = set()
     pending, seen = [text], set()

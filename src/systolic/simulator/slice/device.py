@@ -115,7 +115,7 @@ class Device:
         return end
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that stands for all."""
+        """The word of the device that represents all."""
         return self._around.first(words)
 
     def apart(self, times: Sequence[int]) -> int:

@@ -58,7 +58,7 @@ def changed_rates(
     rate: Callable[[_F], float],
     capacity: Callable[[_L], float],
 ) -> dict[_F, float]:
-    """Shares links anew where flows have come or gone, without those that keep their rates for all that.
+    """Shares links again where flows have come or gone, without those that keep their rates for all that.
 
     Rates are fair if every flow has a bottleneck: a link that is full, and on which none is faster. So only some flows
     are shared out, in what the rest leave them, and as long as one has no bottleneck, those in its way join them.

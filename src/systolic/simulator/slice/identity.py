@@ -72,7 +72,7 @@ class Identity:
 
 
 def constants_from(pointer_bytes: int) -> int:
-    """Return the begin of a program's constants, on a chip whose addresses in HBM count so many bytes."""
+    """Return the begin of a program's constants, on a chip with such addresses in HBM."""
     return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
 
 

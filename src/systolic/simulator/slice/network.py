@@ -155,7 +155,7 @@ class Network:
             self._schedule.at(time, lambda: self._share(time))
 
     def _share(self, time: float) -> None:
-        """Works the rates out anew that change with those streams."""
+        """Works the rates out again that change with those streams."""
         changed, self._changed = self._changed, {}
         rates = changed_rates(
             changed,
@@ -201,7 +201,7 @@ class Network:
 
 
 def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
-    """Says that all devices together send too many copies, of which so many have been counted."""
+    """Says that all devices together send too many copies, with the count."""
     return TooManyCopiesError(
         f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MAX_COPIES:,} are "
         "the most that are simulated: take a smaller slice, or arrays of fewer bytes"

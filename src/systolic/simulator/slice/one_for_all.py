@@ -1,9 +1,9 @@
-"""One device that stands for all of a slice: what it sends to another comes back to it.
+"""One device that represents all of a slice: what it sends to another comes back to it.
 
 It is executed with words that differ between devices as `Lanes`, so that one execution finds out whom every device
 sends to. That all of them take the same time is checked with everything they send: all devices send, to a different
 device each, over routes that take equally long; and with all that is under way at that time, every device's share of
-its links is the same. Where one of this fails, or devices branch differently, one device cannot stand for all.
+its links is the same. Where one of this fails, or devices branch differently, one device cannot represent all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Pattern(Route):
 
 @dataclass(slots=True, kw_only=True)
 class OneForAll:
-    """A slice of which one device is simulated."""
+    """A slice with one simulated device."""
 
     schedule: Schedule
     clock_hz: float
@@ -163,7 +163,7 @@ def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, cloc
 
 
 class PatternNetwork(Network):
-    """The links of a slice of which one device stands for all: a stream is what all devices send at once.
+    """The links of a slice, where one device represents all: a stream is what all devices send at once.
 
     Rates are those of all devices' streams together, and have to be the same on all.
     """

@@ -21,7 +21,7 @@ from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_t
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
-# Devices of a slice of which all are executed where one that is as slow as the slowest could stand for them.
+# Devices of a slice, all of which are executed where one that is as slow as the slowest could represent them.
 MAX_APART = 16
 
 
@@ -134,7 +134,7 @@ def _run_all(
 def _run_one_for_all(
     setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, slowest_counts: bool
 ) -> DevicesRun:
-    """Runs one device that stands for all.
+    """Runs one device that represents all.
 
     Args:
       slowest_counts: let the slowest count for all where devices differ at a barrier of all, or their routes.

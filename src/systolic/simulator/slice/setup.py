@@ -100,7 +100,7 @@ class PartitionContents:
         return replace(setup, parameters=self.parameters[partition], operand_words=words)
 
     def of_all(self, setup: DeviceSetup) -> DeviceSetup:
-        """The setup of a device that stands for all.
+        """The setup of a device that represents all.
 
         Raises:
           DivergedError: something is known that is not the same on all.

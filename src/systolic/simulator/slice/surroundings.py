@@ -70,7 +70,7 @@ class Surroundings(Protocol):
         ...
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that stands for all, in what each does by itself."""
+        """The word of the device that represents all, in what each does by itself."""
         ...
 
     def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
@@ -80,7 +80,7 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class AllDevices:
-    """A slice of which every device is simulated."""
+    """A slice whose devices are all simulated."""
 
     schedule: Schedule
     clock_hz: float

@@ -1,7 +1,7 @@
 """Scalar code that devices run differently, between a branch and where all of its ways meet again.
 
 Whom a device sends to is often looked up in a tree of branches on its own number, and so is what it reads next, where
-arrays do not make as many equal pieces as there are devices. One device that stands for all cannot take several ways.
+arrays do not make as many equal pieces as there are devices. One device that represents all cannot take several ways.
 It takes such a detour once for every device, with that device's words, and goes on where they meet: registers and
 scalar memory are put together again, and copies within the device are the first one's.
 """

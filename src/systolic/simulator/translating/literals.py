@@ -11,7 +11,7 @@ import re
 from systolic.simulator.errors import SimulationError
 
 # Physical scalar and predicate registers, virtual vector registers, names of instructions, what a division left,
-# registers spilled to memory, and what nobody reads. None is a name of the generated function's own.
+# registers spilled to memory, and what nothing reads. None is a name of the generated function's own.
 _VARIABLE = re.compile(r"[spwxd]\d+|m_\w+|_", re.ASCII)
 _MOST = 1 << 62
 

@@ -34,8 +34,6 @@ from systolic.ops.grouped.spec import GroupedGradientSpec
 
 
 class GradientOperands(NamedTuple):
-    """Arrays of a gradient, or their refs."""
-
     sizes: Any  # int32 [all groups]
     offset: Any  # int32 [1], or None
     lhs: Any  # [m, k]
@@ -43,8 +41,6 @@ class GradientOperands(NamedTuple):
 
 
 class _Buffers(NamedTuple):
-    """What the kernel allocates."""
-
     table: Any  # int32 [Field.COUNT, visits]
     lhs: Any
     cotangent: Any
@@ -119,16 +115,12 @@ class _Front(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What steps have used and made."""
-
     fetched: Any  # blocks of lhs
     tiles: Any  # of the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kernel:
-    """All steps of a gradient, with their copies."""
-
     refs: GradientOperands
     out_hbm: Any
     its: _Buffers
@@ -137,7 +129,6 @@ class _Kernel:
     first_tile: Any  # of columns, of this core
 
     def run(self) -> None:
-        """Lists the visits, takes all steps, and waits for the last results."""
         schedule = self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         visits = list_groups(groups, self.its.table, schedule).visits
