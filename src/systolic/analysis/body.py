@@ -59,7 +59,7 @@ class OpCount:
 
     Attributes:
       flops: operations of its dots; a loop whose length is a value counts once.
-      accesses: reads, writes and copies of memory, counted likewise.
+      accesses: reads, writes and copies of memory, counted the same way.
       terms: the most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
       roundings: the most iterations of the loops around a dot.
       is_counted: whether the iterations of all loops around dots are known.
@@ -85,7 +85,7 @@ class OpCount:
 
 
 def op_count(body: Any, times: int | None = 1) -> OpCount:
-    """Counts what a jaxpr does when it runs so many times; None: an unknown number of times."""
+    """Counts what a jaxpr does in `times` executions; None: an unknown number."""
     total, often = OpCount(), times or 1
     for equation in body.eqns:
         name = equation.primitive.name
@@ -112,7 +112,7 @@ def op_count(body: Any, times: int | None = 1) -> OpCount:
 
 
 def times_inside(equation: Any, times: int | None) -> int | None:
-    """Counts how often the inside of an equation runs, itself run so many times; None: an unknown number of times."""
+    """Counts how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
     rounds = iterations(equation)
     return None if times is None or rounds is None else times * rounds
 

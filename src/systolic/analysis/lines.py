@@ -129,7 +129,7 @@ class _Walk:
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
     def run(self, function: Any, inputs: Sequence[Any], taken: Taken, times: int | None) -> list[Any]:
-        """Goes through a jaxpr that the steps in `taken` execute so many times each; returns its known results."""
+        """Goes through a jaxpr that each of the steps in `taken` executes `times` times; returns its known results."""
 
         def step(equation: Any, operands: list[Any]) -> Sequence[Any]:
             return self._equation(equation, operands, taken, times)

@@ -145,7 +145,7 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
 
 
 def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
-    """Numbers the interpreter's buffers from 0, and lists those of scratch memory for floats in VMEM."""
+    """Numbers the interpreter's buffers from 0, and lists the buffers of scratch memory for floats in VMEM."""
     return tuple(
         number
         for number, (operand, _) in enumerate(_buffers(call))

@@ -60,8 +60,8 @@ class Conditions:
     Attributes:
       order: the seed of the order of steps along parallel axes.
       copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
-      memory: what is in memory that nobody has written: NaN and the largest integers, zeros, or large finite numbers of
-        both signs.
+      memory: the content of memory that was never written: NaN and the largest integers, zeros, or large finite
+        numbers of both signs.
       cores: how many cores share the steps along parallel axes.
       late: whether blocks are read as early, and written back as late, as a TPU may; else in the order of the steps.
       spoiled: buffers of scratch memory that hold anything again when the blocks of all outputs end, by number.
@@ -91,7 +91,7 @@ class Race:
 
 
 class DeadlockError(RuntimeError):
-    """A kernel waits for a semaphore that nobody signals."""
+    """A kernel waits for a semaphore that is never signaled."""
 
     def __init__(self) -> None:
         super().__init__("the kernel waits for a semaphore that nobody signals")
@@ -252,7 +252,7 @@ def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch:
     """Calls `run` in a thread of its own, so that it can be given up.
 
     Raises:
-      DeadlockError: it waits for a semaphore, and has for so long that nobody will signal it.
+      DeadlockError: it waits for a semaphore, and has for so long that it will never be signaled.
       TooSlowError: it takes longer than it may.
     """
     outcome: list[Any] = []

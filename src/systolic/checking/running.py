@@ -1,8 +1,8 @@
 """Runs anybody's function in TPU interpret mode, under several conditions, and says what is wrong with its results.
 
 The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
-zeros or large numbers in memory that nobody wrote. A result that depends on any of them is wrong on some day. The first
-result is compared with a reference in float64, and so are those of inputs that are harder than normal ones.
+zeros or large numbers in memory that was never written. A result that depends on any of them is wrong on some day. The
+first result is compared with a reference in float64, and so are results of inputs that are harder than normal ones.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run_checks(
       values: what the flat arguments hold; None where it is not known. Left out: what `args` hold.
       reference: a function of the same arguments; it is run in float64.
       seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
-        in memory that nobody wrote.
+        in memory that was never written.
       mesh: the axes of a mesh with their sizes, which is set while the function is traced, over as many devices that
         the CPU plays. None: one device, and no mesh.
     """

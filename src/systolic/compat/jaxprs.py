@@ -84,7 +84,7 @@ class EquationSite:
     Attributes:
       equation: in `jaxpr`.
       jaxpr: the innermost one.
-      path: positions of equations in their jaxprs and, after that of a `cond`, the branch's number, outermost first.
+      path: positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
       callers: the equations around it, outermost first.
     """
 

@@ -1,6 +1,6 @@
 """Kernels of SparseCores in TPU interpret mode, which knows none of their operations.
 
-Such a kernel is traced anew, with what the interpreter lacks in terms of what it has: `subcore_operations.py` says how.
+Such a kernel is traced again, with operations that the interpreter lacks in terms of others (`subcore_operations.py`).
 Every subcore is a core of the interpreter then, with a thread and memory of its own, so that its race detector sees
 copies of two subcores to one place. What subcores share (their barrier, `VMEM_SHARED`, additions to each other's
 memory) is not there: such kernels raise NotImplementedError.
@@ -95,7 +95,7 @@ def _parallel_loop(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _retraced(jaxpr: Any) -> Any:
-    """Traces a jaxpr anew, with what the interpreter lacks in terms of what it has."""
+    """Traces a jaxpr again, with what the interpreter lacks in terms of what it has."""
     from jax._src import linear_util
     from jax._src.interpreters import partial_eval
 

@@ -56,7 +56,7 @@ def bottleneck(
         return Bottleneck(cause="nothing", words="nothing runs")
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
-    # HBM is one for all cores, of which some may have no part in it.
+    # All cores share HBM, but some may have no part in it.
     everywhere = [other for core in run.cores for other in core.ops if other.name == op.name]
     moved = sum(other.hbm_read_bytes + other.hbm_written_bytes for other in everywhere)
     crossing = moved / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0

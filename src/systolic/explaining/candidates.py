@@ -19,7 +19,7 @@ from systolic.schedule import MIB
 
 # Multiples of each tile size that are tried, beside the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
-_MAX_COMBINATIONS = 3  # so many parameters are tried in all combinations; more, one and two at a time
+_MAX_COMBINATIONS = 3  # parameters that are tried in all combinations; more are tried one and two at a time
 _MIN_TILE_SIZE = 8
 
 # The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.

@@ -177,10 +177,10 @@ class LineTime:
     """The time of one line of a kernel's source, all executions together, waits for copies apart.
 
     The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
-    bundle among the lines of its instructions: the compiler mixes those of several lines.
+    bundle among the lines of its instructions: the compiler mixes instructions of several lines.
 
     Attributes:
-      where: "kernel.py:45"; "": code that no line stands for, as that of Pallas' pipeline around the kernel.
+      where: "kernel.py:45"; "": code without a line, such as Pallas' pipeline around the kernel.
       text: the line itself; "" where the file is not there.
       cycles: matrix stalls included.
       share: of the operation's time.
@@ -231,7 +231,7 @@ class Explanation(Summarised):
       limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
       steps: of the grids of all kernels, over all their executions; 0: not known.
       topology: the slice, "2x4"; "" on one device.
-      savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
+      savings: changes of the function, the most worthwhile first; then what could replace it, in the same order.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
 
@@ -259,7 +259,7 @@ class Explanation(Summarised):
 
     @property
     def run(self) -> SimulatedRun:
-        """The simulated run of the function itself, on a slice that of the slowest device."""
+        """The simulated run of the function itself, on a slice the run of the slowest device."""
         run = self.programs[0].device_run
         assert run is not None
         return run

@@ -56,7 +56,7 @@ def _part(buffer: VmemBuffer, name: str | None) -> VmemPart:
 
 
 def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict[int, str]:
-    """Names scratch buffers, by place: those of one size are reported in the order of the kernel's parameters."""
+    """Names scratch buffers, by place: buffers of one size are reported in the order of the kernel's parameters."""
     declared = [buffer for call in now.calls for buffer in call.scratch]
     reported = [(at, buffer.size_bytes) for at, buffer in enumerate(buffers) if _kind(buffer) == "scratch"]
     by_number: dict[int, str] = {}
