@@ -68,7 +68,7 @@ PARTS += ["other_devices", "device_detours", "core_parts", "sequencer", "repeate
 PARTS += ["core_results", "core", "device", "slice", "run", "preparation", "__init__"]
 
 # Files of at most 300 lines; of the others, 400.
-SHORT_FILES = ["compiler", "simulator", "timing", "analysis"]
+SHORT_FILES = ["compat", "compiler", "simulator", "timing", "analysis", "checking", "steps", "explaining"]
 
 
 def room_of(module: str) -> str:

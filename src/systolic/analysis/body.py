@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxprs import bound, calls_inside, evaluate, functions_inside, iterations, unknown
+from systolic.compat.jaxpr_values import bound, calls_inside, evaluate, unknown
+from systolic.compat.jaxprs import functions_inside, iterations
 
 # Primitives that read or write memory.
 _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_start", "dma_wait")

@@ -16,7 +16,8 @@ import numpy as np
 
 from systolic.analysis.body import dot_flops, elementwise_results, times_inside
 from systolic.analysis.calls import KernelCall, executions
-from systolic.compat.jaxprs import CALLS, calls_inside, equation_sites, evaluate, functions_inside, outside_of_kernels
+from systolic.compat.jaxpr_values import calls_inside, evaluate
+from systolic.compat.jaxprs import CALLS, equation_sites, functions_inside, outside_of_kernels
 from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 from systolic.support.ranges import Amount, Count

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from systolic.analysis.calls import KernelCall, Operand
-from systolic.compat.jaxprs import called_function, evaluate, is_literal
+from systolic.compat.jaxpr_values import evaluate
+from systolic.compat.jaxprs import called_function, is_literal
 
 _T = TypeVar("_T")
 

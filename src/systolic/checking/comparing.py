@@ -2,8 +2,8 @@
 
 Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v the one of the result's
 dtype, and r the response of the element to rounding: the deviation of the float64 reference when every input, and all
-that it rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k products of
-deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. What a kernel does that multiplies, and sums
+that it rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k
+products of deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. A kernel that multiplies, and sums
 one after the other, has the variance
 
     products      u² · k σ²             ≤ r² / 2

@@ -11,7 +11,7 @@ import numpy as np
 from systolic.analysis import KernelCall, Operand
 from systolic.checking.access import Access
 from systolic.checking.finding import Finding, Grade, call_finding
-from systolic.checking.interpreting import DeadlockError
+from systolic.checking.waiting import DeadlockError
 from systolic.checking.watching import FIRST_BUFFER, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 

@@ -5,7 +5,7 @@ zero, whatever the inputs are, and yet each term is rounded by itself. So every 
 changed, and the operands of products and sums once more at each use, as the terms of a sum are rounded on the way.
 Selections, comparisons, maxima and moves are exact, and stay.
 
-A sum that is used several times gets another change at each use, as if it were added up again in another order. A kernel
+A sum that is used several times gets another change at each use, as if added up again in another order. A kernel
 that needs it in two places may do so, and then what the uses have in common does not cancel.
 
 A softmax is exp(x − max) / sum, and exp(x − log_sum) as well, as gradients of flash attention have it. Rounding of the
@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from systolic.compat.jaxprs import Environment, bound, called_function, is_literal
+from systolic.compat.jaxpr_values import Environment, bound
+from systolic.compat.jaxprs import called_function, is_literal
 
 _SUMS = frozenset(("dot_general", "reduce_sum", "cumsum", "conv_general_dilated", "add", "sub", "add_any"))
 _ROUNDED = _SUMS | frozenset(

@@ -15,16 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from systolic.compat.jaxprs import (
-    Function,
-    as_traced,
-    bound,
-    equations,
-    evaluate,
-    functions_inside,
-    with_functions,
-    with_jaxpr,
-)
+from systolic.compat.jaxpr_values import as_traced, bound, evaluate
+from systolic.compat.jaxprs import Function, equations, functions_inside, with_functions, with_jaxpr
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.analysis import LineOps
-from systolic.explaining.explanation import OperandTraffic
+from systolic.explaining.parts import OperandTraffic
 from systolic.simulator import OpRun, SimulatedRun
 
 # Above these shares a cause is said to be what limits a run. They choose words, and no number that is reported.

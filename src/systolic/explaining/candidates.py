@@ -11,7 +11,8 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
 from systolic.compiler.jit_options import with_options_of, without_jit_options
-from systolic.explaining.function_analysis import CallAnalysis, FunctionAnalysis
+from systolic.explaining.call_analysis import CallAnalysis
+from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.parameters import TileParameter
 from systolic.explaining.resizing import WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
-from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
+from systolic.explaining.explanation import ChipLimits
 from systolic.explaining.function_analysis import FunctionAnalysis
+from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.simulator import RegionRun, SimulatedRun, VmemBuffer
 
 _MAX_REGIONS = 16

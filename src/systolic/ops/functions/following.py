@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from systolic.compat.jaxprs import called_function, evaluate, function_of, functions_inside, scan_parts, while_parts
+from systolic.compat.jaxpr_values import evaluate, scan_parts, while_parts
+from systolic.compat.jaxprs import called_function, function_of, functions_inside
 from systolic.ops.functions.primitives import ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
 
 Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
