@@ -80,7 +80,7 @@ def breaking(module: str, name: str) -> Callable[..., Any]:
     ("call", "module", "name"),
     [
         (systolic.check, "systolic.checking.static", "calls_on_grids"),
-        (systolic.check, "systolic.checking.running", "Judge"),
+        (systolic.check, "systolic.checking.runs", "Judge"),
         (systolic.simulate, "systolic.timing.compiled", "prepare_listings"),
         (systolic.explain, "systolic.explaining.function_analysis", "calls_on_grids"),
     ],

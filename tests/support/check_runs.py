@@ -44,7 +44,7 @@ def ran(
     **keywords: Any,
 ) -> RunOutcome:
     # On a busy machine runs would be left out, and a finding would say so.
-    with mock.patch("systolic.checking.running._TIME_LIMIT_S", math.inf):
+    with mock.patch("systolic.checking.runs._TIME_LIMIT_S", math.inf):
         return run_checks(fn, args, chip=chip(on), reference=reference, seeds=seeds, **keywords)
 
 

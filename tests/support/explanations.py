@@ -18,19 +18,9 @@ import jax
 
 from systolic.analysis import LineOps
 from systolic.chips import chip
-from systolic.explaining.explanation import (
-    ChipLimits,
-    Explanation,
-    LineTime,
-    OperandTraffic,
-    Program,
-    Region,
-    Saving,
-    VmemMap,
-    VmemPart,
-    Window,
-)
+from systolic.explaining.explanation import ChipLimits, Explanation, Program, Saving, Window
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap, VmemPart
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
 

@@ -68,13 +68,6 @@ PARTS += ["other_devices", "device_detours", "core_parts", "sequencer", "repeate
 PARTS += ["core_results", "core", "device", "slice", "run", "preparation", "__init__"]
 
 MAX_LINES = 300
-# Longer files, which are being cut.
-LONG_FILES = {
-    "checking/interpreting",
-    "checking/running",
-    "explaining/explanation",
-    "explaining/function_analysis",
-}
 
 
 def room_of(module: str) -> str:
@@ -147,7 +140,7 @@ def file_faults(path: Path, where: str, imports: set[str]) -> Iterator[str]:
     if room != "cli" and "print" in calls:
         yield f"{where} prints"
     lines = len(text.splitlines())
-    if lines > MAX_LINES and where not in LONG_FILES:
+    if lines > MAX_LINES:
         yield f"{where} has {lines} lines"
     if name in ("utils", "common", "helpers"):
         yield f"{where} has a name that says nothing"

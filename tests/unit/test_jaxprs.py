@@ -12,20 +12,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.compat.jaxpr_values import bound, calls_inside, evaluate, scan_parts, unknown, while_parts
 from systolic.compat.jaxprs import (
     CALLS,
-    bound,
     called_function,
-    calls_inside,
     equation_sites,
     equations,
-    evaluate,
     functions_inside,
     outside_of_kernels,
     rewritten,
-    scan_parts,
-    unknown,
-    while_parts,
 )
 
 TABLE = np.arange(4.0, dtype=np.float32)

@@ -2,7 +2,7 @@
 
     calls      the Pallas calls with their grids, operands and compiler parameters
     visits     the blocks that a grid visits, step by step
-    windows    which of these the pipeline brings anew, and how many copies of a block there are
+    windows    the blocks that the pipeline fetches at each step, and the copies of a block in VMEM
     body       the equations of a kernel's body, and the operations in one step
     lines      the operations of each line of the source, over the whole grid
     step_walk  what is known of memory and scalars at one step

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxprs import bound, calls_inside, evaluate, functions_inside, iterations, unknown
+from systolic.compat.jaxpr_values import bound, calls_inside, evaluate, unknown
+from systolic.compat.jaxprs import functions_inside, iterations
 
 # Primitives that read or write memory.
 _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_start", "dma_wait")
@@ -59,7 +60,7 @@ class OpCount:
 
     Attributes:
       flops: operations of its dots; a loop whose length is a value counts once.
-      accesses: reads, writes and copies of memory, counted likewise.
+      accesses: reads, writes and copies of memory, counted the same way.
       terms: the most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
       roundings: the most iterations of the loops around a dot.
       is_counted: whether the iterations of all loops around dots are known.
@@ -85,7 +86,7 @@ class OpCount:
 
 
 def op_count(body: Any, times: int | None = 1) -> OpCount:
-    """Counts what a jaxpr does when it runs so many times; None: an unknown number of times."""
+    """Counts what a jaxpr does in `times` executions; None: an unknown number."""
     total, often = OpCount(), times or 1
     for equation in body.eqns:
         name = equation.primitive.name
@@ -112,7 +113,7 @@ def op_count(body: Any, times: int | None = 1) -> OpCount:
 
 
 def times_inside(equation: Any, times: int | None) -> int | None:
-    """Counts how often the inside of an equation runs, itself run so many times; None: an unknown number of times."""
+    """Counts how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
     rounds = iterations(equation)
     return None if times is None or rounds is None else times * rounds
 

@@ -97,7 +97,7 @@ class KernelCall:
         `compiler.PallasOperands`.
       executions: how often the function runs it; None: that depends on values.
       vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
-      unused: outputs, counted among outputs, whose results nobody takes: launchers ask so for memory.
+      unused: outputs, counted among outputs, whose results are not used: launchers ask for memory in this way.
     """
 
     name: str

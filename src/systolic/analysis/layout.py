@@ -17,7 +17,7 @@ from systolic.schedule.legality import LANES
 SUBLANES = 8  # rows of a vector register of 32-bit elements
 REGISTER_BYTES = SUBLANES * LANES * 4
 _WORD_BITS = 32
-ALLOCATION_BYTES = 1024  # of which every allocation in VMEM is a multiple
+ALLOCATION_BYTES = 1024  # every allocation in VMEM is a multiple of it
 
 
 def element_bits(dtype: str) -> int:
@@ -28,7 +28,7 @@ def element_bits(dtype: str) -> int:
         numpy_dtype = np.dtype(dtype)
     except TypeError:
         return _WORD_BITS
-    if numpy_dtype.itemsize == 1:  # where those of 2 and 4 bits hide
+    if numpy_dtype.itemsize == 1:  # which dtypes of 2 and 4 bits have, too
         return ml_dtypes.iinfo(numpy_dtype).bits if "int" in dtype else ml_dtypes.finfo(numpy_dtype).bits
     return numpy_dtype.itemsize * 8
 
@@ -39,7 +39,7 @@ def packing(dtype: str) -> int:
 
 
 def array_tile_rows(rows: int, dtype: str) -> int:
-    """Counts the rows of the tiles in which an array of `rows` rows is stored, of which a block needs a multiple.
+    """Counts the rows of the tiles in which an array of `rows` rows is stored; a block needs a multiple of them.
 
     Eight; arrays of fewer rows have the next power of two. Elements of 8 and 4 bits are stored in tiles of 32 and 64
     rows where that divides the rows of the array, and only there. 16-bit elements always have eight.
@@ -57,7 +57,7 @@ def padded_bytes(shape: Sequence[int], dtype: str, *, tile_rows: int | None = No
     Args:
       shape: sizes in elements.
       dtype: the elements' dtype.
-      tile_rows: rows of the tiles of the array that a block is cut from; None: those of an array of this shape.
+      tile_rows: rows of the tiles of the array that a block is cut from; None: the rows for an array of this shape.
     """
     bits = element_bits(dtype)
     if not shape:

@@ -16,7 +16,8 @@ import numpy as np
 
 from systolic.analysis.body import dot_flops, elementwise_results, times_inside
 from systolic.analysis.calls import KernelCall, executions
-from systolic.compat.jaxprs import CALLS, calls_inside, equation_sites, evaluate, functions_inside, outside_of_kernels
+from systolic.compat.jaxpr_values import calls_inside, evaluate
+from systolic.compat.jaxprs import CALLS, equation_sites, functions_inside, outside_of_kernels
 from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 from systolic.support.ranges import Amount, Count
@@ -129,7 +130,7 @@ class _Walk:
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
     def run(self, function: Any, inputs: Sequence[Any], taken: Taken, times: int | None) -> list[Any]:
-        """Goes through a jaxpr that the steps in `taken` execute so many times each; returns its known results."""
+        """Goes through a jaxpr that each of the steps in `taken` executes `times` times; returns its known results."""
 
         def step(equation: Any, operands: list[Any]) -> Sequence[Any]:
             return self._equation(equation, operands, taken, times)

@@ -14,14 +14,8 @@ import numpy as np
 
 from systolic.analysis.body import elementwise_results
 from systolic.analysis.calls import KernelCall
-from systolic.compat.jaxprs import (
-    called_function,
-    evaluate,
-    functions_inside,
-    scan_parts,
-    unknown,
-    while_parts,
-)
+from systolic.compat.jaxpr_values import evaluate, scan_parts, unknown, while_parts
+from systolic.compat.jaxprs import called_function, functions_inside
 
 
 @dataclass(slots=True)

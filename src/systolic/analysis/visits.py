@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from systolic.analysis.calls import KernelCall, Operand, kernel_calls
-from systolic.compat.jaxprs import bound, called_function, evaluate, is_literal
+from systolic.compat.jaxpr_values import bound, evaluate
+from systolic.compat.jaxprs import called_function, is_literal
 from systolic.compiler import Missing, PallasOperands, at_stage, pallas_operands
 from systolic.spec import dtype_bytes
 

@@ -89,7 +89,7 @@ def spilled_bytes(call: KernelCall) -> int:
     """Guesses the VMEM that the compiler adds for registers that do not fit: the largest dot's result, less 51 of them.
 
     Where the result of a dot is added to something, its sums live in the 64 vector registers, and all but about 51 are
-    kept in VMEM; elsewhere other registers are, of which there is no simple law. The guess only decides how much VMEM
+    kept in VMEM; elsewhere other registers are, by no simple law. The guess only decides how much VMEM
     is offered to tiles before they are compiled, so it supposes as much of every dot.
     """
     results = [

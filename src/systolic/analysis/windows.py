@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from systolic.analysis.calls import KernelCall, Operand
-from systolic.compat.jaxprs import called_function, evaluate, is_literal
+from systolic.compat.jaxpr_values import evaluate
+from systolic.compat.jaxprs import called_function, is_literal
 
 _T = TypeVar("_T")
 
-PREFETCHED = -1  # stands for prefetched scalars among the grid axes on which an index depends
+PREFETCHED = -1  # prefetched scalars, among the grid axes on which an index depends
 
 
 def block_mapping_of(call: KernelCall, operand: Operand) -> Any:
@@ -47,7 +48,7 @@ def index_axes(call: KernelCall, operand: Operand) -> frozenset[int]:
 
 
 def index_divisors(call: KernelCall, operand: Operand) -> tuple[int, ...]:
-    """Finds for each index of an index map a number of which the compiler sees that it is a multiple; 0 for zero.
+    """Finds for each index of an index map a divisor that the compiler sees; 0 for zero.
 
     The compiler multiplies, chooses and believes `pl.multiple_of`, but does not add: it takes `(i + 1) * 8` for a
     multiple of 8, and `i * 8 + 8` not. This held in 20 index maps compiled for v5e.

@@ -46,7 +46,7 @@ class Entering:
     told counts as known as soon as anything is waited for at it: a device may know less than is said here, never more.
 
     Attributes:
-      early: copies to a device of which the one that begins it cannot know that it has entered the kernel.
+      early: copies to a device that, for all that the sender knows, has not yet entered the kernel.
     """
 
     early: list[Access] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Entering:
     _kernel: int = 0
 
     def begins(self, device: int, kernel: int) -> None:
-        """A device enters its so many-th kernel; none does before all have left the one before."""
+        """A device enters its next kernel; none does before all have left the one before."""
         if kernel > self._kernel:
             self._kernel = kernel
             self._knows.clear()

@@ -82,7 +82,7 @@ class PendingCheck:
                 and refusal.rule == "trace"
                 and any(finding.rule == "trace" for finding in read.findings)
             ):
-                refusal = None  # reading the function has come to the same
+                refusal = None  # reading the function has given the same finding
             findings += reconciled(read.findings, verdict, refusal)
             kernels += read.kernels
             verdicts.append(verdict)

@@ -1,9 +1,9 @@
 """Is a result right? A reference in float64, and a tolerance that follows from it, for any function.
 
-Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v that of the result's dtype,
-and r the response of the element to rounding: the deviation of the float64 reference when every input, and whatever it
-rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k products of
-deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. What a kernel does that multiplies, and sums
+Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v the one of the result's
+dtype, and r the response of the element to rounding: the deviation of the float64 reference when every input, and all
+that it rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k
+products of deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. A kernel that multiplies, and sums
 one after the other, has the variance
 
     products      u² · k σ²             ≤ r² / 2
@@ -13,9 +13,9 @@ together r²(k + 3)/4. So the tolerance is
 
     2v · |reference| + reach · r · √(k + 3) / 2                 reach = √(2 ln(2 · elements / p)), p = 10^-6
 
-of which the first is one unit in the last place of the result.
+the first of them is one unit in the last place of the result.
 
-where `reach` is how many deviations the largest of so many normal errors stays below, but once in a million checks.
+where `reach` is the number of deviations that the largest of all normal errors exceeds once in a million checks.
 Sums in blocks, trees or float32 chains of a CPU have less. For what is not a sum of products, r is the condition of the
 function, and of the way in which the reference computes it: an algorithm that is backward stable has errors of that
 order.
@@ -164,7 +164,7 @@ def _distance(first: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _is_steady(value: np.ndarray, response: np.ndarray, furthest: np.ndarray) -> bool:
-    """Says whether no element is moved further, by changes of one unit, than so many normal errors reach."""
+    """True if changes of one unit move no element further than as many normal errors reach."""
     with np.errstate(invalid="ignore", over="ignore"):
         straight = _reach(value) * _UNIT * np.nan_to_num(response) + 2 * _UNIT * np.abs(np.nan_to_num(value))
         return bool((furthest <= straight).all())
@@ -190,8 +190,8 @@ def _widened(array: np.ndarray) -> np.ndarray:
 def _evened(squares: np.ndarray) -> np.ndarray:
     """Raises mean squares of few samples to what their rows and columns have on average.
 
-    A mean of two squares may come out near zero by chance. The variances of a product's elements are those of a row
-    times those of a column, or close to it.
+    A mean of two squares may come out near zero by chance. The variances of a product's elements are variances of a row
+    times variances of a column, or close to it.
     """
     if squares.ndim < 2 or not squares.size:
         return np.maximum(squares, squares.mean() if squares.size else 0)

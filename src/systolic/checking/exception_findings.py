@@ -11,7 +11,7 @@ import numpy as np
 from systolic.analysis import KernelCall, Operand
 from systolic.checking.access import Access
 from systolic.checking.finding import Finding, Grade, call_finding
-from systolic.checking.interpreting import DeadlockError
+from systolic.checking.waiting import DeadlockError
 from systolic.checking.watching import FIRST_BUFFER, Watch
 from systolic.compiler import CompilerTimeout, FunctionExit, WorkerEnded, source_line
 
@@ -145,7 +145,7 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
 
 
 def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
-    """Numbers the interpreter's buffers from 0, and lists those of scratch memory for floats in VMEM."""
+    """Numbers the interpreter's buffers from 0, and lists the buffers of scratch memory for floats in VMEM."""
     return tuple(
         number
         for number, (operand, _) in enumerate(_buffers(call))

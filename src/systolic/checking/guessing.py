@@ -1,6 +1,6 @@
 """Guesses a reference for a function without one: by its shapes a product, a sum or a copy.
 
-What was guessed is tried: whether all results are those of it, most, or too few for it to mean anything.
+A guess is tried: all results agree with it, or most, or too few for it to mean anything.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 
 from systolic.checking.comparing import ReferenceFunction, compared
 
-_MIN_AGREEING_SHARE = (
-    0.6  # of the results: a function that is another one agrees in few, and one with zeros in it in half of them
-)
+# Another function agrees in few results, and one with zeros in it in half of them.
+_MIN_AGREEING_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Guess:
 
 
 def guessed(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, terms: int, roundings: int) -> Guess | None:
-    """Finds a product, a sum or a copy of which all or most results are; None: there is none."""
+    """Finds a product, a sum or a copy that all or most results agree with; None: there is none."""
     if len(outputs) != 1 or not 1 <= len(inputs) <= 2 or not outputs[0].size:
         return None
     guesses = []

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -21,6 +19,7 @@ import numpy as np
 from systolic.checking.access import Access
 from systolic.checking.unkind import left_over
 from systolic.checking.virtual_devices import traced_as_on
+from systolic.checking.waiting import DeadlockError, TooSlowError, waited_for
 from systolic.checking.watching import FIRST_BUFFER, FIRST_SEMAPHORE, Watch
 from systolic.checking.windows import Windows
 from systolic.chips import Chip
@@ -28,13 +27,11 @@ from systolic.compat import (
     all_references,
     copies_between_devices_in_order,
     cores_compiled_once,
-    end_interpreted_kernel,
     interpret_params,
     interpreted_failure,
     interpreted_subcores,
     interpreter_reports,
     races_found,
-    semaphore_waits,
     unkind_interpreter,
     watched_interpreter,
 )
@@ -45,13 +42,6 @@ _RACE = re.compile(rf"RACE DETECTED\n\s+{_ACCESS}\n(?:.*\n)*?\s+{_ACCESS}\n")
 _PLACE = re.compile(r"(?P<file>[^\n]*?):(?P<line>\d+)(?::\d+)? \((?P<name>.*)\)")
 _SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
-_POLL_S = 0.1
-# Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
-# ever. A copy that another thread is just doing takes far less than this.
-_DEADLOCK_S = 3.0
-# Another device may be computing between two things that it does, on a CPU that all of them share.
-_DEADLOCK_OF_SEVERAL_S = 8.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
@@ -60,8 +50,8 @@ class Conditions:
     Attributes:
       order: the seed of the order of steps along parallel axes.
       copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
-      memory: what is in memory that nobody has written: NaN and the largest integers, zeros, or large finite numbers of
-        both signs.
+      memory: the content of memory that was never written: NaN and the largest integers, zeros, or large finite
+        numbers of both signs.
       cores: how many cores share the steps along parallel axes.
       late: whether blocks are read as early, and written back as late, as a TPU may; else in the order of the steps.
       spoiled: buffers of scratch memory that hold anything again when the blocks of all outputs end, by number.
@@ -88,17 +78,6 @@ class Race:
     accesses: tuple[tuple[str, str], tuple[str, str]]
     memory: str
     buffer: int
-
-
-class DeadlockError(RuntimeError):
-    """A kernel waits for a semaphore that nobody signals."""
-
-    def __init__(self) -> None:
-        super().__init__("the kernel waits for a semaphore that nobody signals")
-
-
-class TooSlowError(RuntimeError):
-    """A run was stopped because it took too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +167,7 @@ class Interpreter:
                 # The others are up to the watch.
                 traced = replace(conditions, late=False, spoiled=())
                 call = self._compiled.get(traced) or self._compile(arguments, traced)
-                outputs = _waited_for(lambda: _outputs(call, arguments), time_limit_s, self.watch)
+                outputs = waited_for(lambda: _outputs(call, arguments), time_limit_s, self.watch)
                 raced = races_found()
         except BaseException as error:
             if error.__cause__ is None and not isinstance(error, DeadlockError | TooSlowError):
@@ -246,50 +225,6 @@ def _outputs(call: Callable[..., Any], arguments: Sequence[np.ndarray]) -> list[
     import jax
 
     return [np.asarray(result) for result in jax.tree.leaves(call(*arguments))]
-
-
-def _waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: Watch) -> list[np.ndarray]:
-    """Calls `run` in a thread of its own, so that it can be given up.
-
-    Raises:
-      DeadlockError: it waits for a semaphore, and has for so long that nobody will signal it.
-      TooSlowError: it takes longer than it may.
-    """
-    outcome: list[Any] = []
-
-    def target() -> None:
-        try:
-            outcome.append(run())
-        except BaseException as error:  # noqa: BLE001 -- raised again below, in the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    waiting_since: dict[int, float] = {}
-    started = acted = time.monotonic()
-    acts = 0
-    while True:
-        thread.join(_POLL_S)
-        if not thread.is_alive():
-            break
-        waits = semaphore_waits()
-        now = time.monotonic()
-        waiting_since = {thread: waiting_since.get(thread, now) for thread in waits}
-        if watch.acts != acts:
-            acts, acted = watch.acts, now
-        quiet_s = _DEADLOCK_S if watch.devices == 1 else _DEADLOCK_OF_SEVERAL_S
-        if waits and min(now - acted, *(now - since for since in waiting_since.values())) > quiet_s:
-            stop: Exception = DeadlockError()
-        elif now - started > time_limit_s:
-            stop = TooSlowError(f"it was stopped after {time_limit_s:.0f} s")
-        else:
-            continue
-        end_interpreted_kernel(stop)
-        thread.join()
-        raise stop
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _races(text: str) -> Iterator[Race]:

@@ -57,7 +57,7 @@ class Judge:
         Args:
           inputs: flat, of all results.
           results: the first is judged; those with other memory than its say where its NaN is from.
-          expected: what a reference comes to.
+          expected: the reference's results.
           data: what kind of inputs it is, in words; "" for normal ones.
         """
         base, outputs = results[0][0], results[0][1].outputs
@@ -224,7 +224,7 @@ class Judge:
                 )
 
 
-# So many times over its tolerance a sum in a narrow type is no loss of a digit any more.
+# Factor over its tolerance from which the error of a sum in a narrow type is more than a lost digit.
 _GROSS = 100.0
 
 

@@ -5,8 +5,8 @@ zero, whatever the inputs are, and yet each term is rounded by itself. So every 
 changed, and the operands of products and sums once more at each use, as the terms of a sum are rounded on the way.
 Selections, comparisons, maxima and moves are exact, and stay.
 
-A sum that is used several times is changed anew at each use, as if it were added up again in another order: so may a
-kernel do that has to have it in two places, and then what the uses have in common does not cancel.
+A sum that is used several times gets another change at each use, as if added up again in another order. A kernel
+that needs it in two places may do so, and then what the uses have in common does not cancel.
 
 A softmax is exp(x − max) / sum, and exp(x − log_sum) as well, as gradients of flash attention have it. Rounding of the
 larger operand of that difference cancels in the first and stays in the second: so what divides such an exponential gets
@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from systolic.compat.jaxprs import Environment, bound, called_function, is_literal
+from systolic.compat.jaxpr_values import Environment, bound
+from systolic.compat.jaxprs import called_function, is_literal
 
 _SUMS = frozenset(("dot_general", "reduce_sum", "cumsum", "conv_general_dilated", "add", "sub", "add_any"))
 _ROUNDED = _SUMS | frozenset(
@@ -91,7 +92,7 @@ class _Evaluation:
         return [self.changed(result) for result in results] if rounded else results
 
     def changed(self, value: Any, times: Any = 1) -> Any:
-        """Changes each element, by so many times the relative change; what are no floats stays."""
+        """Changes each element of floats, by `times` the relative change."""
         import jax.numpy as jnp
 
         if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
@@ -105,7 +106,7 @@ class _Evaluation:
 
 
 class _Environment(Environment[Any]):
-    """Values of which some are computed anew at each use."""
+    """Values, some of them computed again at each use."""
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
         super().__init__(function, arguments)

@@ -80,7 +80,7 @@ class RunSummary:
       compared: the reference with which the results were compared; "" if there is none.
       error: the absolute error that is largest beside its tolerance, of finite ones; None where nothing was compared.
       tolerance: the tolerance at that place.
-      lost: elements that are NaN or infinite where those of the reference are not; they have no error.
+      lost: elements that are NaN or infinite where the reference's are not; they have no error.
       seconds: the time that they took.
     """
 

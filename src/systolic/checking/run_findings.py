@@ -25,7 +25,7 @@ def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions
         yield no_barrier(calls, early[0])
     races = dict.fromkeys(race for _, result in results for race in result.races)
     dependent = list(_dependent(calls, results))
-    # Subcores that both do all of the work write the same numbers to the same place, as those of JAX' own guide do.
+    # Subcores that both do all of the work write the same numbers to the same place, as in JAX's own guide.
     alike = not dependent and results[0][1].on_subcores
     seen = set()
     for race in races:

@@ -1,41 +1,31 @@
 """Runs anybody's function in TPU interpret mode, under several conditions, and says what is wrong with its results.
 
 The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
-zeros or large numbers in memory that nobody wrote. A result that depends on any of them is wrong on some day. The first
-result is compared with a reference in float64, and so are those of inputs that are harder than normal ones.
+zeros or large numbers in memory that was never written. A result that depends on any of them is wrong on some day. The
+first result is compared with a reference in float64, and so are results of inputs that are harder than normal ones.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from systolic.analysis import KernelCall, argument_texts, described
-from systolic.checking.comparing import Reference, ReferenceFunction
-from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers, trace_failure
-from systolic.checking.finding import Finding, Grade
-from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up, without_keys
-from systolic.checking.interpreting import Conditions, Interpreted, Interpreter, TooSlowError, words
-from systolic.checking.judging import Judge
+from systolic.analysis import argument_texts, described
+from systolic.checking.exception_findings import trace_failure
+from systolic.checking.finding import Finding
+from systolic.checking.inputs import Flat, without_keys
 from systolic.checking.report import RunSummary
-from systolic.checking.run_findings import run_findings
-from systolic.checking.scaling import ScaledArguments, scaled_arguments
+from systolic.checking.runs import Runs
+from systolic.checking.scaling import scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
-from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
-from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
-
-_MAX_RUN_SECONDS = 20.0  # the longest that one run may be expected to take
-_TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
-_NOTHING_SAID = "nothing could be said of its results"
-_SMALLER = "check it with smaller arguments, or smaller tiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +95,7 @@ def run_checks(
       values: what the flat arguments hold; None where it is not known. Left out: what `args` hold.
       reference: a function of the same arguments; it is run in float64.
       seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
-        in memory that nobody wrote.
+        in memory that was never written.
       mesh: the axes of a mesh with their sizes, which is set while the function is traced, over as many devices that
         the CPU plays. None: one device, and no mesh.
     """
@@ -122,7 +112,7 @@ def run_checks(
         raise_own(error)
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
         return RunOutcome(findings=(trace_failure(error),), summary=summary)
-    runs = _Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds, started=started)
+    runs = Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds, started=started)
     runs.all(Flat(reference, tree, keys) if reference is not None else None)
     worst = runs.judge.worst
     shown = [
@@ -152,176 +142,3 @@ def _traced(flat: Flat, chip: Chip, mesh: Mapping[str, int] | None, leaves: Sequ
 
     with at_stage("tracing"), traced_as_on(chip, mesh):
         return jax.jit(lambda *arguments: flat(*arguments), keep_unused=True).trace(*leaves).jaxpr
-
-
-@dataclass(slots=True, kw_only=True)
-class _Runs:
-    """The runs of one function, as far as they have come."""
-
-    flat: Flat
-    chip: Chip
-    mesh: Mapping[str, int] | None
-    scaled: ScaledArguments
-    seeds: tuple[int, ...]
-    started: float
-    judge: Judge = field(init=False)
-    findings: list[Finding] = field(default_factory=list)
-    ran: bool = False
-    data: list[Data] = field(default_factory=list)
-    slowest_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.judge = Judge(self.scaled.calls)
-
-    def all(self, reference: Flat | None) -> None:
-        """Runs the function under every condition, and compares the results."""
-        if self.scaled.seconds > _MAX_RUN_SECONDS:
-            seconds = f"{self.scaled.seconds:,.0f} s"
-            value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
-            self._note(value, _NOTHING_SAID, _SMALLER, "warning")
-            return
-        try:
-            with at_stage("interpreting", self.scaled.calls[0].where if len(self.scaled.calls) == 1 else ""):
-                self._run(reference)
-        except NoInputError as error:
-            self._note(f"it was not run: {error}", "a run needs values", "give a value for it", "warning")
-
-    def _run(self, reference: Flat | None) -> None:
-        leaves, values = self.scaled.leaves, self.scaled.values
-        prefetches = any(call.of("prefetch") for call in self.scaled.calls)
-        inputs = made_up(leaves, values, self.seeds[0], indices=prefetches)
-        missing = [value is None and is_index(leaf) for leaf, value in zip(leaves, values, strict=True)]
-        if prefetches and any(missing):
-            self.judge.assumed = True
-            self._note(
-                "integers that a kernel prefetches were taken to be zeros",
-                "only their shape was given, and they may choose its blocks",
-                "give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
-            )
-        carried = self._carried() if reference is None else ()
-        outputs = len(self.scaled.calls[0].of("output")) if carried else 0
-        interpreter = Interpreter(self.flat, self.chip, self.mesh, outputs=outputs)
-        conditions = list(self._conditions(carried))
-        results: list[tuple[Conditions, Interpreted]] = []
-        for condition in conditions:
-            if results and not self._has_time():
-                value = f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
-                self._note(
-                    f"{value}{self.slowest_s:.0f} s", "a result that depends on their order may not show", _SMALLER
-                )
-                break
-            result = self._interpreted(interpreter, inputs, condition)
-            if result is None:
-                return
-            results.append((condition, result))
-        self.ran = True
-        self.data.append("normal")
-        self.findings += run_findings(self.scaled.calls, results)
-        wide_reference = ReferenceFunction(reference) if reference is not None else None
-        self.findings += self.judge.of_values(inputs, results, self._wanted(wide_reference, inputs))
-        made = all(value is not None for value in values)
-        if not made and not any(finding.grade == "error" for finding in self.findings):
-            self._harder(interpreter, conditions, wide_reference, prefetches)
-        if reference is None and self.judge.calls and not any(finding.grade == "error" for finding in self.findings):
-            self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
-        self.findings += self.judge.of_precision()
-
-    def _harder(
-        self,
-        interpreter: Interpreter,
-        conditions: Sequence[Conditions],
-        reference: ReferenceFunction | None,
-        prefetches: bool,
-    ) -> None:
-        """Runs the function on inputs that are harder than normal ones, until something is wrong."""
-        for data, kind in HARDER.items():
-            if not self._has_time():
-                return
-            inputs = made_up(self.scaled.leaves, self.scaled.values, self.seeds[0], indices=prefetches, data=data)
-            results: list[tuple[Conditions, Interpreted]] = []
-            for condition in (conditions[0], conditions[-1]):  # with NaN in memory, and with large numbers
-                result = self._interpreted(interpreter, inputs, condition)
-                if result is None:
-                    return
-                results.append((condition, result))
-                if not result.has_nan:
-                    break
-            self.data.append(data)
-            expected = self._wanted(reference, inputs)
-            reported = {(finding.rule, finding.grade) for finding in self.findings}
-            new_findings = list(self.judge.of_values(inputs, results, expected, data=kind))
-            self.findings += [finding for finding in new_findings if (finding.rule, finding.grade) not in reported]
-            if any(finding.grade == "error" for finding in new_findings):
-                return
-
-    def _has_time(self) -> bool:
-        """True if one more run fits."""
-        return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
-
-    def _conditions(self, carried: tuple[int, ...]) -> Iterator[Conditions]:
-        parallel = any("parallel" in call.semantics for call in self.scaled.calls)
-        cores = self.chip.cores_per_device if parallel else 1
-        for at, seed in enumerate(self.seeds):
-            copies, memory = "eager" if at % 2 else "on_wait", "zero" if at % 3 == 2 else "nan"
-            yield Conditions(order=seed, copies=copies, memory=memory, cores=cores)
-        if cores == 1 and any(map(_reads_what_it_writes, self.scaled.calls)):
-            yield Conditions(order=self.seeds[0], late=True)
-        if cores == 1 and carried:
-            yield Conditions(order=self.seeds[0], spoiled=carried)
-        yield Conditions(order=self.seeds[0], memory="large", cores=cores)
-
-    def _carried(self) -> tuple[int, ...]:
-        """Buffers that one block of the output may leave to the next; none where copies may fill them ahead."""
-        if len(self.scaled.calls) != 1 or self.mesh:
-            return ()
-        call = self.scaled.calls[0]
-        copies = any(equation.primitive.name == "dma_start" for equation in equations(call.body))
-        if copies or not all(operand.is_cut for operand in call.of("output")):
-            return ()
-        return tuple(FIRST_BUFFER + number for number in scratch_buffers(call))
-
-    def _interpreted(
-        self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
-    ) -> Interpreted | None:
-        started = time.perf_counter()
-        try:
-            result = interpreter.run(inputs, conditions, time_limit_s=_TIME_LIMIT_S)
-        except TooSlowError as error:
-            self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
-            return None
-        except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
-            finding = run_failure(error, self.scaled.calls, f"copies {words(conditions)}", interpreter.watch)
-            if (finding.rule, finding.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
-                raise_own(error)
-            self.findings.append(finding)
-            return None
-        self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
-        return result
-
-    def _wanted(self, reference: ReferenceFunction | None, inputs: Sequence[np.ndarray]) -> Reference | None:
-        if reference is None:
-            return None
-        try:
-            return reference.evaluated(inputs, self.seeds[0])
-        except Exception as error:  # noqa: BLE001 -- the user's function
-            raise_own(error)
-            finding = exception_finding(
-                error,
-                "reference",
-                "the reference raises ",
-                limit="results are compared with nothing; it is called with float64 in place of floats",
-                fix="write it for any dtype: without .astype(bfloat16) and the like",
-            )
-            self.findings.append(finding)
-            return None
-
-    def _note(self, value: str, limit: str, fix: str, grade: Grade = "note") -> None:
-        self.findings.append(Finding(rule="run", grade=grade, value=value, limit=limit, fix=fix))
-
-
-def _reads_what_it_writes(call: KernelCall) -> bool:
-    """Says whether an output takes the place of an input that a pipeline reads ahead, block by block."""
-    inputs, outputs = call.of("input"), call.of("output")
-    return any(
-        inputs[source].is_cut and outputs[out].is_cut and inputs[source].buffers != 1 for source, out in call.aliases
-    )

@@ -1,7 +1,7 @@
 """Smaller arguments for a run on the CPU, with which a kernel keeps its character.
 
 A size S that the kernel cuts into blocks of P becomes S' = q·P + S mod P: a tail stays the same tail, and every axis of
-the grid that had several steps has two or three. Equal sizes change together, as nobody says which of them are one.
+the grid that had several steps has two or three. Equal sizes change together, since they may be one and the same.
 Whether the function takes the result is found out by tracing it.
 """
 
@@ -28,7 +28,7 @@ _STEPS = (3, 2, 4, 8, 16)
 _SHARES = (2, 4, 8, 16)  # of a size, for kernels that choose their own blocks
 _WHOLE = 256  # the period of a size that is not cut: the side of the largest matrix unit
 _LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
-_PATIENCE = 5.0  # so many times the budget may be spent before an axis of the grid is given up
+_PATIENCE = 5.0  # budgets that may be spent before an axis of the grid is given up
 
 # Times in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
 # operands in blocks of 128² to 1024². Only for choosing sizes.
@@ -244,7 +244,7 @@ def _grid(call: KernelCall, execution: PallasOperands | None) -> list[int]:
         if operand.is_cut
         for length, block in zip(operand.shape, operand.block, strict=True)
     ]
-    lengths = iter(execution.operands if execution is not None else ())  # those of the grid come first
+    lengths = iter(execution.operands if execution is not None else ())  # lengths of the grid come first
     grid = []
     for size in call.grid:
         length = next(lengths).get() if size is None and execution is not None else size

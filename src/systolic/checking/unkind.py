@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-_LARGE = 1e30  # in memory that nobody wrote: far above data, and no sum of a few of them is infinite
+_LARGE = 1e30  # in memory that was never written: far above data, and no sum of a few of them is infinite
 
 
 def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
-    """Makes what nobody has written: NaN and the largest integers, zeros, or large numbers of both signs.
+    """Makes the content of memory that was never written: NaN and the largest integers, zeros, or large numbers.
 
     Args:
       xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's

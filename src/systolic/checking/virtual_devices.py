@@ -22,7 +22,7 @@ class MeshError(WrongCallError, ValueError):
 
 
 def slice_of_devices(chip: Chip, devices: int) -> SliceShape | None:
-    """The smallest slice of such chips that has so many devices; None: there is none."""
+    """Return the first slice of such chips with this number of devices; None: there is none."""
     for topology in _SLICES:
         try:
             shape = slice_of(chip, topology)

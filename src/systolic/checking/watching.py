@@ -111,7 +111,7 @@ class Watch:
                 self.entering.signalled(device, device, int(args[10]))
 
     def _failure(self, error: Exception, source: Any, step: Step, device: int) -> Access:
-        # A copy may be done where it is waited for: the line is that of the copy, which the inner call has.
+        # A copy may be done where it is waited for: the copy's line counts, which the inner call has.
         entry = error.__traceback__
         while entry is not None:
             source = entry.tb_frame.f_locals.get("source_info") or source

@@ -15,7 +15,6 @@ from systolic.compat.functions import (
     jit_shardings,
     key_implementation,
     low_jaxpr,
-    scan_counts,
 )
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
@@ -61,7 +60,6 @@ __all__ = [
     "left_over_memory",
     "low_jaxpr",
     "races_found",
-    "scan_counts",
     "semaphore_waits",
     "shape_with_mesh_axes",
     "swap_past_the_end",

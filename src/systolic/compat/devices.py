@@ -1,4 +1,4 @@
-"""Devices and meshes, of which some exist only while a program is made for them."""
+"""Devices and meshes; some exist only while a program is made for them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
 
 @contextmanager
 def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
-    """Makes an abstract mesh that of every thread: kernels in TPU interpret mode run in threads of XLA's."""
+    """Sets an abstract mesh for every thread: kernels in TPU interpret mode run in threads of XLA's."""
     import jax
 
     global_mesh = _abstract_mesh_setting()
@@ -109,7 +109,7 @@ def attached_tpu_chips() -> int:
 
 
 def cpu_devices(count: int) -> list[Any]:
-    """Return so many devices of the CPU; restarts JAX's backends if they have fewer. For a worker's process."""
+    """Return `count` devices of the CPU; restarts JAX's backends if they have fewer. For a worker's process."""
     import jax
 
     if len(jax.devices("cpu")) < count:

@@ -8,17 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 
-def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Count a `scan` equation's constants, and its values carried from round to round.
-
-    jax 0.10 and 0.11 have the numbers among the equation's parameters, 0.12 has the three groups of inputs.
-    """
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carried, _ = params["ft_in"].unpack()
-    return len(constants), len(carried)
-
-
 def low_jaxpr(closed: Any) -> Any:
     """A traced function as a parameter of a primitive of our own: jax 0.12 has types above those that it lowers."""
     if not getattr(closed, "is_high", False):

@@ -33,7 +33,7 @@ def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
     A window that an output's block was written back from holds anything afterwards: the next block has another window.
 
     Args:
-      left_over: makes what memory holds that nobody has written, by `uninitialized_memory`; see `checking.unkind`.
+      left_over: makes the content of memory that was never written, by `uninitialized_memory`; see `checking.unkind`.
     """
     import jax.numpy as jnp
     import numpy as np
@@ -105,7 +105,7 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def cores_compiled_once(compiled: dict[int, tuple[Any, Any]]) -> Iterator[None]:
-    """Lets the cores of a kernel share one compiled program; jax 0.10 compiles it for each of them anew.
+    """Lets the cores of a kernel share one compiled program; jax 0.10 compiles it once for each of them.
 
     Args:
       compiled: kept between runs: each core's program as a jaxpr, so that its number stays its own, and compiled.

@@ -1,8 +1,7 @@
-"""Walks through traced functions: their equations, the functions inside of these, and values from equation to equation.
+"""Walks through traced functions: their equations, and the functions inside of these.
 
-Every analysis of a jaxpr derives from here. `equations` and `equation_sites` list equations at any depth, `evaluate`
-carries values of any kind through one jaxpr, `calls_inside` says with which values the functions inside of an equation
-begin, and `rewritten` replaces equations at any depth.
+Every analysis of a jaxpr derives from here: `equations` and `equation_sites` list equations at any depth, `rewritten`
+replaces them, and `jaxpr_values.py` carries values from equation to equation.
 
 A jaxpr is open, or closed over constants; from jax 0.12 on both are one class.
 """
@@ -10,13 +9,8 @@ A jaxpr is open, or closed over constants; from jax 0.12 on both are one class.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
-
-from systolic.compat.functions import scan_counts
-
-T = TypeVar("T")
+from typing import Any
 
 # Primitives that call the one function among their parameters once, with all of their operands: as it is,
 PLAIN_CALLS = frozenset(("closed_call", "jit", "remat2", "xla_metadata_call"))
@@ -74,9 +68,6 @@ def called_function(equation: Any) -> Function | None:
     return functions_inside(equation)[0] if equation.primitive.name in CALLS else None
 
 
-# ---- equations at any depth ----
-
-
 @dataclass(frozen=True, slots=True)
 class EquationSite:
     """An equation and the way to it.
@@ -84,7 +75,7 @@ class EquationSite:
     Attributes:
       equation: in `jaxpr`.
       jaxpr: the innermost one.
-      path: positions of equations in their jaxprs and, after that of a `cond`, the branch's number, outermost first.
+      path: positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
       callers: the equations around it, outermost first.
     """
 
@@ -131,147 +122,6 @@ def iterations(equation: Any) -> int | None:
     """Count how often one execution of an equation runs the functions inside; None if a value decides."""
     name = equation.primitive.name
     return None if name == "while" else equation.params["length"] if name == "scan" else 1
-
-
-# ---- values from equation to equation ----
-
-
-def unknown(_: Any) -> None:
-    """Read nothing from a literal or a constant, for walks that know of arguments alone; see `Environment`."""
-
-
-class Environment(Generic[T]):
-    """The known values of a jaxpr's variables, while its equations are gone through in order.
-
-    Args:
-      function: the jaxpr, open or closed.
-      inputs: of its arguments, in order; what has none is `missing`.
-      literal: reads a literal.
-      constant: reads a constant of a closed jaxpr.
-      missing: of variables that were never written.
-    """
-
-    def __init__(
-        self,
-        function: Any,
-        inputs: Iterable[T],
-        *,
-        literal: Callable[[Any], T] = lambda atom: atom.val,
-        constant: Callable[[Any], T] = lambda value: value,
-        missing: Any = None,
-    ) -> None:
-        opened = function_of(function)
-        self._outvars, self._literal, self._missing = opened.jaxpr.outvars, literal, missing
-        values = [*map(constant, opened.consts), *inputs]
-        self._known: dict[Any, Any] = dict(zip(opened.variables, values, strict=False))
-
-    def read(self, atom: Any) -> T:
-        return self._literal(atom) if is_literal(atom) else self._known.get(atom, self._missing)
-
-    def inputs(self, equation: Any) -> list[T]:
-        return [self.read(atom) for atom in equation.invars]
-
-    def write(self, equation: Any, results: Iterable[T]) -> None:
-        self._known.update(zip(equation.outvars, results, strict=False))
-
-    def results(self) -> list[T]:
-        return [self.read(atom) for atom in self._outvars]
-
-
-def evaluate(
-    function: Any, inputs: Iterable[T], step: Callable[[Any, list[T]], Iterable[T]], **reading: Any
-) -> list[T]:
-    """Carry values of any kind through a jaxpr to its results.
-
-    Args:
-      function: the jaxpr, open or closed.
-      inputs: the values of its arguments.
-      step: the values of an equation's results, from the equation and the values of its operands.
-      **reading: how literals, constants and missing variables are read; see `Environment`.
-    """
-    environment = Environment[T](function, inputs, **reading)
-    for equation in function_of(function).jaxpr.eqns:
-        environment.write(equation, step(equation, environment.inputs(equation)))
-    return environment.results()
-
-
-@contextmanager
-def as_traced(equation: Any) -> Iterator[None]:
-    """Run operations under the source line, the name stack and the settings that an equation was traced with."""
-    from jax._src import source_info_util
-
-    source = equation.source_info
-    stack = source_info_util.current_name_stack() + source.name_stack
-    with source_info_util.user_context(source.traceback, name_stack=stack), equation.ctx.manager:
-        yield
-
-
-def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
-    """Run an equation, or trace it.
-
-    Args:
-      equation: any.
-      operands: arrays, tracers or references.
-      params: in the place of the equation's.
-    """
-    primitive = equation.primitive
-    with as_traced(equation):
-        made = primitive.bind(*operands, **primitive.get_bind_params(equation.params if params is None else params))
-    return list(made) if primitive.multiple_results else [made]
-
-
-class ScanParts(NamedTuple, Generic[T]):
-    """The operands of a `scan` and the function that it runs."""
-
-    body: Function
-    constants: list[T]
-    carried: list[T]
-    sliced: list[T]
-
-
-def scan_parts(equation: Any, inputs: Sequence[T]) -> ScanParts[T]:
-    constants, carried = scan_counts(equation.params)
-    (body,) = functions_inside(equation)
-    cuts = constants, constants + carried
-    return ScanParts(body, list(inputs[: cuts[0]]), list(inputs[cuts[0] : cuts[1]]), list(inputs[cuts[1] :]))
-
-
-class WhileParts(NamedTuple, Generic[T]):
-    """The operands of a `while` and the two functions that it runs."""
-
-    condition: Function
-    body: Function
-    condition_constants: list[T]
-    body_constants: list[T]
-    carried: list[T]
-
-
-def while_parts(equation: Any, inputs: Sequence[T]) -> WhileParts[T]:
-    params = equation.params
-    first = params["cond_nconsts"]
-    second = first + params["body_nconsts"]
-    functions = function_of(params["cond_jaxpr"]), function_of(params["body_jaxpr"])
-    return WhileParts(*functions, list(inputs[:first]), list(inputs[first:second]), list(inputs[second:]))
-
-
-def calls_inside(equation: Any, inputs: Sequence[T]) -> Iterator[tuple[Function, list[T]]]:
-    """Yield the functions inside of an equation, with the values of the operands that each begins with.
-
-    Loops are entered once. A function whose operands do not follow from the equation's gets none.
-    """
-    name = equation.primitive.name
-    if name == "while":
-        parts = while_parts(equation, inputs)
-        yield parts.condition, [*parts.condition_constants, *parts.carried]
-        yield parts.body, [*parts.body_constants, *parts.carried]
-        return
-    operands = list(inputs[1:] if name == "cond" else inputs)
-    for function in functions_inside(equation):
-        matches = name == "run_scoped" or len(function.jaxpr.invars) == len(operands)
-        yield function, operands if matches else []
-
-
-# ---- other equations in the place of some ----
 
 
 def with_functions(params: Mapping[str, Any], change: Callable[[Any, int], Any]) -> Mapping[str, Any]:

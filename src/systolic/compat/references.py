@@ -22,7 +22,7 @@ def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: An
       memory: the number of its memory space; None: of any.
       buffer: its number.
       device: whose it is.
-      core: likewise.
+      core: the number of the core.
       transforms: which part, as interpret mode gives it to its functions.
 
     Returns:
@@ -141,7 +141,7 @@ def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
 def _masked(
     swap: Callable[..., Any], place: _Place, transforms: Any, value: np.ndarray, mask: np.ndarray, kw: dict[str, Any]
 ) -> Any:
-    """Stores under a mask, in whose place the part that is inside of the buffer is stored, with what was there."""
+    """Turns a store under a mask into one of its part inside of the buffer, with old content where the mask is off."""
     shape, _ = _array(place)
     ranges = _ranges(transforms)
     if any(isinstance(index, int) and index >= size for index, size in zip(ranges, shape, strict=False)):

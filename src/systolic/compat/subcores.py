@@ -1,6 +1,6 @@
 """Kernels of SparseCores in TPU interpret mode, which knows none of their operations.
 
-Such a kernel is traced anew, with what the interpreter lacks in terms of what it has: `subcore_operations.py` says how.
+Such a kernel is traced again, with operations that the interpreter lacks in terms of others (`subcore_operations.py`).
 Every subcore is a core of the interpreter then, with a thread and memory of its own, so that its race detector sees
 copies of two subcores to one place. What subcores share (their barrier, `VMEM_SHARED`, additions to each other's
 memory) is not there: such kernels raise NotImplementedError.
@@ -15,16 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from systolic.compat.jaxprs import (
-    Function,
-    as_traced,
-    bound,
-    equations,
-    evaluate,
-    functions_inside,
-    with_functions,
-    with_jaxpr,
-)
+from systolic.compat.jaxpr_values import as_traced, bound, evaluate
+from systolic.compat.jaxprs import Function, equations, functions_inside, with_functions, with_jaxpr
 
 
 @contextmanager
@@ -95,7 +87,7 @@ def _parallel_loop(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _retraced(jaxpr: Any) -> Any:
-    """Traces a jaxpr anew, with what the interpreter lacks in terms of what it has."""
+    """Traces a jaxpr again, with what the interpreter lacks in terms of what it has."""
     from jax._src import linear_util
     from jax._src.interpreters import partial_eval
 

@@ -39,7 +39,7 @@ class ProgramCache:
     """Compiled programs in one file, shared by any number of processes. Picklable; holds nothing open between calls.
 
     Attributes:
-        folder: where the file is; None: `cache_folder()`, asked anew at each use.
+        folder: where the file is; None: `cache_folder()`, asked again at each use.
         size_limit_bytes: size of the file past which the entries used longest ago go.
     """
 

@@ -190,7 +190,7 @@ class CacheFile:
 
     @contextmanager
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """While anybody uses the file, nobody replaces it: SQLite finds what is beside it by name alone."""
+        """While anybody uses the file, it is not replaced: SQLite finds what is beside it by name alone."""
         if not self.writable:
             yield
             return
@@ -222,7 +222,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
 
 
 def _is_private_group(group: int) -> bool:
-    """True if the group is this user's own and nobody else is in it.
+    """True if the group is this user's own and has no other members.
 
     Where each user has a group of the same name, a umask of 002 is usual, and a folder that the group may write to is
     the user's alone. Other users could have the group as their first one, which no convention lets them; to look for

@@ -1,6 +1,6 @@
 """Takes globals of the user's modules along to a worker, as they are in the caller's process.
 
-A function of a module goes to a worker as a name, and the worker imports the module anew: a global that the caller has
+A function of a module goes to a worker as a name, and the worker imports the module again: a global that the caller has
 changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
 it with the digest that the global had when it first looked at it and, where they differ, puts the caller's value in its
 place for one job.
@@ -131,7 +131,7 @@ def _owner(place: Place) -> Any:
 
 
 def _forget_traces() -> None:
-    """Have JAX trace functions anew, which it has seen with other globals."""
+    """Have JAX trace functions again that it has seen with other globals."""
     jax = sys.modules.get("jax")
     if jax is not None:
         jax.clear_caches()

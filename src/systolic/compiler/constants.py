@@ -50,11 +50,8 @@ def _constants(binary: bytes, at: int) -> Iterator[bytes]:
             elif field == 3 and isinstance(value, bytes):
                 begin, size = segments.get(_CONSTANTS, (0, 0))
                 code, code_size = segments.get(_CODE, (0, 0))
-                if (
-                    code_size
-                    and (begin, size, code + code_size) == (0, code, len(value))
-                    and 0 < size <= _MAX_CONSTANT_BYTES
-                ):
+                is_whole = (begin, size, code + code_size) == (0, code, len(value))
+                if code_size and is_whole and 0 < size <= _MAX_CONSTANT_BYTES:
                     yield value[:size]
                 return
             elif field > 3:

@@ -14,18 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxprs import (
-    CALLS,
-    Environment,
-    bound,
-    called_function,
-    equations,
-    function_of,
-    functions_inside,
-    is_literal,
-    scan_parts,
-    while_parts,
-)
+from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
+from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 from systolic.compiler.typical import PRIMITIVE, typical_value

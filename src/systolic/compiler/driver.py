@@ -63,7 +63,7 @@ def compile_function(
         cache: where to look first, and to keep the program or the refusal; None: compile.
         settings: values of `jax.config` to trace and lower under; None: the worker's own.
         lines: whether listings of kernels say which line of the source each instruction came from. The program is the
-            same, but it is kept apart: wherever its source is moved to, it is compiled anew.
+            same, but it is kept apart: wherever its source is moved to, it is compiled again.
 
     Raises:
         CompilerRefusal: lowering or compiling was refused.

@@ -127,7 +127,7 @@ def _sparse_listings(folder: Path) -> dict[str, str]:
     files = [(_SPARSE_FILE.fullmatch(file.name), file) for file in folder.iterdir()] if folder.is_dir() else []
     stamped = sorted((int(match["stamp"]), match["name"], file) for match, file in files if match is not None)
     for _, name, file in stamped:
-        # Whatever else is there twice was compiled anew, and the later one is the program's.
+        # Anything else that is there twice was compiled again, and the later one is the program's.
         key = f"{name} again" if name.startswith(_SPARSE_START) and name in listings else name
         listings[key] = _text(file)
     return listings

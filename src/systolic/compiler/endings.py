@@ -150,7 +150,7 @@ class CompilerOutOfMemory(WorkerEnded):
 
 
 class FunctionExit(ValueError):  # noqa: N818 -- said the way the user thinks of it
-    """The user's code asked for the end of the program, in which nobody would have learnt anything.
+    """The user's code asked for the end of the program, and the caller would not have learnt why.
 
     Attributes:
         how: what it did, such as "SystemExit(7)".

@@ -2,7 +2,7 @@
 
 The walk follows functions, classes, modules and what wraps them. It takes a name for read wherever code mentions it, so
 that it may list too much; it misses what is looked up by a text that is made at run time. Modules of installed packages
-and of systolic are left out: nobody is expected to change what is in them.
+and of systolic are left out: users are not expected to change their contents.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class GlobalsUsed:
         if home is None or vars(home) is not function.__globals__:  # it is sent by value, and its globals with it
             bound += [function.__globals__[name] for name in names if name in function.__globals__]
             home = None
-        # Modules it has by other names, and those of `import helper` inside of it.
+        # Modules that it has by other names, and modules of `import helper` inside of it.
         modules = [home, *(value for value in bound if isinstance(value, ModuleType)), *map(users_module, names)]
         self._waiting += bound
         self._read(names, [module for module in modules if module is not None])

@@ -64,7 +64,7 @@ def row_major(fn: Any) -> Any:
 
 
 def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
-    """Splits what `with_jit_options` has made: the function, and its options. Others have those of their `jax.jit`."""
+    """Split a function of `with_jit_options` into function and options; others have the options of their `jax.jit`."""
     if isinstance(fn, FunctionWithOptions):
         return fn.fn, fn.options
     in_shardings, out_shardings = jit_shardings(fn)

@@ -47,7 +47,7 @@ def _free_in_groups(root: Path) -> Iterator[int]:
 
 
 def _free_in(mounted: Path, path: str, limit_name: str, used_name: str) -> Iterator[int]:
-    # A limit of any group above counts as well. In a container the path may be that of the host, where nothing is
+    # A limit of any group above counts as well. In a container the path may be the host's, where nothing is
     # mounted; the container's own limit then stands at the top.
     group = mounted / path.strip("/")
     for folder in (group, *group.parents):

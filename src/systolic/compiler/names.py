@@ -22,7 +22,7 @@ class ModuleNames:
 
     Attributes:
         all: every name.
-        functions: those of its own functions and classes.
+        functions: names of its own functions and classes.
     """
 
     all: tuple[str, ...]

@@ -38,7 +38,7 @@ def _dumped(value: Any, functions: list[Any]) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Adds functions, classes and all else but plain data, as it comes to them, to a list."""
+    """Adds functions, classes and all else but plain data to a list, in the order in which it meets them."""
 
     def __init__(self, file: io.BytesIO, functions: list[Any]) -> None:
         super().__init__(file)

@@ -183,7 +183,7 @@ class WorkerProcess:
     def _environment(self) -> dict[str, str]:
         flags = [os.environ.get("LIBTPU_INIT_ARGS", ""), *dump_flags(self._folder.dump)]
         return {
-            # libtpu leaves a few log files per process, otherwise where nobody removes them.
+            # libtpu leaves a few log files per process, otherwise in a folder that is never cleared.
             "TPU_LOG_DIR": str(self._folder.path),
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **os.environ,

@@ -63,7 +63,7 @@ class CompiledProgram:
         argument_bytes: HBM for the arguments.
         output_bytes: HBM for the results.
         cost_flops: floating-point operations by XLA's own count, where it has one (it sees nothing inside a kernel).
-        cost_bytes_accessed: bytes by XLA's own count, likewise.
+        cost_bytes_accessed: bytes by XLA's own count, where it has one.
         chip: name of the target.
         jax_version: version of jax that lowered it.
         libtpu_version: version of libtpu that compiled it.

@@ -11,8 +11,8 @@ from typing import Any
 class ShardedFunction:
     """A function of whole arrays that does its work on parts of them, one on each device of a mesh.
 
-    The mesh is made where the devices are known: `compile_function` takes those of the target's topology, a call those
-    of the process.
+    The mesh is made where the devices are known: `compile_function` takes the devices of the target's topology, a call
+    the devices of the process.
 
     Attributes:
         fn: of one device's parts, as for `jax.shard_map`.

@@ -17,14 +17,14 @@ from systolic.compiler.worker import DUMP_VARIABLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInDevice:
-    """Stands for a device of a slice where `jax.Device` is asked for: in a mesh, and so in shardings.
+    """A device of a slice in the place of a `jax.Device`: in a mesh, and so in shardings.
 
     On its way to a compiler's worker it becomes the device that libtpu has for it.
 
     Attributes:
         topology: the slice, in libtpu's words.
         id, coords, core_on_chip, device_kind, num_cores: as of a `jax.Device`.
-        platform, process_index, slice_index: likewise, and the same for all.
+        platform, process_index, slice_index: as JAX's devices have them; the same for all.
     """
 
     topology: Topology
@@ -163,7 +163,7 @@ def new_libtpu_devices(topology: Topology) -> Sequence[Any]:
 def _device_here(
     topology: Topology, number: int, coords: tuple[int, ...], core_on_chip: int, device_kind: str, num_cores: int
 ) -> Any:
-    """The device: libtpu's in a worker, which compiles for it, and what stands for it anywhere else."""
+    """The device: libtpu's in a worker, which compiles for it, and its stand-in anywhere else."""
     if DUMP_VARIABLE in os.environ:
         return next(device for device in libtpu_devices(topology) if device.id == number)
     return StandInDevice(

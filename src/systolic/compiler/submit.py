@@ -15,7 +15,7 @@ from systolic.compiler.named import NamedFunction, function_name
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target
 
-# The settings of JAX that decide what a function is traced and lowered to. A worker starts with those of the
+# The settings of JAX that decide what a function is traced and lowered to. A worker starts with the settings of the
 # environment, and would compile another program than the one that the caller's process runs.
 _TRACING_SETTINGS = (
     "jax_default_matmul_precision",

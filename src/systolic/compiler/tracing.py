@@ -131,6 +131,6 @@ def _results(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
 def _traced(fn: Callable[..., Any], args: Sequence[Any], options: JitOptions, **shardings: Any) -> Any:
     import jax
 
-    # An argument that is not used stays a parameter: the program's are those of the call, by number.
+    # An argument that is not used stays a parameter: the program's have the numbers of the call's.
     with at_stage("tracing"):
         return jax.jit(fn, keep_unused=True, donate_argnums=options.donated, **shardings).trace(*args)

@@ -1,6 +1,6 @@
 """Values that only data decide, such as how many tokens a router sends to each expert, where no data is given.
 
-A kernel with scalar prefetch runs as long as such values say. Where arguments are shapes alone nobody knows them: then
+A kernel with scalar prefetch runs as long as such values say. Where arguments are shapes alone they are unknown: then
 `typical` says with which a program is simulated. In the program itself it does nothing.
 """
 
@@ -21,7 +21,7 @@ PRIMITIVE = "systolic_typical"
 
 
 class TypicalError(WrongCallError, ValueError):
-    """A value that cannot stand for the contents of an array."""
+    """A value that cannot be taken for the contents of an array."""
 
 
 def typical(x: Array, value: ArrayLike) -> Array:

@@ -74,7 +74,7 @@ def checked_array(array: np.ndarray) -> np.ndarray:
     """Return an array, if JAX takes it as it is.
 
     Raises:
-        ArgumentValueError: it has another dtype than those of JAX, or integers that JAX would wrap around.
+        ArgumentValueError: its dtype is none of JAX's, or it has integers that JAX would wrap around.
     """
     import jax
 

@@ -8,20 +8,9 @@ and `systolic.report` draws that. Other rooms import from here only.
 """
 
 from systolic.explaining.explain import explain, explain_with_pool
-from systolic.explaining.explanation import (
-    Communication,
-    Explanation,
-    ExplanationError,
-    LineTime,
-    OperandTraffic,
-    Program,
-    Region,
-    Saving,
-    VmemMap,
-    VmemPart,
-    Window,
-)
+from systolic.explaining.explanation import Communication, Explanation, ExplanationError, Program, Saving, Window
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
+from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap, VmemPart
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.resizing import records_with, with_fields
 from systolic.explaining.timeline_windows import timeline_windows

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from systolic.analysis import LineOps
-from systolic.explaining.explanation import OperandTraffic
+from systolic.explaining.parts import OperandTraffic
 from systolic.simulator import OpRun, SimulatedRun
 
 # Above these shares a cause is said to be what limits a run. They choose words, and no number that is reported.
@@ -56,7 +56,7 @@ def bottleneck(
         return Bottleneck(cause="nothing", words="nothing runs")
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
-    # HBM is one for all cores, of which some may have no part in it.
+    # All cores share HBM, but some may have no part in it.
     everywhere = [other for core in run.cores for other in core.ops if other.name == op.name]
     moved = sum(other.hbm_read_bytes + other.hbm_written_bytes for other in everywhere)
     crossing = moved / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0

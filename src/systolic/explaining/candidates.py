@@ -11,7 +11,8 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.compiler import NamedFunction
 from systolic.compiler.jit_options import with_options_of, without_jit_options
-from systolic.explaining.function_analysis import CallAnalysis, FunctionAnalysis
+from systolic.explaining.call_analysis import CallAnalysis
+from systolic.explaining.function_analysis import FunctionAnalysis
 from systolic.explaining.parameters import TileParameter
 from systolic.explaining.resizing import WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
@@ -19,7 +20,7 @@ from systolic.schedule import MIB
 
 # Multiples of each tile size that are tried, beside the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
-_MAX_COMBINATIONS = 3  # so many parameters are tried in all combinations; more, one and two at a time
+_MAX_COMBINATIONS = 3  # parameters that are tried in all combinations; more are tried one and two at a time
 _MIN_TILE_SIZE = 8
 
 # The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.

@@ -11,6 +11,7 @@ import cattrs
 
 from systolic.accuracy.time_error import TimeError
 from systolic.analysis import LineOps
+from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.support.call_errors import WrongCallError
 from systolic.support.ranges import Amount, Change, Count, Rate, Time
@@ -21,7 +22,6 @@ from systolic.support.untrusted import read_record
 # that the user gave to compare with. `change`: this function with one parameter changed.
 ProgramRole = Literal["this", "xla", "other", "change"]
 
-VmemKind = Literal["window", "scratch", "temporary", "spill"]
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -115,87 +115,6 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperandTraffic:
-    """The HBM traffic of one operand of one kernel, by its blocks and its index map."""
-
-    kernel: str
-    operand: str
-    role: str  # "input", "output"
-    shape: tuple[Count, ...]
-    dtype: str
-    block: tuple[Count, ...]
-    block_bytes: Count
-    fetches: Count | None  # blocks copied in or out; None where they depend on values that are not known
-    moved_bytes: Count | None
-    least_bytes: Count  # every element that is touched, once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmemPart:
-    """One buffer in VMEM, by the compiler's report."""
-
-    op: str
-    name: str
-    kind: VmemKind
-    size_bytes: Count  # all copies together
-    copies: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VmemMap:
-    """VMEM against its limits, of one core."""
-
-    parts: tuple[VmemPart, ...]
-    limit_bytes: Count  # that the kernel may use
-    capacity_bytes: Count  # that the core has
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Region:
-    """One stretch of straight code of a kernel, over all its executions.
-
-    Attributes:
-      name: "in the loop, bundles 17 to 85".
-      where: the line that most of its bundles came from, "kernel.py:45"; "" where none is known.
-      executions: how often it ran.
-      cycles: all executions together, stalls included.
-      issued: instructions by unit.
-    """
-
-    op: str
-    name: str
-    bundles: Count
-    executions: Count
-    cycles: Count
-    matrix_stall_cycles: Count
-    issued: Mapping[str, Count]
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineTime:
-    """The time of one line of a kernel's source, all executions together, waits for copies apart.
-
-    The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
-    bundle among the lines of its instructions: the compiler mixes those of several lines.
-
-    Attributes:
-      where: "kernel.py:45"; "": code that no line stands for, as that of Pallas' pipeline around the kernel.
-      text: the line itself; "" where the file is not there.
-      cycles: matrix stalls included.
-      share: of the operation's time.
-      bundles: of the listing, however often they are executed.
-    """
-
-    op: str
-    where: str
-    text: str
-    cycles: Count
-    share: Amount
-    bundles: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
     """One finding: what costs time, and what changing it brings.
 
@@ -231,7 +150,7 @@ class Explanation(Summarised):
       limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
       steps: of the grids of all kernels, over all their executions; 0: not known.
       topology: the slice, "2x4"; "" on one device.
-      savings: changes of the function, the most worthwhile first; then what could stand in its place, likewise.
+      savings: changes of the function, the most worthwhile first; then what could replace it, in the same order.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
 
@@ -259,7 +178,7 @@ class Explanation(Summarised):
 
     @property
     def run(self) -> SimulatedRun:
-        """The simulated run of the function itself, on a slice that of the slowest device."""
+        """The simulated run of the function itself, on a slice the run of the slowest device."""
         run = self.programs[0].device_run
         assert run is not None
         return run

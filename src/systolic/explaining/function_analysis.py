@@ -21,8 +21,6 @@ from systolic.analysis import (
     dot_flops,
     flops_outside_kernels,
     kernel_ops,
-    spilled_bytes,
-    vmem_estimate,
 )
 from systolic.checking import Finding, static_findings
 from systolic.chips import Chip, SliceShape
@@ -30,58 +28,15 @@ from systolic.compat.jaxprs import equations
 from systolic.compiler import NamedFunction, traced_jaxpr
 from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
-from systolic.explaining.accumulator import summed_over
+from systolic.explaining.call_analysis import CallAnalysis, call_analysis, operand_traffic
 from systolic.explaining.entering import Home, values_seen
-from systolic.explaining.explanation import OperandTraffic
 from systolic.explaining.parameters import TileParameter, tile_parameters
-from systolic.explaining.rewriting import can_reorder
-from systolic.spec import dtype_bytes
+from systolic.explaining.parts import OperandTraffic
 from systolic.timing import target_of
 
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-_MAX_REORDERED_AXES = 4  # of a grid whose orders are all tried: 24 of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridOrder:
-    """Another order of a call's grid: for each new axis the old one, and how many bytes its blocks then move."""
-
-    order: tuple[int, ...]
-    moved_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallAnalysis:
-    """One Pallas call: what it costs, and what could be changed of it.
-
-    Attributes:
-      moved_bytes: bytes of all copies of blocks; None where they depend on values.
-      orders: other legal orders of the grid that move other amounts, the least first.
-      independent: for each axis, whether its steps write different output blocks.
-      vmem_bytes: an estimate.
-      single: inputs and outputs, by place, that have only one buffer.
-      scratch: names and bytes of its buffers in VMEM.
-      sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
-      executions: how often the function runs it; None: that depends on values. All else is of its first execution.
-    """
-
-    site: tuple[int, ...]
-    name: str
-    where: str
-    grid: tuple[int, ...] | None
-    semantics: tuple[str, ...]
-    moved_bytes: int | None
-    orders: tuple[GridOrder, ...]
-    independent: tuple[bool, ...]
-    vmem_bytes: int
-    vmem_limit_bytes: int
-    sets_limit: bool
-    single: tuple[int, ...]
-    scratch: tuple[tuple[str, int], ...]
-    sum_axes: tuple[int, ...]
-    executions: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,8 +129,8 @@ def analyse_function(
         ops = kernel_ops(call_on_grid.call, grid)
         lines += ops.lines
         flops = None if flops is None or ops.flops is None or executions is None else flops + executions * ops.flops
-        analyses.append(_call_analysis(call_on_grid, chip))
-        traffic += _traffic(call_on_grid)
+        analyses.append(call_analysis(call_on_grid, chip))
+        traffic += operand_traffic(call_on_grid)
         least_us += (executions or 1) * _least_us(analyses[-1], ops.flops, dtype, chip)
         steps_s += (executions or 1) * math.prod(grid or (1,)) * _STEP_S
     return FunctionAnalysis(
@@ -234,77 +189,3 @@ def _least_us(call: CallAnalysis, flops: float | None, dtype: str, chip: Chip) -
         hbm_bytes_per_s=chip.machine.hbm_bytes_per_s,
     )
     return limits.least_us
-
-
-def _call_analysis(call_on_grid: CallOnGrid, chip: Chip) -> CallAnalysis:
-    call, estimate = call_on_grid.call, vmem_estimate(call_on_grid.call, chip)
-    grid_visits = call_on_grid.visits if isinstance(call_on_grid.visits, GridVisits) else None
-    return CallAnalysis(
-        site=call.site,
-        name=call.name,
-        where=call.where,
-        grid=grid_visits.grid if grid_visits is not None else None,
-        semantics=call.semantics,
-        moved_bytes=grid_visits.moved_bytes if grid_visits is not None and grid_visits.visits else None,
-        orders=_orders(grid_visits)
-        if grid_visits is not None and can_reorder(call.equation.params["grid_mapping"])
-        else (),
-        independent=_independent(grid_visits) if grid_visits is not None else (),
-        vmem_bytes=estimate.total_bytes + spilled_bytes(call),
-        vmem_limit_bytes=estimate.limit_bytes,
-        sets_limit=call.vmem_limit_bytes is not None,
-        single=tuple(at for at, operand in enumerate(call.of("input", "output")) if operand.buffers == 1),
-        scratch=tuple(
-            (buffer.name, buffer.size_bytes)
-            for buffer in estimate.buffers
-            if buffer.kind == "scratch" and buffer.size_bytes
-        ),
-        sum_axes=summed_over(call, grid_visits) if grid_visits is not None else (),
-        executions=call.executions,
-    )
-
-
-def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
-    """Lists orders of the grid in which no output block comes back after others, one for each amount of traffic."""
-    axes = len(grid_visits.grid)
-    if axes > _MAX_REORDERED_AXES or 0 in grid_visits.grid:
-        return ()
-    seen = {grid_visits.moved_bytes}
-    orders = []
-    for order in itertools.permutations(range(axes)):
-        reordered = grid_visits.reordered(order)
-        moved = reordered.moved_bytes
-        if moved not in seen and not any(output.comes_back for output in reordered.outputs):
-            seen.add(moved)
-            orders.append(GridOrder(order=order, moved_bytes=moved))
-    return tuple(sorted(orders, key=lambda order: order.moved_bytes))
-
-
-def _independent(grid_visits: GridVisits) -> tuple[bool, ...]:
-    """Says for each axis whether no output block is written at two of its indices."""
-    shared = [visits.shared_blocks(grid_visits.grid) for visits in grid_visits.outputs]
-    return tuple(not any(counts[axis] for counts in shared) for axis in range(len(grid_visits.grid)))
-
-
-def _traffic(call_on_grid: CallOnGrid) -> list[OperandTraffic]:
-    operands = []
-    for at, operand in enumerate(call_on_grid.call.operands):
-        if operand.role not in ("input", "output") or operand.memory != "vmem":
-            continue
-        visits = call_on_grid.visits.visits.get(at) if isinstance(call_on_grid.visits, GridVisits) else None
-        element = dtype_bytes(operand.dtype)
-        operands.append(
-            OperandTraffic(
-                kernel=call_on_grid.call.name,
-                operand=operand.name,
-                role=operand.role,
-                shape=operand.shape,
-                dtype=operand.dtype,
-                block=operand.block,
-                block_bytes=operand.block_elements * element,
-                fetches=visits.fetches if visits is not None else None,
-                moved_bytes=visits.moved_bytes if visits is not None else None,
-                least_bytes=visits.least_bytes if visits is not None else math.prod(operand.shape) * element,
-            )
-        )
-    return operands

@@ -31,7 +31,7 @@ class MeshCandidate:
 
 
 def mesh_candidates(fn: Any, args: Sequence[Any], shape: SliceShape) -> list[MeshCandidate]:
-    """Lists other meshes and shardings to try, those of each kind in turn: sizes, orders, specs of an argument.
+    """Lists other meshes and shardings to try, one of each kind in turn: sizes, orders, specs of an argument.
 
     Args:
       fn: the function, perhaps a `jax.jit` with shardings.
@@ -245,7 +245,7 @@ def _dtype(leaf: Any) -> Any:
 
 
 def _factors(devices: int, axes: int) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number of devices as so many factors, in their order."""
+    """Yield all ordered factorizations of a number of devices into `axes` factors."""
     if axes == 1:
         yield (devices,)
         return

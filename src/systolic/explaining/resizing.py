@@ -1,4 +1,4 @@
-"""A function with other sizes, wherever they stand: in its arguments, in those of inner functions, in constants."""
+"""A function with other sizes, wherever they are: in its arguments, in arguments of inner functions, in constants."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _reordered(mapping: Any, order: Sequence[int]) -> Any:
     for block in mapping.block_mappings:
         jaxpr = block.index_map_jaxpr.jaxpr
         axes, rest = jaxpr.invars[: len(order)], jaxpr.invars[len(order) :]
-        # Names of arguments go with their places; those of the old order would be wrong.
+        # Names of arguments go with their places; names in the old order would be wrong.
         described = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
         moved = jaxpr.replace(invars=[*(axes[axis] for axis in order), *rest], debug_info=described)
         blocks.append(dataclasses.replace(block, index_map_jaxpr=block.index_map_jaxpr.replace(jaxpr=moved)))

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from systolic.chips import Chip
 from systolic.explaining.bottleneck import main_op
-from systolic.explaining.explanation import ChipLimits, LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
+from systolic.explaining.explanation import ChipLimits
 from systolic.explaining.function_analysis import FunctionAnalysis
+from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemKind, VmemMap, VmemPart
 from systolic.simulator import RegionRun, SimulatedRun, VmemBuffer
 
 _MAX_REGIONS = 16
@@ -56,7 +57,7 @@ def _part(buffer: VmemBuffer, name: str | None) -> VmemPart:
 
 
 def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict[int, str]:
-    """Names scratch buffers, by place: those of one size are reported in the order of the kernel's parameters."""
+    """Names scratch buffers, by place: buffers of one size are reported in the order of the kernel's parameters."""
     declared = [buffer for call in now.calls for buffer in call.scratch]
     reported = [(at, buffer.size_bytes) for at, buffer in enumerate(buffers) if _kind(buffer) == "scratch"]
     by_number: dict[int, str] = {}

@@ -94,7 +94,7 @@ class WhatIfSearch:
     def _promising(self, now: FunctionAnalysis) -> list[Candidate]:
         """Lists candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
         alone = self._looked_at(tile_sizes(now.parameters, [1]))
-        # A number that changes nothing by itself only looks like a tile size: BlockSizes has those of the gradient too.
+        # A number that changes nothing by itself only looks like a tile size: BlockSizes has sizes of the gradient too.
         # One that may not be changed by itself may be together with others.
         idle = {sizes[0][0] for sizes, analysis in alone if analysis is not None and analysis.program == now.program}
         live = [parameter for parameter in now.parameters if parameter not in idle]
@@ -130,7 +130,7 @@ class WhatIfSearch:
         self.tried += self._simulated([(candidate, candidate.applied(self.fn), self.args) for candidate in candidates])
 
     def run_meshes(self, meshes: Sequence[MeshCandidate]) -> list[WhatIf]:
-        """Tries other meshes and shardings, as many as may be tried of other changes, and returns them."""
+        """Tries up to `tries` other meshes and shardings, and returns them."""
         return self._simulated(
             [(mesh_change.candidate, mesh_change.fn, mesh_change.args) for mesh_change in meshes[: self.tries]]
         )
@@ -185,7 +185,7 @@ def tried_time(tried: WhatIf) -> float:
 
 
 def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Picks what to simulate first: the most promising, some of which need no more VMEM than the default."""
+    """Picks what to simulate first: the most promising, some of them with no more VMEM than the default."""
     modest = [candidate for candidate in promising if not candidate.changes][: count // 3]
     return [candidate for candidate in promising if candidate not in modest][: count - len(modest)] + modest
 

@@ -30,12 +30,12 @@ def part_of(scope: str, parts: Sequence[str]) -> str:
 
     Args:
       scope: the name stack.
-      parts: names of parts, of which the last one in the stack counts; empty: the outermost name that is not JAX's own.
+      parts: names of parts; the last one in the stack counts; empty: the outermost name that is not JAX's own.
     """
     if parts:
         named = [name for name in _NAME.findall(scope) if name in parts]
         return named[-1] if named else OTHER
-    # The last name is that of the operation itself.
+    # The last name is the operation's own.
     return next((name for name in map(_unwrapped, scope.split("/")[:-1]) if name), OTHER)
 
 

@@ -1,4 +1,4 @@
-"""Predicts a step: compiles it for chips that are not there, executes it on their model, and says what it comes to."""
+"""Predicts a step: compiles it for chips that are not there, executes it on their model, and adds up the result."""
 
 from __future__ import annotations
 

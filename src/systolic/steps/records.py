@@ -72,7 +72,7 @@ class PartRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
-    """A change that would help, with what it saves at the most by arithmetic. Nobody has simulated it."""
+    """A change that would help, with what it saves at most by arithmetic. It has not been simulated."""
 
     title: str
     change: str
@@ -83,7 +83,7 @@ class StepChange:
 class StepRun(Summarised):
     """A predicted step. Times are of the device that ends last.
 
-    `flops` and `flops_causal` are those of the model, see `systolic.Step`; `mfu` is flops / (time × devices × peak),
+    `flops` and `flops_causal` are the model's, see `systolic.Step`; `mfu` is flops / (time × devices × peak),
     with the published peak of bfloat16.
     """
 
@@ -143,7 +143,7 @@ class StepRun(Summarised):
         return cycles / self.run.clock_hz * 1e6
 
     def summary(self) -> Summary:
-        """Says how long it takes and what that comes to, with a row for each part."""
+        """Return the time, the rates that follow from it, and a row for each part, as text and tables."""
         where = f"{self.devices} × {self.chip}" + (f", {self.topology}" if self.topology else "")
         return Summary(
             heading=f"{self.time_us / 1e3:,.2f} ms {self.error.words} on {where} ({self.run.provenance})",

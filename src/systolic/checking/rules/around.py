@@ -9,7 +9,8 @@ from typing import Any
 from systolic.analysis import KernelCall, described
 from systolic.checking.finding import Finding, call_finding
 from systolic.chips import Chip
-from systolic.compat.jaxprs import evaluate, functions_inside, unknown
+from systolic.compat.jaxpr_values import evaluate, unknown
+from systolic.compat.jaxprs import functions_inside
 from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 

@@ -22,7 +22,7 @@ from systolic.analysis import (
 from systolic.checking.finding import Finding, call_finding
 from systolic.schedule import LANES
 
-_VECTOR_CHUNK = SUBLANES * LANES  # elements of which blocks of a vector are multiples, or whole, or a power of two
+_VECTOR_CHUNK = SUBLANES * LANES  # blocks of a vector are multiples of it, or whole, or a power of two
 _MAX_BUFFERS = 2  # copies of a window that a pipeline of pallas_call keeps
 
 
@@ -175,7 +175,7 @@ def _rows(call: KernelCall, operand: Operand) -> Iterator[Finding]:
 
 
 def _element_indices(call: KernelCall, operand: Operand) -> Iterator[Finding]:
-    """Finds blocks by element that do not begin with a tile, or of which the compiler cannot tell that they do."""
+    """Finds blocks by element that do not begin with a tile, or not as far as the compiler can tell."""
     if not operand.by_element or operand.memory != "vmem":
         return
     rank = len(operand.shape)

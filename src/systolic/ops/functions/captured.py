@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from systolic.compat.jaxprs import bound, called_function, evaluate
+from systolic.compat.jaxpr_values import bound, evaluate
+from systolic.compat.jaxprs import called_function
 
 Fn = Callable[..., Any]
 

@@ -27,7 +27,7 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
     Args:
       what: the argument of `matmul` that it is.
       args: what `fn` is given as a whole. Of the later ones, each dimension broadcasts to the first one's.
-      in_kernel: whether a kernel will call it, which has no constants: no arrays that `fn` closes over. Those of one
+      in_kernel: whether a kernel will call it, which has no constants: no arrays that `fn` closes over. Arrays of one
         element are numbers in what is returned.
 
     Raises:

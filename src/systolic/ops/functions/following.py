@@ -5,7 +5,7 @@ function's own: an `iota`, a stack of candidates. Primitives that work along dim
 ones, where they see the same whatever the block is; never along the block's. Where a dimension of the block meets one
 of the function's own, elements would depend on their place.
 
-Only primitives of which that is known are let through (`primitives.py`).
+Only primitives whose effect is known are let through (`primitives.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from systolic.compat.jaxprs import called_function, evaluate, function_of, functions_inside, scan_parts, while_parts
+from systolic.compat.jaxpr_values import evaluate, scan_parts, while_parts
+from systolic.compat.jaxprs import called_function, function_of, functions_inside
 from systolic.ops.functions.primitives import ELEMENTWISE, OF_CONSTANTS, REDUCTIONS, WITHIN
 
 Along = int | Literal["same", "own"]  # the number of a dimension of the block, or one of the other two kinds
@@ -44,7 +45,7 @@ class Followed:
 
     @classmethod
     def constant(cls, shape: Sequence[int], origin: str) -> Followed:
-        """A value of which nothing is known but that no block decides it."""
+        """A value that no block decides; nothing else is known of it."""
         return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
 
     def expect(self, axes: Sequence[int]) -> None:
@@ -184,7 +185,7 @@ def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
     return joined
 
 
-# Primitives that place whole dimensions anew: how the result lies.
+# Primitives that move whole dimensions: the places of the result's elements.
 
 
 def _broadcast(equation: Any, operand: Followed) -> list[Along]:

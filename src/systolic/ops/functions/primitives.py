@@ -1,6 +1,6 @@
 """JAX's primitives by what they do to places of elements. A primitive that is in no list here is not known.
 
-The names are those of jax 0.10.2 to 0.12; some exist in a part of these versions only.
+The names are from jax 0.10.2 to 0.12; some exist in a part of these versions only.
 """
 
 from __future__ import annotations

@@ -1,0 +1,82 @@
+"""Waits for a run in a thread of its own, and stops it where it deadlocks or takes too long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from systolic.checking.watching import Watch
+from systolic.compat import (
+    end_interpreted_kernel,
+    semaphore_waits,
+)
+
+_POLL_S = 0.1
+
+
+# Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
+# ever. A copy that another thread is just doing takes far less than this.
+_DEADLOCK_S = 3.0
+
+
+# Another device may be computing between two things that it does, on a CPU that all of them share.
+_DEADLOCK_OF_SEVERAL_S = 8.0
+
+
+class DeadlockError(RuntimeError):
+    """A kernel waits for a semaphore that is never signaled."""
+
+    def __init__(self) -> None:
+        super().__init__("the kernel waits for a semaphore that nobody signals")
+
+
+class TooSlowError(RuntimeError):
+    """A run was stopped because it took too long."""
+
+
+def waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: Watch) -> list[np.ndarray]:
+    """Calls `run` in a thread of its own, so that it can be given up.
+
+    Raises:
+      DeadlockError: it waits for a semaphore, and has for so long that it will never be signaled.
+      TooSlowError: it takes longer than it may.
+    """
+    outcome: list[Any] = []
+
+    def target() -> None:
+        try:
+            outcome.append(run())
+        except BaseException as error:  # noqa: BLE001 -- raised again below, in the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    waiting_since: dict[int, float] = {}
+    started = acted = time.monotonic()
+    acts = 0
+    while True:
+        thread.join(_POLL_S)
+        if not thread.is_alive():
+            break
+        waits = semaphore_waits()
+        now = time.monotonic()
+        waiting_since = {waiter: waiting_since.get(waiter, now) for waiter in waits}
+        if watch.acts != acts:
+            acts, acted = watch.acts, now
+        quiet_s = _DEADLOCK_S if watch.devices == 1 else _DEADLOCK_OF_SEVERAL_S
+        if waits and min(now - acted, *(now - since for since in waiting_since.values())) > quiet_s:
+            stop: Exception = DeadlockError()
+        elif now - started > time_limit_s:
+            stop = TooSlowError(f"it was stopped after {time_limit_s:.0f} s")
+        else:
+            continue
+        end_interpreted_kernel(stop)
+        thread.join()
+        raise stop
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]

@@ -1,0 +1,92 @@
+"""Parts of an explanation that tell of single operands, buffers, stretches of code and lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from systolic.support.ranges import Amount, Count
+
+VmemKind = Literal["window", "scratch", "temporary", "spill"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperandTraffic:
+    """The HBM traffic of one operand of one kernel, by its blocks and its index map."""
+
+    kernel: str
+    operand: str
+    role: str  # "input", "output"
+    shape: tuple[Count, ...]
+    dtype: str
+    block: tuple[Count, ...]
+    block_bytes: Count
+    fetches: Count | None  # blocks copied in or out; None where they depend on values that are not known
+    moved_bytes: Count | None
+    least_bytes: Count  # every element that is touched, once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemPart:
+    """One buffer in VMEM, by the compiler's report."""
+
+    op: str
+    name: str
+    kind: VmemKind
+    size_bytes: Count  # all copies together
+    copies: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmemMap:
+    """VMEM against its limits, of one core."""
+
+    parts: tuple[VmemPart, ...]
+    limit_bytes: Count  # that the kernel may use
+    capacity_bytes: Count  # that the core has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One stretch of straight code of a kernel, over all its executions.
+
+    Attributes:
+      name: "in the loop, bundles 17 to 85".
+      where: the line that most of its bundles came from, "kernel.py:45"; "" where none is known.
+      executions: how often it ran.
+      cycles: all executions together, stalls included.
+      issued: instructions by unit.
+    """
+
+    op: str
+    name: str
+    bundles: Count
+    executions: Count
+    cycles: Count
+    matrix_stall_cycles: Count
+    issued: Mapping[str, Count]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineTime:
+    """The time of one line of a kernel's source, all executions together, waits for copies apart.
+
+    The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
+    bundle among the lines of its instructions: the compiler mixes instructions of several lines.
+
+    Attributes:
+      where: "kernel.py:45"; "": code without a line, such as Pallas' pipeline around the kernel.
+      text: the line itself; "" where the file is not there.
+      cycles: matrix stalls included.
+      share: of the operation's time.
+      bundles: of the listing, however often they are executed.
+    """
+
+    op: str
+    where: str
+    text: str
+    cycles: Count
+    share: Amount
+    bundles: Amount
