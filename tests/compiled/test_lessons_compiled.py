@@ -9,7 +9,7 @@ from systolic.chips import chip
 from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
-    pytest.param("refs", "v5e", marks=pytest.mark.exhaustive),
+    ("refs", "v5e"),
     ("sparse_core", "v6e"),
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(
@@ -33,6 +33,7 @@ def told(name: str, on: str) -> Lesson:
 
 # Of SparseCores: jax 0.12 warns of the copies of its own pipeline.
 @pytest.mark.filterwarnings("ignore:Destination semaphore is ignored")
+@pytest.mark.exhaustive  # half a minute each; test_new_chip_compiled.py runs lessons that are short
 @pytest.mark.parametrize(("name", "on"), SHOWN)
 def test_everything_comes_out_as_it_must(name: str, on: str) -> None:
     lesson = told(name, on)

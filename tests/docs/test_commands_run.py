@@ -107,6 +107,8 @@ MAY_END_WITH_1 = (
     "systolic ladder all",  # v1 and v2 are refused where they are too large
 )
 
+QUICK_PAGES = ("README", "doctor", "matmul")  # of `make test`; `make test-exhaustive` runs the others
+
 QUICK_LIMIT_S, SLOW_LIMIT_S = 240, 3600
 
 
@@ -219,9 +221,15 @@ def need_compiler() -> None:
         pytest.skip(str(error))
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", pages_with(slow=False), ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page if page.stem in QUICK_PAGES else pytest.param(page, marks=pytest.mark.exhaustive)
+        for page in pages_with(slow=False)
+    ],
+    ids=name,
+)
 def test_quick_commands_run(page: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     need_compiler()
     run_page(page, folder, capfd, slow=False)

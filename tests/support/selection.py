@@ -21,7 +21,7 @@ def register_profiles() -> None:
 
 def examples(count: int) -> int:
     """Return the profile's share of `count`, the examples of a property test under the profile `exhaustive`."""
-    return math.ceil(count * hypothesis.settings.default.max_examples / _ALL_EXAMPLES)
+    return math.ceil(count * hypothesis.settings().max_examples / _ALL_EXAMPLES)
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:

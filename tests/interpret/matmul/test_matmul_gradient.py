@@ -183,7 +183,7 @@ def test_gradients_in_bfloat16() -> None:
     assert_same({name: one.astype(jnp.float32) for name, one in found.items()}, wanted, 3 * 2.0**-8)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
     [((3, 8, 16), (16, 24)), ((2, 1, 8, 16), (3, 16, 24)), ((16,), (3, 16, 24)), ((3, 8, 16), (16,))],
@@ -375,6 +375,7 @@ for by in sys.argv[1:]:
 """
 
 
+@pytest.mark.exhaustive
 def test_shard_map_over_eight_devices(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
