@@ -1,4 +1,4 @@
-"""Docstrings as this project writes them, made into what Sphinx reads."""
+"""Turn this project's docstrings into reStructuredText."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUALIFIED = re.compile(r"~(?:\w+\.)+(?=\w)")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register with Sphinx."""
     # Napoleon takes what stands before a property's first colon for its type. Ours say the type in the annotation.
     properties: dict[str, list[str]] = {}
 
@@ -35,7 +35,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def as_restructured_text(lines: list[str]) -> list[str]:
-    """Indented blocks become code, and `` `Type`s `` the code and a letter."""
+    """Mark indented blocks as code, and split `` `Type`s `` into code and a letter."""
     made: list[str] = []
     for number, line in enumerate(lines):
         above = [each for each in lines[:number] if each.strip()]

@@ -1,6 +1,6 @@
-"""The picture of the front page: what happens to a kernel, and what is known of it afterwards.
+"""Draw the picture of the front page: what systolic does with a kernel, and the times that it finds.
 
-Its figures are those of the first report of the gallery.
+The figures come from the first report of the gallery.
 """
 
 from __future__ import annotations

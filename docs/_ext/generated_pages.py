@@ -1,7 +1,7 @@
-"""Pages that every build makes in docs/generated/: lessons, rungs, commands, gallery, the repository's own pages.
+"""Make the pages in docs/generated/: lessons, rungs, commands, gallery, the repository's own pages.
 
-Sphinx calls `setup`, and before it looks for sources the pages are written. One that has not changed is left alone, so
-that Sphinx does not read it again.
+The pages are written before Sphinx looks for sources. An unchanged page is not written, so that Sphinx does not read it
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GENERATED = DOCS / "generated"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """What Sphinx calls."""
+    """Register with Sphinx."""
     # Before Sphinx looks whether the folder of `html_extra_path` is there.
     app.connect("config-inited", lambda app, config: write_pages())
     app.connect("source-read", _served)
@@ -31,7 +31,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def write_pages() -> None:
-    """Writes docs/generated, and removes what is no page any more."""
+    """Write docs/generated, and remove pages that no longer exist."""
     pages = {**lesson_pages(), **rung_pages(), **command_pages(), "gallery": gallery_page()}
     for name, page in PAGES.items():
         source = DOCS.parent / name
@@ -45,14 +45,14 @@ def write_pages() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.is_file() or path.read_text("utf-8") != text:
             path.write_text(text, "utf-8")
-    wanted = {GENERATED / name for name in files}
+    current = {GENERATED / name for name in files}
     for path in [*GENERATED.rglob("*.md"), *GENERATED.rglob("*.svg"), *GENERATED.rglob("*.html")]:
-        if path not in wanted:
+        if path not in current:
             path.unlink()
 
 
 def _served(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Links of the pages that people write: they are right in the repository, and have to be right here."""
+    """Change the links of written pages, which are right in the repository, for the site."""
     if not docname.startswith("generated/"):
         folder = (DOCS / docname).parent
         source[0] = rebased(source[0], folder, folder)

@@ -1,4 +1,4 @@
-"""A page for each lesson and each rung: the docstring, the last simulated numbers, the code.
+"""Make a page for each lesson and each rung: the docstring, the last simulated numbers, the code.
 
 Numbers come from docs/numbers, which `make lesson-numbers` fills; nothing is simulated while pages are made.
 """
@@ -40,7 +40,7 @@ _UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
 
 
 def lesson_pages() -> dict[str, str]:
-    """Name below docs/generated → Markdown, of the lessons and of their list."""
+    """Return name below docs/generated → Markdown, for the lessons and for their list."""
     found = _numbers("lessons.json")
     pages, titles = {}, {}
     for name, entry in LESSONS.items():
@@ -53,7 +53,7 @@ def lesson_pages() -> dict[str, str]:
         pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, found, command), picture)
     pages["lessons"] = _list(
         "Lessons",
-        "One idea each: a kernel that needs JAX alone and can be pasted, and the numbers that show the idea.",
+        "Each lesson teaches one idea, with a kernel that you can paste, since it needs only JAX, and with numbers.",
         "systolic lessons all --chip v5e,v5p,v6e,v7x",
         {f"lessons/{name}": (name, title) for name, title in titles.items()},
     )
@@ -61,7 +61,7 @@ def lesson_pages() -> dict[str, str]:
 
 
 def rung_pages() -> dict[str, str]:
-    """Name below docs/generated → Markdown, of the ladder's rungs and of their list."""
+    """Return name below docs/generated → Markdown, for the ladder's rungs and for their list."""
     found = _numbers("ladder.json")
     pages, titles = {}, {}
     for name, rung in RUNGS.items():
@@ -76,7 +76,7 @@ def rung_pages() -> dict[str, str]:
         pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]), name)
     pages["ladder"] = _list(
         "The ladder",
-        "Eight matmul kernels, each one idea above the one before. Each file needs JAX alone and can be pasted.",
+        "Eight matmul kernels. Each adds one idea to the previous one. You can paste its file, which needs only JAX.",
         "systolic ladder all --chip v5e,v5p,v6e,v7x",
         {f"ladder/{name}": (name, title) for name, title in titles.items()},
     )
@@ -84,13 +84,13 @@ def rung_pages() -> dict[str, str]:
 
 
 def pictures() -> dict[str, str]:
-    """Name below docs/generated/pictures → SVG."""
+    """Return name below docs/generated/pictures → SVG."""
     drawings = {name: rung_picture(rung) for name, rung in RUNGS.items()}
     return {**drawings, "pipelining": pipeline_picture(), "grouped": grouped_picture()}
 
 
 def _page(files: Sequence[SourceFile], numbers: str, picture: str = "") -> str:
-    """The page of a lesson or rung; `picture` is the name of the drawing that it begins with."""
+    """Return the page of a lesson or rung; `picture` is the name of the drawing at its top."""
     main, *parts = files
     drawn = f"![blocks and buffers](../pictures/{picture}.svg)" if picture else ""
     sections = [f"# {main.title}", drawn, main.prose, "## Numbers", numbers, "## Code", _code(main)]
@@ -109,7 +109,7 @@ def _code(file: SourceFile) -> str:
 
 
 def _list(title: str, text: str, command: str, entries: Mapping[str, tuple[str, str]]) -> str:
-    """A page of links; `entries` are pages with their short names, for the side bar, and titles."""
+    """Return a page of links; `entries` are pages with their short names, for the side bar, and titles."""
     links = "\n".join(f"- [{title}]({page}.md)" for page, (_, title) in entries.items())
     lines = "\n".join(f"{name} <{page}>" for page, (name, _) in entries.items())
     # The command stands before the list: an indented block after it would be a paragraph of the last entry.
@@ -124,10 +124,10 @@ def _numbers(name: str) -> dict[str, Any]:
 def _shown(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], found: Mapping[str, Any], command: str
 ) -> str:
-    """The rows as a table with the versions that made them, or that there are none; and the command either way."""
+    """Return the rows as a table, the versions that made them, and the command; or a note that there are no rows."""
     repeat = f"    {command}"
     if not rows:
-        return f"None are kept yet. They are made, in seconds to minutes, by\n\n{repeat}"
+        return f"There are no numbers yet. This command makes them, in seconds to minutes:\n\n{repeat}"
     filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
@@ -135,7 +135,7 @@ def _shown(
     if any(str(value).startswith(_UNKNOWN_ERROR) for row in rows for value in row.values()):
         table = f"{table}\n\n{_WHY_UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
-    return f"{table}\n\nWith {versions}, by\n\n{repeat}"
+    return f"{table}\n\nMade with {versions}, by\n\n{repeat}"
 
 
 def _rung_row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,5 +171,5 @@ def _cell(value: object) -> str:
 
 
 def _from(page: str, path: Path) -> str:
-    """How a page of docs/generated names a file."""
+    """Return a file's path relative to a page of docs/generated."""
     return os.path.relpath(path, (DOCS / "generated" / page).parent)

@@ -1,4 +1,4 @@
-"""Links of a Markdown page: right where the page lies in the repository, and made right for where it is served from."""
+"""Change the links of a Markdown page, which are right in the repository, for the place that it is served from."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-# Pages outside docs/, and what they are called in docs/generated.
+# Pages outside docs/ → their names in docs/generated.
 PAGES = {"README.md": "readme", "CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog"}
 
 _LINK = re.compile(r"\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)")
 
 
 def rebased(text: str, folder: Path, served_from: Path) -> str:
-    """The text with its links to files of the repository changed, for a page that moves to another folder.
+    """Return the text with its links to files of the repository changed, for a page that moves to another folder.
 
-    A link to one of `PAGES` leads to the page that is generated of it. A link to another file stays one: Sphinx serves
-    the file as a download. A folder cannot be served: of its link the text remains.
+    A link to one of `PAGES` leads to the page generated from it. A link to another file stays: Sphinx serves the file
+    as a download. A folder cannot be served: the text of its link remains, without the link.
 
     Args:
       text: Markdown.

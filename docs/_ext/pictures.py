@@ -1,7 +1,6 @@
-"""Drawings of blocks and buffers, as SVG: where a step's blocks lie in HBM, and which buffers hold them in VMEM.
+"""Draw blocks and buffers as SVG: where a step's blocks lie in HBM, and which buffers hold them in VMEM.
 
-They are drawn from the table of rungs: its tiles cut the matrices, and its buffers are those of the launcher. Colours
-and greys are readable on white and on black.
+Tiles and buffers come from the table of rungs. Colours and greys are readable on white and on black.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the results anew that the gallery is drawn from: `make gallery`, some minutes."""
+"""Renew the results that the gallery is drawn from: `make gallery`, some minutes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gallery import KEPT, REPORTS
+from gallery import REPORTS, RESULTS
 
-ROOT = KEPT.parents[1]
-# Where a checkout and its environment lie is nobody's business; a test looks for such paths.
+ROOT = RESULTS.parents[1]
+# Results must not name the folders of a checkout and its environment; a test looks for such paths.
 _FOLDERS = re.compile(rf'(?:{re.escape(str(ROOT))}|(?:/[^/"\s]+)+?/site-packages)/')
 
 if __name__ == "__main__":
@@ -24,5 +24,5 @@ if __name__ == "__main__":
             # 1 is the answer of a check that finds something.
             if subprocess.run(command, cwd=ROOT, check=False).returncode not in (0, 1):
                 sys.exit(f"{report.name} was not made")
-            KEPT.mkdir(exist_ok=True)
+            RESULTS.mkdir(exist_ok=True)
             report.file.write_bytes(gzip.compress(_FOLDERS.sub("", target.read_text("utf-8")).encode(), mtime=0))

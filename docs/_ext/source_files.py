@@ -1,6 +1,6 @@
-"""What a page takes from a lesson's source: its docstring, and where the code begins.
+"""Read a lesson's docstring and the place where its code begins.
 
-Files are read, not imported: a page can be made of a lesson that this machine cannot run.
+Files are read, not imported, so that a lesson that this machine cannot run has a page too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """One module of a lesson.
+    """A module of a lesson.
 
     Attributes:
       path: of the file.
@@ -31,16 +31,16 @@ class SourceFile:
 
 
 def path_of(module: str) -> Path:
-    """The file of a module of this repository, or the `__init__.py` of a package."""
+    """Return the file of a module of this repository, or the `__init__.py` of a package."""
     path = SOURCE.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def read(module: str) -> SourceFile:
-    """The module's docstring and code.
+    """Return the module's docstring and the place of its code.
 
     Raises:
-      ValueError: it has no docstring, of which its page would be made.
+      ValueError: it has no docstring to make a page from.
     """
     path = path_of(module)
     tree = ast.parse(path.read_text("utf-8"))
@@ -57,7 +57,7 @@ def read(module: str) -> SourceFile:
 
 
 def _as_markdown(docstring: str) -> str:
-    """Paragraphs as they are; an indented block, which holds a formula, fenced."""
+    """Fence indented blocks, which hold formulas; leave paragraphs as they are."""
     blocks = textwrap.dedent(docstring).strip("\n").split("\n\n")
     return "\n\n".join(_fenced(block) if block.startswith("    ") else block for block in blocks)
 

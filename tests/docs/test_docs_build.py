@@ -91,7 +91,9 @@ def test_every_page_but_the_last_has_its_next(built: Path) -> None:
 
 def test_commands_are_told_from_what_they_print(built: Path) -> None:
     page = (built / "generated" / "readme.html").read_text("utf-8")
-    blocks = re.findall(r'<div class="(command )?highlight-\w+ notranslate">(.*?)</div>', page, re.DOTALL)
+    blocks = re.findall(
+        r'<div class="(?:(command)|sentences)? ?highlight-\w+ notranslate">(.*?)</div>', page, re.DOTALL
+    )
     commands = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if command]
     others = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if not command]
     assert all(text.startswith(("systolic ", "python ", "make ")) for text in commands)
@@ -129,7 +131,7 @@ def test_copy_buttons_stand_at_commands_alone(built: Path, browser: Browser) -> 
     page.goto((built / "explain.html").as_uri())
     page.wait_for_selector("button.copybtn", state="attached")
     assert page.locator("div.command button.copybtn").count() == page.locator("div.command").count() > 0
-    outputs = page.locator("div[class^='highlight-text'], div[class^='highlight-none']")
+    outputs = page.locator("div.highlight-text, div.highlight-none")
     assert outputs.count() > 0
     assert outputs.locator("button.copybtn").count() == 0
     wide = page.evaluate("[...document.querySelectorAll('.command pre')].filter((e) => e.scrollWidth > e.clientWidth)")
