@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
-    from systolic.ops.planner import Plan, Planner, plan, use
+    from systolic.ops.plan import Plan
+    from systolic.ops.planner import Planner, plan, use
     from systolic.ops.quantized import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
     from systolic.ops.quantized.spec import QuantizedSpec
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
@@ -97,7 +98,8 @@ _DOORS = {
     "systolic.timing.many": ("simulate_many",),
     "systolic.timing.outcome": ("Outcome",),
     "systolic.explaining": ("Explanation", "explain"),
-    "systolic.ops.planner": ("Plan", "Planner", "plan", "use"),
+    "systolic.ops.plan": ("Plan",),
+    "systolic.ops.planner": ("Planner", "plan", "use"),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),

@@ -15,8 +15,9 @@ from systolic.cli.product import ProductSizes, described, dtype_options, spec_of
 from systolic.cli.tables import chosen_format, console, show_table
 from systolic.cost import MadeWith
 from systolic.ops.op import op_of, record_of
-from systolic.ops.planner import Plan, planner_in_use
+from systolic.ops.plan import Plan
 from systolic.ops.planner import plan as planned
+from systolic.ops.planner import planner_in_use
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.written import us
 from systolic.schedule import MIB, Tiles

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Protocol, overload
 
-from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, SliceError, SliceShape, UnsupportedDtypeError, known_chip
 from systolic.chips import chip as chip_named
-from systolic.cost import MadeWith, ModelledTime, dtype_on, roofline
+from systolic.cost import dtype_on, roofline
 from systolic.ops.op import op_of
+from systolic.ops.plan import Plan, Provenance
 from systolic.ops.trial_error import trial_error
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
-from systolic.spec import MatmulSpec, SliceMesh, Spec
+from systolic.spec import MatmulSpec, Spec
 from systolic.store import StoreError, StoreWarning, Subject, Trial, TrialStore, store_file
 from systolic.support.bugs import reports_bugs, warn_user
-from systolic.support.summary import Summarised, Summary
-
-# Of this spec, on a device or compiled and simulated; or by arithmetic, from simulated steps of its tile or a model.
-Provenance = Literal["measured", "simulated", "profiled", "modelled"]
 
 _FOUND: dict[Provenance, str] = {
     "measured": "the winner that systolic tune has measured",
@@ -34,49 +29,6 @@ _FOUND: dict[Provenance, str] = {
     "profiled": "the fastest of {considered} by profiles of their tiles",
     "modelled": "the fastest of {considered} configurations by the model",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Summarised):
-    """How a spec is computed on one device of a chip, or on each device of a slice."""
-
-    spec: Any
-    computed: Any  # what the kernel computes: the spec, perhaps turned
-    chip: str
-    config: KernelConfig
-    axes: tuple[str, ...]  # of the grid
-    grid: tuple[int, ...]  # steps along each axis of what is computed
-    time_us: float
-    provenance: Provenance
-    modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
-    mxu_us: float  # at the chip's peak
-    hbm_us: float  # least traffic at the published bandwidth
-    hbm_bytes: int  # that the kernel moves
-    vmem_bytes: int  # of its buffers
-    vmem_limit_bytes: int
-    considered: int
-    reason: str
-    time_error: TimeError | None = None  # of a simulated time
-    profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
-    mesh: SliceMesh | None = None  # the slice that it is cut over; None: it runs on one device
-    link_bytes: int = 0  # that each device sends to others
-
-    def summary(self) -> Summary:
-        """Says which kernel computes it, why, and how long it takes."""
-        sizes, dtypes, _ = op_of(self.spec).words(self.spec)
-        error = f" {self.time_error.words}" if self.time_error is not None else ""
-        over = f" {self.mesh.topology} over {self.mesh}" if self.mesh is not None else ""
-        sent = f"{self.link_bytes / 1e6:,.1f} MB from each device" if self.mesh is not None else ""
-        return Summary(
-            heading=f"{sizes}, {dtypes} on {self.chip}{over}",
-            facts={
-                "kernel": str(self.config),
-                "why": self.reason,
-                "time": f"{self.time_us:,.1f} µs {self.provenance}{error}; at peak {self.mxu_us:,.1f}, "
-                f"least HBM traffic {self.hbm_us:,.1f}",
-                "over links": sent,
-            },
-        )
 
 
 class Plans(Protocol):
