@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 
 import systolic
 from systolic.compiler import CompilerRefusal, WorkerPool, submit_compilation
-from systolic.ops.quantized.kernel.product import quantized_product
 from systolic.ops.quantized.kernel.copies import QuantizedOperands
+from systolic.ops.quantized.kernel.product import quantized_product
 from systolic.ops.quantized.schedule import QuantizedSchedule
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import total_bytes
