@@ -7,7 +7,8 @@ with `buffer_bounds="padded"` asks for a TPU that is not there; so the kernel is
 from __future__ import annotations
 
 import dataclasses
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -44,18 +45,23 @@ def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
     return *shape[:-2], *(-(-size // whole) * whole if size % block else size for size, block, whole in ends)
 
 
-def tracing_for(chip: Chip) -> AbstractContextManager[Any]:
-    """For a kernel: where no TPU is in sight, JAX takes the program's device for one of this chip.
+@contextmanager
+def tracing_for(chip: Chip) -> Iterator[None]:
+    """Trace a kernel for a chip: with numbers of 32 bits, and where no TPU is in sight, as if the device were one.
+
+    A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and what
+    functions of users make of Python's.
 
     `emit_pipeline` asks for the device while it is traced, and some operations, `jnp.sign` among them, while they are
     lowered. Neither knows CPUs: not for interpret mode, and not for a program for TPUs that is made on a machine
     without one. Under `shard_map` over devices of a CPU nothing can be done: there all arrays are tied to the mesh of
     CPUs, and none can be taken for a TPU's.
     """
-    if _tpu_in_sight() or get_abstract_mesh().axis_names:
-        return nullcontext()
     device = AbstractDevice(device_kind=chip.device_kind, num_cores=chip.cores_per_device, platform="tpu")
-    return use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+    is_real = _tpu_in_sight() or get_abstract_mesh().axis_names
+    mesh = nullcontext() if is_real else use_abstract_mesh(AbstractMesh((), (), abstract_device=device))
+    with jax.enable_x64(False), mesh:
+        yield
 
 
 def as_traceable(config: KernelConfig) -> KernelConfig:

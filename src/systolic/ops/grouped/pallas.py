@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.ops.engine.planned import with_plans
 from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
 from systolic.ops.grouped.kernel.product import grouped_product
 from systolic.ops.grouped.kernel.product_arrays import GroupedOperands
 from systolic.ops.grouped.product import Fused, GroupedProduct, Grouping
 from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule, registers_rows
-from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.planner import Plans
 from systolic.schedule.sizes import padded
 
 
-def product_by_pallas(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """`lhs[rows of g] @ rhs[g]` by the Pallas kernel, with the tiles of the planner in use."""
-    return _product(product, planner_in_use().plans, lhs, rhs, grouping, fused)
-
-
-def gradient_by_pallas(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """`lhs[rows of g]ᵀ @ cotangent[rows of g]` by the Pallas kernel, with the tiles of the planner in use."""
-    return _gradient(product, planner_in_use().plans, groups, lhs, cotangent, grouping)
-
-
-# Static, so that another planner, or the same one when there is a new winner, has other kernels.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
+@with_plans(static=1)
+def product_by_pallas(
+    plans: Plans, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
+) -> Array:
+    """Return `lhs[rows of g] @ rhs[g]` by the Pallas kernel."""
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
@@ -46,8 +37,7 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     )
     spec = replace(spec, m=lhs.shape[0])
     chosen = plans(spec, chip, product.backend.tiles)
-    # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
-    with jax.enable_x64(False), tracing_for(chip):
+    with tracing_for(chip):
         out = grouped_product(
             GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
             spec=spec,
@@ -59,10 +49,11 @@ def _product(product: GroupedProduct, plans: Plans, lhs: Array, rhs: Array, grou
     return out[:m]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _gradient(
-    product: GroupedProduct, plans: Plans, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
+@with_plans(static=2)
+def gradient_by_pallas(
+    plans: Plans, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
+    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None
     lhs, cotangent = (
@@ -70,7 +61,7 @@ def _gradient(
     )
     spec = product.gradient_spec(lhs, cotangent, groups)
     chosen = plans(spec, chip, product.backend.tiles)
-    with jax.enable_x64(False), tracing_for(chip):
+    with tracing_for(chip):
         return grouped_gradient(
             GradientOperands(grouping.sizes, grouping.offset, lhs, cotangent),
             spec=spec,

@@ -5,36 +5,29 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from systolic.chips import Chip
 from systolic.kernels.interpreted import as_traceable, tracing_for
+from systolic.ops.engine.planned import with_plans
 from systolic.ops.engine.shapes import fold
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.product import Product, spec_of
-from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.planner import Plans
 from systolic.schedule import can_join_outputs
 from systolic.spec import Operands
 
 
-def by_pallas(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """The product by the Pallas kernel, with the tiles of the planner in use."""
-    return _by_pallas(product, planner_in_use().plans, operands)
-
-
-# Static, so that another planner, or the same one when there is a new winner, has other kernels.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _by_pallas(product: Product, plans: Plans, operands: Operands) -> tuple[Array, ...]:
+@with_plans(static=1)
+def by_pallas(plans: Plans, product: Product, operands: Operands) -> tuple[Array, ...]:
+    """Return the outputs of the product by the Pallas kernel."""
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
-    # A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and
-    # what functions of users make of Python's.
-    with jax.enable_x64(False), tracing_for(chip):
+    with tracing_for(chip):
         return _kernel(product, operands, plans, chip)
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.engine.planned import with_plans
+from systolic.ops.planner import Plans
 from systolic.ops.quantized.kernel.copies import QuantizedOperands
 from systolic.ops.quantized.kernel.product import quantized_product
 from systolic.ops.quantized.product import Operands, QuantizedProduct
@@ -19,14 +18,9 @@ from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import LANES
 
 
-def by_pallas(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product by the Pallas kernel, with the tiles of the planner in use."""
-    return _by_pallas(product, planner_in_use().plans, operands)
-
-
-# Static, so that another planner, or the same one when there is a new winner, has other kernels.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> Array:
+@with_plans(static=1)
+def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Array:
+    """Return the product by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
@@ -39,8 +33,7 @@ def _by_pallas(product: QuantizedProduct, plans: Plans, operands: Operands) -> A
     schedule = QuantizedSchedule.of(spec, chosen.config, chip)
     rows = schedule.grid_m * schedule.tile_m - m
     its = operands
-    # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
-    with jax.enable_x64(False), tracing_for(chip):
+    with tracing_for(chip):
         out = quantized_product(
             QuantizedOperands(
                 lhs=_padded(its.lhs, rows, 0),

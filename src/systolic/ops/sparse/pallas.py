@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.planner import Plans, planner_in_use
+from systolic.ops.engine.planned import with_plans
+from systolic.ops.planner import Plans
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.kernel.lines import ProductOperands
 from systolic.ops.sparse.kernel.lists import Places as KernelPlaces
@@ -27,19 +26,11 @@ from systolic.schedule.sizes import padded
 from systolic.spec import dtype_bytes
 
 
-def product_by_pallas(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
-    """The sparse matrix times a dense one, or a dense one times it, with the tiles of the planner in use."""
-    return _product(product, planner_in_use().plans, blocks, dense, bias, places)
-
-
-def sampled_by_pallas(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
-    """Blocks of `lhs @ rhs`, with the tiles of the planner in use."""
-    return _sampled(product, planner_in_use().plans, lhs, rhs, places)
-
-
-# Static, so that another planner, or the same one when there is a new winner, has other kernels.
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
+@with_plans(static=1)
+def product_by_pallas(
+    plans: Plans, product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places
+) -> Array:
+    """Return the sparse matrix times a dense one, or a dense one times it, by the Pallas kernel."""
     chip, turned = product.backend.chip, product.kind == "dds"
     assert chip is not None  # else it is computed by XLA
     axis = 0 if turned else 1
@@ -55,8 +46,7 @@ def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, 
     schedule = ProductSchedule.of(call, chosen.config, chip)
 
     def run(operands: ProductOperands, activation: Any) -> Array:
-        # A TPU's scalar unit has 32 bits, and so has every number in a kernel.
-        with jax.enable_x64(False), tracing_for(chip):
+        with tracing_for(chip):
             return sparse_product(
                 operands,
                 spec=call,
@@ -84,8 +74,9 @@ def _product(product: SparseProduct, plans: Plans, blocks: Array, dense: Array, 
     return out[:size] if turned else out[:, :size]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _sampled(product: SparseProduct, plans: Plans, lhs: Array, rhs: Array, places: Places) -> Array:
+@with_plans(static=1)
+def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
+    """Return the wanted blocks of `lhs @ rhs` by the Pallas kernel."""
     chip, k = product.backend.chip, padded(lhs.shape[1], LANES)
     assert chip is not None
     lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
@@ -95,7 +86,7 @@ def _sampled(product: SparseProduct, plans: Plans, lhs: Array, rhs: Array, place
     schedule = SampledSchedule.of(call, chosen.config, chip)
 
     def run(places: KernelPlaces) -> Array:
-        with jax.enable_x64(False), tracing_for(chip):
+        with tracing_for(chip):
             return sparse_sampled(
                 SampledOperands(places, lhs, rhs),
                 spec=call,
