@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from systolic.bench.bars import summary
+from systolic.bench.chip_bars import ChipBars, chip_bars
 from systolic.bench.rows import BenchRow, PeerTime, read_rows
 
 
@@ -88,3 +89,8 @@ def test_a_summary_names_the_worst_row_of_each_group() -> None:
         ("v6e", 3, 2, "b"),
         ("v5e", 1, 1, "d"),
     ]
+
+
+def test_bars_of_a_chip_hold_in_each_clock_state_and_unknown_chips_have_none() -> None:
+    assert chip_bars("v7x@p7") == chip_bars("v7x") != ChipBars()
+    assert chip_bars("v9") == ChipBars()
