@@ -28,7 +28,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, C
     return code, CheckReport.from_json(json.dumps(document["rows"][0]))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "k", "rules"),
     [

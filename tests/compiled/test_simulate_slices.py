@@ -199,6 +199,7 @@ def test_devices_are_those_of_libtpu(pool: WorkerPool, chip: str, topology: str)
     assert ours == pool.submit(listed, chip, topology).result()
 
 
+@pytest.mark.exhaustive
 def test_devices_that_send_nothing_are_as_far_off_as_one(pool) -> None:
     rows, weights = shape(4096, 4096, spec=P(("data", "model"))), shape(4096, 4096, spec=P())
     found = simulated(pool, jnp.matmul, rows, weights)

@@ -101,6 +101,7 @@ def test_cores_of_a_v5p_share_the_work(compiled: Compile) -> None:
     assert (alone.hbm_written_bytes, idle.matrix_busy_cycles) == (spec.out_bytes, 0)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [1024, 8192])
 def test_xla_on_both_cores_of_a_v5p(compiled: Compile, size: int) -> None:
     spec = MatmulSpec.of(size, size, size, "bfloat16")
@@ -109,6 +110,7 @@ def test_xla_on_both_cores_of_a_v5p(compiled: Compile, size: int) -> None:
     assert sum(core.hbm_written_bytes for core in done.cores) == spec.out_bytes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CHIPS)
 def test_xla_moves_no_less_than_it_must(compiled: Compile, name: str) -> None:
     spec = MatmulSpec.of(1024, 1024, 1024, "float32")
@@ -135,6 +137,7 @@ def layers(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, weights)[0].astype(jnp.float32))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["v5e", "v6e"])
 def test_looking_calls_up_changes_nothing(compiled: Compile, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)

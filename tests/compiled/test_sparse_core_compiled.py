@@ -45,6 +45,7 @@ def test_a_kernel_gathers_on_all_tiles(name: str) -> None:
     assert run.time_us > least_us(chip(name))
 
 
+@pytest.mark.exhaustive
 def test_what_xla_hands_to_sparse_cores_stays_there_and_overlaps_a_product() -> None:
     def both(table, index, lhs, rhs):
         return take(table, index), lhs @ rhs

@@ -36,7 +36,7 @@ def test_sine(rows: int) -> None:
     right(functools.partial(sine, bm=8), jnp.sin, jax.ShapeDtypeStruct((rows, 100), jnp.float32))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("blocks", "dealt"), [(1, True), (3, False), pytest.param(3, True, marks=pytest.mark.slow), (4, True)]
 )

@@ -11,7 +11,7 @@ OPERATIONS = (*ELEMENTWISE, *SHAPINGS)
 GROUPS = tuple(dict.fromkeys(each.group for each in OPERATIONS))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("group", GROUPS)
 def test_against_float64(group: str) -> None:
     assert faults([each for each in OPERATIONS if each.group == group][:6], V5E) == []

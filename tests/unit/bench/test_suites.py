@@ -158,6 +158,7 @@ class PlannedError(Exception):
         self.spec = spec
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "dtype"), [("fused", "bfloat16"), ("fused", "float32"), ("edges", "int8")])
 def test_the_spec_of_a_case_is_what_matmul_plans(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def caught(self: Planner, spec: MatmulSpec, *_: object) -> None:

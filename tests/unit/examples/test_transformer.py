@@ -102,6 +102,7 @@ def test_tokens_do_not_see_later_ones() -> None:
     assert not np.array_equal(before[:, 20:], after[:, 20:])
 
 
+@pytest.mark.exhaustive
 def test_how_far_tokens_see_is_how_far_their_values_reach() -> None:
     """Three layers with a window of 5 reach 12 tokens on; the fourth, which sees all, is what reaches further."""
     config = configured("tiny-gemma", full_every=4)

@@ -308,6 +308,7 @@ sys.exit(main(["tune", "512,512,512", "--store", sys.argv[2], "--time-budget", "
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("there", [False, True])
 def test_a_full_disk_is_noticed_before_the_work(tmp_path: Path, there: bool) -> None:
     file = tmp_path / "trials.sqlite"

@@ -37,6 +37,7 @@ def exported(fn: Callable[..., Any], *arguments: Any, platforms: tuple[str, ...]
     return jax.export.export(jax.jit(fn), platforms=platforms)(*arguments)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_module_holds_the_kernel(size: tuple[int, int, int], chip: str) -> None:
