@@ -129,6 +129,8 @@ def _shown(
     if not rows:
         return f"There are no numbers yet. This command makes them, in seconds to minutes:\n\n{repeat}"
     filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
+    if all(row.get("status") in (None, "ok") for row in rows):  # a column that says nothing
+        filled = [(key, title) for key, title in filled if key != "status"]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
