@@ -137,7 +137,7 @@ def test_sizes_past_all_memory() -> None:
     assert hlo.parameters[0].shape is None
     found = parameter_contents(hlo, [np.zeros(3, np.int32)] * 2)
     assert isinstance(found[0], Unknown)
-    assert KernelContents(hlo, lambda: DeviceExecutions(found=[], local=False)).operand_words("k.1", 0, 0) is None
+    assert KernelContents(hlo, lambda: DeviceExecutions(executions=[], local=False)).operand_words("k.1", 0, 0) is None
 
 
 @pytest.mark.parametrize(

@@ -147,32 +147,32 @@ HLO = """ENTRY %main (i: s32[8], x: f32[64,128]) -> f32[64,128] {
 def test_kernels_are_matched_in_the_order_in_which_they_were_written() -> None:
     hlo = parse_hlo(HLO)
     executions = found(lambda i, x: gather(i + 1, gather(i, x)), INDEX, X)
-    contents = KernelContents(hlo, lambda: DeviceExecutions(found=executions, local=False))
+    contents = KernelContents(hlo, lambda: DeviceExecutions(executions=executions, local=False))
     for name, expected in (("g.2", INDEX), ("g.10", INDEX + 1)):
         words = contents.operand_words(name, 0, 0)
         assert words is not None
         assert list(words())[:8] == expected.tolist()  # type: ignore[arg-type]
     assert contents.operand_words("g.2", 1, 0) is None  # it ran once
     assert contents.operand_words("other", 0, 0) is None
-    fewer = DeviceExecutions(found=executions[:1], local=False, complete=False)
+    fewer = DeviceExecutions(executions=executions[:1], local=False, complete=False)
     assert KernelContents(hlo, lambda: fewer).operand_words("g.2", 0, 0) is None
 
 
 def test_calls_that_the_compiler_has_joined_or_copied_are_known_where_all_are_alike() -> None:
     hlo = parse_hlo(HLO)
     alike = found(lambda i, x: gather(i, gather(i, gather(i, x))), INDEX, X)
-    words = KernelContents(hlo, lambda: DeviceExecutions(found=alike, local=False)).operand_words("g.10", 0, 0)
+    words = KernelContents(hlo, lambda: DeviceExecutions(executions=alike, local=False)).operand_words("g.10", 0, 0)
     assert words is not None
     assert list(words())[:8] == INDEX.tolist()  # type: ignore[arg-type]
     others = found(lambda i, x: gather(i + 1, gather(i, gather(i, x))), INDEX, X)
-    assert KernelContents(hlo, lambda: DeviceExecutions(found=others, local=False)).operand_words("g.10", 0, 0) is None
+    assert KernelContents(hlo, lambda: DeviceExecutions(executions=others, local=False)).operand_words("g.10", 0, 0) is None
 
 
 def test_a_call_in_a_loop_is_known_where_the_compiler_numbered_it_behind_another_one() -> None:
     def fn(index: jax.Array, x: jax.Array) -> jax.Array:
         return gather(index, lax.fori_loop(0, 3, lambda _, x: gather(index, x), x))
 
-    executed = DeviceExecutions(found=found(fn, INDEX, X), local=False)
+    executed = DeviceExecutions(executions=found(fn, INDEX, X), local=False)
     contents = KernelContents(parse_hlo(HLO), lambda: executed)
     for call in range(3):
         words = contents.operand_words("g.10", call, 0)
