@@ -165,7 +165,10 @@ def test_calls_that_the_compiler_has_joined_or_copied_are_known_where_all_are_al
     assert words is not None
     assert list(words())[:8] == INDEX.tolist()  # type: ignore[arg-type]
     others = found(lambda i, x: gather(i + 1, gather(i, gather(i, x))), INDEX, X)
-    assert KernelContents(hlo, lambda: DeviceExecutions(executions=others, local=False)).operand_words("g.10", 0, 0) is None
+    assert (
+        KernelContents(hlo, lambda: DeviceExecutions(executions=others, local=False)).operand_words("g.10", 0, 0)
+        is None
+    )
 
 
 def test_a_call_in_a_loop_is_known_where_the_compiler_numbered_it_behind_another_one() -> None:
