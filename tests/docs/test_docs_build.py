@@ -97,7 +97,7 @@ def test_commands_are_told_from_what_they_print(built: Path) -> None:
     commands = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if command]
     others = [re.sub(r"<[^>]+>", "", text) for command, text in blocks if not command]
     assert all(text.startswith(("systolic ", "python ", "make ")) for text in commands)
-    assert any("--topology 2x4" in text for text in commands)
+    assert any("--topology 2x2" in text for text in commands)
     # It stands in the same block of the page's source, below an empty line.
     assert any(text.startswith("simulated ") for text in others)
 
