@@ -130,13 +130,13 @@ def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mappi
     try:
         return simulate_in_worker(its.fn, shapes, values, its.chip, its.cached, settings, its.spans)
     finally:
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for path in file.parent.glob("*_static_llo_profile.textproto"):
             pairs = re.findall(r'hlo_op_name: "([^"]+)"\s+estimated_cycles: (\d+)', path.read_text())
-            found.update({name: int(cycles) for name, cycles in pairs})
+            result.update({name: int(cycles) for name, cycles in pairs})
             path.unlink()
-        if found:
-            file.write_text(json.dumps(found))
+        if result:
+            file.write_text(json.dumps(result))
 
 
 def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None, str]:

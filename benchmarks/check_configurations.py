@@ -71,8 +71,8 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
     except Exception as error:  # noqa: BLE001 -- what cannot be traced cannot be compiled either
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
-    found = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
-    return call, [each for each in found if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
+    result = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
+    return call, [each for each in result if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
 
 
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
@@ -81,7 +81,7 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
     breakdowns = json.loads(program.vmem_report or "{}") or {}
     if named is None or named[1] not in breakdowns:
         return None
-    found: dict[tuple[str, int], int] = {}
+    result: dict[tuple[str, int], int] = {}
     for block in breakdowns[named[1]].get("blocks", []):
         if block.get("block_type") != "SCOPED":
             continue
@@ -90,8 +90,8 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
             window = _WINDOW.search(tag)
             other = ("scratch", 0) if tag == "scratch operand" else ("", 0)
             key = (window[1], int(window[2])) if window else other
-            found[key] = found.get(key, 0) + int(allocation["size"])
-    return found
+            result[key] = result.get(key, 0) + int(allocation["size"])
+    return result
 
 
 def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def main(
             job = submit_compilation(pool, fn, args, target_of(chip), cache=ProgramCache(), label=label)
             job.add_done_callback(lambda _, label=label: bar.done(label))
             jobs.append((one, *judged(one, chip), job))
-        rows = [row_of(*each) for each in jobs]
+        rows = [row_of(*job) for job in jobs]
     with Path(csv_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

@@ -55,15 +55,15 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
         pending = [
             submit_check(
                 pool,
-                each.fn,
-                each.args,
-                (chip(each.chip),) if each.chip else chips,
-                reference=each.reference,
+                case.fn,
+                case.args,
+                (chip(case.chip),) if case.chip else chips,
+                reference=case.reference,
                 compiles=False,
                 seeds=(0, 1),
-                mesh=dict(each.mesh) or None,
+                mesh=dict(case.mesh) or None,
             )
-            for each in cases
+            for case in cases
         ]
         table = []
         for case, each in zip(cases, pending, strict=True):
@@ -95,14 +95,14 @@ def _write(table: list[dict[str, str]], *, keep: bool) -> None:
 
 def _row(case: Case, report: CheckReport) -> dict[str, str]:
     grades = ("error", "warning") if case.at_least == "warning" else ("error",)
-    found = list(dict.fromkeys(each.rule for each in report.findings if each.grade in grades))
-    right = bool(case.rules & set(found)) if case.rules else not found
-    not_run = next((each.value for each in report.findings if each.rule == "run" and each.grade == "warning"), "")
+    result = list(dict.fromkeys(finding.rule for finding in report.findings if finding.grade in grades))
+    right = bool(case.rules & set(result)) if case.rules else not result
+    not_run = next((finding.value for finding in report.findings if finding.rule == "run" and finding.grade == "warning"), "")
     return {
         "kind": "fault" if case.rules else "sound",
         "case": case.name,
         "expected": " ".join(sorted(case.rules)),
-        "found": " ".join(found),
+        "found": " ".join(result),
         "right": "yes" if right else "no",
         "run": "yes" if report.run.ran else not_run or "ended",
     }

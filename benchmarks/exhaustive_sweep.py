@@ -60,10 +60,10 @@ _COLUMNS: tuple[str, ...] = (
 
 def of_each_tile(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
     """The best-modelled configuration of every tile, best first."""
-    found: dict[Tiles, TimedConfig] = {}
+    result: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
-        found.setdefault(choice.config.tiles, choice)
-    return list(found.values())
+        result.setdefault(choice.config.tiles, choice)
+    return list(result.values())
 
 
 def candidates(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:

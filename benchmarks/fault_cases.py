@@ -135,9 +135,9 @@ def mutated_text(text: str, choose: random.Random) -> str:
                 + line[cut:]
             )
         else:
-            found = list(_TOKEN.finditer(lines[at]))
-            if found:
-                token = choose.choice(found)
+            result = list(_TOKEN.finditer(lines[at]))
+            if result:
+                token = choose.choice(result)
                 others = _TOKEN.findall(choose.choice(lines)) or ["0"]
                 new = choose.choice((choose.choice(_NUMBERS), choose.choice(others), ""))
                 lines[at] = lines[at][: token.start()] + new + lines[at][token.end() :]

@@ -78,7 +78,7 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
             json.loads(out)
         with contextlib.suppress(StoreError):
             store.keep(fault_records.SUBJECT, fault_records.trial(9))
-            if 9 not in {fault_records.number_of(one) for one in store.trials(fault_records.SUBJECT) if one.config}:
+            if 9 not in {fault_records.number_of(trial) for trial in store.trials(fault_records.SUBJECT) if trial.config}:
                 raise CaseError("what was kept after the damage is lost")
 
 
@@ -120,8 +120,8 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
     if code and after != before:
         raise CaseError(f"exit code {code}, and something was imported")
     for trials in after.values():
-        for one in trials:
-            for time_us in (one.simulated_us, one.measured_us, one.modelled_us):
+        for trial in trials:
+            for time_us in (trial.simulated_us, trial.measured_us, trial.modelled_us):
                 if time_us is not None and not (type(time_us) in (int, float) and 0 < time_us < 1e12):
                     raise CaseError(f"a time of {time_us!r} µs was imported")
     run_command("table", "show", "--store", str(target))

@@ -49,9 +49,9 @@ def _killed_writers(what: str, file: Path, choose: random.Random) -> set[int]:
 def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
     file = folder / "trials.sqlite"
     kept = _killed_writers("trials", file, choose)
-    found = {fault_records.number_of(trial) for trial in TrialStore(file).trials(fault_records.ELSEWHERE)}
-    if not kept <= found:
-        raise CaseError(f"{len(kept - found)} of {len(kept)} acknowledged trials are lost")
+    result = {fault_records.number_of(trial) for trial in TrialStore(file).trials(fault_records.ELSEWHERE)}
+    if not kept <= result:
+        raise CaseError(f"{len(kept - result)} of {len(kept)} acknowledged trials are lost")
 
 
 def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:

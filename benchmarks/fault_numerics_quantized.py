@@ -60,7 +60,7 @@ def exact(q: systolic.Quantized) -> np.ndarray:
 
 
 def _blocks(choose: random.Random, size: int, *, of_kernel: bool) -> int | None:
-    divisors = [one for one in range(1, size + 1) if size % one == 0 and (not of_kernel or one % 32 == 0)]
+    divisors = [index for index in range(1, size + 1) if size % index == 0 and (not of_kernel or index % 32 == 0)]
     return choose.choice([None, *divisors])
 
 

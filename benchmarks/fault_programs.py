@@ -69,7 +69,7 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
         )
     )
     code = choose.choice((code, code.replace(" ", ""), f"_s1={code}", f"q_{code}"))
-    found = list(_REGISTER.finditer(text))
+    result = list(_REGISTER.finditer(text))
     kind = choose.randrange(6)
     if kind > 3:  # one more instruction in a bundle, whose result nobody reads
         bundles = list(_BUNDLE.finditer(text))
@@ -79,10 +79,10 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
         more = f"%q_{own}=0;{act};{own} = {opcode}"
         text = f"{text[: at.end()]}{more}  ;;  {text[at.end() :]}"
     elif kind < 2:  # one register, read or written
-        at = choose.choice(found)
+        at = choose.choice(result)
         text = f"{text[: at.start()]}%{code}{text[at.end() :]}"
     elif kind == 2:  # all places of one register
-        register = choose.choice(found).group()
+        register = choose.choice(result).group()
         text = re.sub(re.escape(register) + r"\b", lambda _: f"%q_{code}", text)
     else:  # any other word
         words = list(re.finditer(r"[\w.#$]+", text))

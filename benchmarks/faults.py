@@ -186,7 +186,7 @@ def main(cases: int, seed: int, only: str | None, one: int | None, json_file: st
     tried = sum(count for count, _ in results.values())
     failed = sum(len(failures) for _, failures in results.values())
     rows = [
-        {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(one) for one in failures]}
+        {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(failure) for failure in failures]}
         for name, (count, failures) in results.items()
     ]
     if json_file is not None:

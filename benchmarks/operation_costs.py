@@ -161,7 +161,7 @@ def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tu
 def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
     """What is wrong with the operations: each is run in interpret mode and compared with float64, integers exactly."""
     shapes = [
-        (2, *(register_shape(each.dtype) if isinstance(each, Elementwise) else each.shape)) for each in operations
+        (2, *(register_shape(operation.dtype) if isinstance(operation, Elementwise) else operation.shape)) for operation in operations
     ]
     outcome = run_checks(
         functools.partial(together, operations=operations, plain=False),
@@ -170,8 +170,8 @@ def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
         chip=chip,
         seeds=(0, 1),
     )
-    found = [str(each) for each in outcome.findings if each.grade == "error"]
-    return found if outcome.summary.ran else [*found, "the operations did not run"]
+    result = [str(finding) for finding in outcome.findings if finding.grade == "error"]
+    return result if outcome.summary.ran else [*result, "the operations did not run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,11 +209,11 @@ def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost,
     with WorkerPool(max_workers=2) as pool:
         jobs = [(operation, chip, *_submitted(pool, operation, chip)) for operation in operations for chip in chips]
         whole = {(job[0].name, job[0].dtype, job[1].name): _cost(*job) for job in jobs}
-    found = []
+    result = []
     for (_, dtype, chip), cost in whole.items():
         beside = cost.operation.beside if isinstance(cost.operation, Elementwise) else ""
-        found.append(cost.less(whole[beside, dtype, chip]) if beside else cost)
-    return tuple(found)
+        result.append(cost.less(whole[beside, dtype, chip]) if beside else cost)
+    return tuple(result)
 
 
 def _submitted(pool: WorkerPool, operation: Operation, chip: Chip) -> tuple[list[Future[Measurement]], float]:

@@ -140,7 +140,7 @@ def _narrow_steps() -> tuple[Elementwise, ...]:
             ("int16", ("a + b", "max(a, b)")),
             ("int8", ("a + b", "max(a, b)")),
         )
-        for name, step in ((each.name, each.step) for each in _float_steps() if each.name in steps)
+        for name, step in ((step.name, step.step) for step in _float_steps() if step.name in steps)
     )
 
 

@@ -81,12 +81,12 @@ def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
     Args:
       permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
     """
-    found: dict[str, int] = {}
-    for each in run.collectives:
-        looped = each.kind == "collective-permute" and each.calls > 1
-        kind = MATMUL_LOOP if looped and not permutes else each.kind
-        found[kind] = found.get(kind, 0) + 1
-    return found
+    result: dict[str, int] = {}
+    for collective in run.collectives:
+        looped = collective.kind == "collective-permute" and collective.calls > 1
+        kind = MATMUL_LOOP if looped and not permutes else collective.kind
+        result[kind] = result.get(kind, 0) + 1
+    return result
 
 
 def used_text(row: Mapping[str, Any]) -> str:

@@ -67,9 +67,9 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
     """The planner's choice, and configurations drawn among its best."""
-    found = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
-    drawn = random.Random(f"{spec}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
-    return [found[0], *drawn]
+    result = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
+    drawn = random.Random(f"{spec}{chip.name}").sample(result[1:], min(count - 1, len(result) - 1))
+    return [result[0], *drawn]
 
 
 @click.command()
@@ -144,7 +144,7 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
     for what, names in (("fitted", _FITTED), ("checked", _CHECKED)):
         mine = [row for row in rows if row["spec"] in names]
         if mine:
-            error = [abs(one) for one in _errors(mine)]
+            error = [abs(error) for error in _errors(mine)]
             there = dict.fromkeys(row["spec"] for row in mine)
             regrets = [_regret([row for row in mine if row["spec"] == name]) for name in there]
             click.echo(

@@ -122,18 +122,18 @@ def main() -> None:
 def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
     """Compares the profiled with the simulated time of one tile a shape, drawn by lot from the ten best profiled."""
     with _simulator() as submit:
-        for its in chips:
+        for chip in chips:
             jobs = []
             seconds = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
                 begun = time.thread_time()
-                profiled_configs(spec, its)
+                profiled_configs(spec, chip)
                 seconds.append(time.thread_time() - begun)
-                choices = profiled_configs(spec, its, _BEST).configs
+                choices = profiled_configs(spec, chip, _BEST).configs
                 if choices:
-                    drawn = random.Random(f"{spec}{its.name}").choice(choices)
-                    jobs.append((spec, drawn, submit(spec, its, drawn.config)))
+                    drawn = random.Random(f"{spec}{chip.name}").choice(choices)
+                    jobs.append((spec, drawn, submit(spec, chip, drawn.config)))
             errors = []
             for spec, choice, job in jobs:
                 found = _time_us(job)
@@ -143,9 +143,9 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
                     if abs(error) > 0.02:
                         click.echo(f"  {spec.m},{spec.k},{spec.n} {choice.config}: {error:+.1%}")
             size = [abs(error) for error in errors]
-            took_ms = [one * 1e3 for one in seconds[1:]]  # the first one reads the profiles
+            took_ms = [second * 1e3 for second in seconds[1:]]  # the first one reads the profiles
             click.echo(
-                f"{its.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
+                f"{chip.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
                 f"{statistics.median(size):.2%}, worst {max(size):.1%}, within 2 % {sum(one <= 0.02 for one in size)}; "
                 f"ranking takes a core {statistics.median(took_ms):.1f} ms (median), {max(took_ms):.1f} at the longest"
             )
@@ -158,20 +158,20 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
     """What the plan takes, against the fastest of ten: the best by profiles and by the model, all simulated."""
     with _simulator() as submit:
-        for its in chips:
+        for chip in chips:
             jobs = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                made = plan(spec, its)
-                best = [made.config, *_ten(made.computed, its)]
-                jobs.append((spec, made, [submit(spec, its, one) for one in dict.fromkeys(best)]))
+                made = plan(spec, chip)
+                best = [made.config, *_ten(made.computed, chip)]
+                jobs.append((spec, made, [submit(spec, chip, one) for one in dict.fromkeys(best)]))
             regrets = []
             for spec, made, its_jobs in jobs:
                 times = [_time_us(job) for job in its_jobs]
                 if times[0] is None:
                     click.echo(f"  {spec}: the plan has no time")
                     continue
-                lost = times[0] / min(one for one in times if one is not None) - 1
+                lost = times[0] / min(time for time in times if time is not None) - 1
                 regrets.append(lost)
                 if lost > 0.02:
                     sizes = f"{spec.m},{spec.k},{spec.n}"
@@ -180,7 +180,7 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
                     )
             known = [made.provenance for _, made, _ in jobs]
             click.echo(
-                f"{its.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
+                f"{chip.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
                 f"{statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
             )
 

@@ -57,7 +57,7 @@ def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | N
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
     """One row of the result."""
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "chip": row["chip"],
         "topology": row["topology"],
         "step": row["op"],
@@ -69,9 +69,9 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "reason": reason,
     }
     if run is None or recipe is None:
-        return found
+        return result
     published = published_us(row, recipe, run)
-    found |= {
+    result |= {
         "published_s": None if published is None else published / 1e6,
         "predicted_s": run.time_us / 1e6,
         "error_percent": None if published is None else 100 * (run.time_us / published - 1),
@@ -81,17 +81,17 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "simulate_s": run.simulate_s,
         "parts": [
             {
-                "part": each.part,
-                "pass": each.in_pass,
-                "s": run.us(each.cycles) / 1e6,
-                "exposed_s": run.us(each.exposed_cycles) / 1e6,
-                "limit": each.limit,
-                "limit_share": each.limit_share,
+                "part": part.part,
+                "pass": part.in_pass,
+                "s": run.us(part.cycles) / 1e6,
+                "exposed_s": run.us(part.exposed_cycles) / 1e6,
+                "limit": part.limit,
+                "limit_share": part.limit_share,
             }
-            for each in run.parts
+            for part in run.parts
         ],
     }
-    return found
+    return result
 
 
 def summary_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
     """
     check_target(json_file)
     published = rows_of(PUBLISHED, only)
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(published))
         jobs = []
@@ -146,21 +146,21 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
             recipe = recipe_of(row)
             if job is None:
                 reason = recipe.unsupported if recipe is not None else "not listed in step_recipes.py"
-                found.append(record(row, recipe, None, reason))
+                result.append(record(row, recipe, None, reason))
                 continue
             try:
-                found.append(record(row, recipe, result_of(job, pool, bar), ""))
+                result.append(record(row, recipe, result_of(job, pool, bar), ""))
             except Exception as error:  # noqa: BLE001 -- why it is not predicted
                 outcome = Outcome.failed(row["op"], error)
-                found.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
+                result.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
     if json_file is not None:
-        write_json(json_file, "training_steps", found, summary_of(found))
+        write_json(json_file, "training_steps", result, summary_of(result))
     if json_file != "-":
         out = console()
         out.print(", ".join(f"{name} {version}" for name, version in versions().items() if version), markup=False)
-        show_table(out, _COLUMNS, found)
-        out.print(", ".join(f"{name} {value}" for name, value in summary_of(found).items()), markup=False)
-    sys.exit(0 if found else 1)
+        show_table(out, _COLUMNS, result)
+        out.print(", ".join(f"{name} {value}" for name, value in summary_of(result).items()), markup=False)
+    sys.exit(0 if result else 1)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ def grouped_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) ->
     ends = jnp.cumsum(group_sizes)
     group = jnp.searchsorted(ends, jnp.arange(lhs.shape[0]), side="right")
     total = jnp.zeros((lhs.shape[0], rhs.shape[2]), lhs.dtype)
-    for each in range(rhs.shape[0]):
-        total += jnp.where((group == each)[:, None], lhs, 0) @ rhs[each]
+    for index in range(rhs.shape[0]):
+        total += jnp.where((group == index)[:, None], lhs, 0) @ rhs[index]
     return total
 
 

@@ -27,8 +27,8 @@ def _neighbours():
 def _meet(*devices):
     """Waits for devices to be in the kernel."""
     barrier = pltpu.get_barrier_semaphore()
-    for each in devices:
-        pl.semaphore_signal(barrier, 1, device_id=(each,))
+    for device in devices:
+        pl.semaphore_signal(barrier, 1, device_id=(device,))
     pl.semaphore_wait(barrier, len(devices))
 
 

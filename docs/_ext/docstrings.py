@@ -38,7 +38,7 @@ def as_restructured_text(lines: list[str]) -> list[str]:
     """Mark indented blocks as code, and split `` `Type`s `` into code and a letter."""
     made: list[str] = []
     for number, line in enumerate(lines):
-        above = [each for each in lines[:number] if each.strip()]
+        above = [line for line in lines[:number] if line.strip()]
         begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
         if begins and above and not above[-1].startswith(" "):
             made += ["::", ""]

@@ -45,20 +45,20 @@ def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: 
     """A matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
     rows, columns = counts
     height, width = SIDE / rows, SIDE / columns
-    found = [text(left, top + SIDE + 16, name)]
+    result = [text(left, top + SIDE + 16, name)]
     for number, (row, column) in reversed(list(enumerate(blocks))):
         opacity = 0.85 if number == 0 else 0.35
-        found.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
+        result.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
     lines = [f"M{left + c * width:.1f} {top}v{SIDE}" for c in range(columns + 1)]
     lines += [f"M{left} {top + r * height:.1f}h{SIDE}" for r in range(rows + 1)]
-    return [*found, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
+    return [*result, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
 
 
 def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
     """The buffers as rows of slots, each in proportion to its block."""
     tiles = rung.default_tiles(spec, 4)
     left, top = 330.0, 40.0
-    found = [text(left, 22, "VMEM: buffers", bold=True)]
+    result = [text(left, 22, "VMEM: buffers", bold=True)]
     whole = rung.buffers(spec, tiles)
     scale = 60 / max(side for buffer in whole for side in buffer.shape)
     for buffer in whole:
@@ -66,18 +66,18 @@ def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
         for slot in range(buffer.copies):
             at = left + 125 + slot * (width + 48)
             filled = slot == 0 or buffer.name in ("lhs", "rhs")
-            found.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
-            found.append(box(at, top, width, height, "none", 1, stroke=INK))
+            result.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
+            result.append(box(at, top, width, height, "none", 1, stroke=INK))
             if rung.vmem_limit_bytes and buffer.name != "lhs":  # two subtiles of columns
-                found.append(
+                result.append(
                     f'<path d="M{at + width / 2:.1f} {top}v{height:.1f}" stroke="{INK}" stroke-dasharray="3"/>'
                 )
-            found.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
+            result.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
         rows, columns = buffer.shape
-        found.append(text(left, top + 12, f"{buffer.name}_vmem"))
-        found.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
+        result.append(text(left, top + 12, f"{buffer.name}_vmem"))
+        result.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
         top += max(height, 30) + 14
-    return found
+    return result
 
 
 def _said(rung: Rung, name: str, slot: int) -> str:

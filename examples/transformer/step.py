@@ -68,24 +68,24 @@ def _norms(c: Config) -> dict[str, int]:
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Gives the shape of each matrix of a layer, and how many features go into one that comes out."""
-    found: dict[str, tuple[tuple[int, ...], int]] = {
+    result: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
     }
     if c.kv_rank is None:
-        found |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
+        result |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
     else:
-        found["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
-        found["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
+        result["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
+        result["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
     inner = ("gate", "up") if c.gated else ("up",)
     width = c.shared_experts * c.expert_width if experts else c.mlp_width
     if width:
-        found |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
+        result |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
     if experts:
-        found["router"] = (c.width, experts), c.width
-        found |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
-        found["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
-    return found
+        result["router"] = (c.width, experts), c.width
+        result |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
+        result["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
+    return result
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
@@ -123,7 +123,7 @@ def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: C
 def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
     """AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
     count = state["count"] + 1
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(each)) for each in jax.tree.leaves(gradients)))
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
     gradients = jax.tree.map(lambda g: g * jnp.minimum(1.0, adamw.largest_norm / norm), gradients)
     first = jax.tree.map(lambda m, g: adamw.beta1 * m + (1 - adamw.beta1) * g, state["first"], gradients)
     second = jax.tree.map(lambda v, g: adamw.beta2 * v + (1 - adamw.beta2) * g * g, state["second"], gradients)

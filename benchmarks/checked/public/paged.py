@@ -64,17 +64,17 @@ def ragged(q, kv_pages, lengths, pages, starts, count, *, window=None):
 def ragged_plain(q, kv_pages, lengths, pages, starts, count, *, window=None):
     """The same, where every sequence has as many tokens of q."""
     tokens, heads, depth = q.shape[0] // 2, q.shape[1], q.shape[2]
-    found = []
-    for each in range(2):
-        own = q[each * tokens : (each + 1) * tokens].swapaxes(0, 1)
-        both = kv_pages[pages[each]].reshape(-1, kv_pages.shape[2], depth).swapaxes(0, 1)
+    result = []
+    for index in range(2):
+        own = q[index * tokens : (index + 1) * tokens].swapaxes(0, 1)
+        both = kv_pages[pages[index]].reshape(-1, kv_pages.shape[2], depth).swapaxes(0, 1)
         k, v = (both[at::2].repeat(2 * heads // kv_pages.shape[2], axis=0) for at in (0, 1))
-        row = lengths[each] - tokens + jnp.arange(tokens)[:, None]
+        row = lengths[index] - tokens + jnp.arange(tokens)[:, None]
         column = jnp.arange(k.shape[1])[None, :]
-        seen = (column <= row) & (column < lengths[each])
+        seen = (column <= row) & (column < lengths[index])
         seen &= True if window is None else row - column < window
-        found.append(attention_plain(own, k, v, seen=seen).swapaxes(0, 1))
-    return jnp.concatenate(found)
+        result.append(attention_plain(own, k, v, seen=seen).swapaxes(0, 1))
+    return jnp.concatenate(result)
 
 
 def _pages(dtype):

@@ -62,7 +62,7 @@ def _onto_plain(lhs, rhs, sizes, out):
 
 def columns_plain(lhs, rhs, sizes):
     """The same: a matrix a group."""
-    return jnp.stack([(lhs * _rows(sizes, each, lhs.shape[1])) @ rhs for each in range(len(SIZES))])
+    return jnp.stack([(lhs * _rows(sizes, index, lhs.shape[1])) @ rhs for index in range(len(SIZES))])
 
 
 def _gradient_plain(lhs, rhs, sizes):
