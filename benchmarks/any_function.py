@@ -84,7 +84,7 @@ def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Itera
                 bar.planned(1)
             else:
                 yield name, outcome
-    rest = {name: its for name, its in chosen.items() if name not in estimated or is_empty(files[name])}
+    rest = {name: function for name, function in chosen.items() if name not in estimated or is_empty(files[name])}
     yield from run_all(chip, rest, bar)
 
 
@@ -97,7 +97,7 @@ def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterat
     """Runs functions in a worker."""
     with WorkerPool(max_workers=1, time_limit_s=600, memory_limit_bytes=12 * 2**30) as pool:
         runner = Runner(functools.partial(submit, pool), bar)
-        running = {name: runner.start(experiment(name, chip, its)) for name, its in chosen.items()}
+        running = {name: runner.start(experiment(name, chip, function)) for name, function in chosen.items()}
         for name, job in running.items():
             yield name, job.outcome()
 
@@ -130,13 +130,13 @@ def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mappi
     try:
         return simulate_in_worker(its.fn, shapes, values, its.chip, its.cached, settings, its.spans)
     finally:
-        result: dict[str, int] = {}
+        estimates: dict[str, int] = {}
         for path in file.parent.glob("*_static_llo_profile.textproto"):
             pairs = re.findall(r'hlo_op_name: "([^"]+)"\s+estimated_cycles: (\d+)', path.read_text())
-            result.update({name: int(cycles) for name, cycles in pairs})
+            estimates.update({name: int(cycles) for name, cycles in pairs})
             path.unlink()
-        if result:
-            file.write_text(json.dumps(result))
+        if estimates:
+            file.write_text(json.dumps(estimates))
 
 
 def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None, str]:

@@ -71,8 +71,8 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
     except Exception as error:  # noqa: BLE001 -- what cannot be traced cannot be compiled either
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
-    result = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
-    return call, [each for each in result if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
+    findings = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
+    return call, [finding for finding in findings if finding.grade == "error" and finding.rule in REFUSED_BY_COMPILER]
 
 
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
@@ -81,7 +81,7 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
     breakdowns = json.loads(program.vmem_report or "{}") or {}
     if named is None or named[1] not in breakdowns:
         return None
-    result: dict[tuple[str, int], int] = {}
+    allocated_bytes: dict[tuple[str, int], int] = {}
     for block in breakdowns[named[1]].get("blocks", []):
         if block.get("block_type") != "SCOPED":
             continue
@@ -90,8 +90,8 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
             window = _WINDOW.search(tag)
             other = ("scratch", 0) if tag == "scratch operand" else ("", 0)
             key = (window[1], int(window[2])) if window else other
-            result[key] = result.get(key, 0) + int(allocation["size"])
-    return result
+            allocated_bytes[key] = allocated_bytes.get(key, 0) + int(allocation["size"])
+    return allocated_bytes
 
 
 def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str, Any]:
@@ -166,13 +166,13 @@ def main(
     with WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool, progress_bar(quiet=quiet) as bar:
         bar.planned(len(drawn))
         jobs = []
-        for one in drawn:
-            chip = CHIPS[one.chip]
-            label = f"{one.chip} {one.family} {one.number}"
-            fn, args = kernel(one)
+        for configuration in drawn:
+            chip = CHIPS[configuration.chip]
+            label = f"{configuration.chip} {configuration.family} {configuration.number}"
+            fn, args = kernel(configuration)
             job = submit_compilation(pool, fn, args, target_of(chip), cache=ProgramCache(), label=label)
             job.add_done_callback(lambda _, label=label: bar.done(label))
-            jobs.append((one, *judged(one, chip), job))
+            jobs.append((configuration, *judged(configuration, chip), job))
         rows = [row_of(*job) for job in jobs]
     with Path(csv_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))

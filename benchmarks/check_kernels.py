@@ -37,7 +37,7 @@ MODULES = {
     "subcores": subcores,
     "public": public,
 }
-CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
+CASES = {module: (*cases_of_module.FAULTS, *cases_of_module.SOUND) for module, cases_of_module in MODULES.items()}
 
 
 @click.command()
@@ -49,7 +49,9 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     if public.MISSING:
         click.echo(public.MISSING)
-    cases = [case for module, found in CASES.items() for case in found if only == module or only in case.name]
+    cases = [
+        case for module, module_cases in CASES.items() for case in module_cases if only == module or only in case.name
+    ]
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))
         pending = [
@@ -66,8 +68,8 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
             for case in cases
         ]
         table = []
-        for case, each in zip(cases, pending, strict=True):
-            row = _row(case, each.result())
+        for case, job in zip(cases, pending, strict=True):
+            row = _row(case, job.result())
             bar.done(case.name)
             if row["right"] == "no":
                 click.echo(f"{row['kind']}: {row['case']}: {row['found'] or 'nothing found'}")
@@ -95,14 +97,16 @@ def _write(table: list[dict[str, str]], *, keep: bool) -> None:
 
 def _row(case: Case, report: CheckReport) -> dict[str, str]:
     grades = ("error", "warning") if case.at_least == "warning" else ("error",)
-    result = list(dict.fromkeys(finding.rule for finding in report.findings if finding.grade in grades))
-    right = bool(case.rules & set(result)) if case.rules else not result
-    not_run = next((finding.value for finding in report.findings if finding.rule == "run" and finding.grade == "warning"), "")
+    rules = list(dict.fromkeys(finding.rule for finding in report.findings if finding.grade in grades))
+    right = bool(case.rules & set(rules)) if case.rules else not rules
+    not_run = next(
+        (finding.value for finding in report.findings if finding.rule == "run" and finding.grade == "warning"), ""
+    )
     return {
         "kind": "fault" if case.rules else "sound",
         "case": case.name,
         "expected": " ".join(sorted(case.rules)),
-        "found": " ".join(result),
+        "found": " ".join(rules),
         "right": "yes" if right else "no",
         "run": "yes" if report.run.ran else not_run or "ended",
     }

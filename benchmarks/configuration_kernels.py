@@ -116,8 +116,8 @@ def _product(source: random.Random, number: int, chip: str) -> Configuration:
         if tile_m * tile_k * tile_n <= _MOST_TILE_PRODUCT:
             break
     lhs, rhs = source.choice(_PAIRS)
-    whole = jnp.issubdtype(jnp.dtype(lhs), jnp.integer) and jnp.issubdtype(jnp.dtype(rhs), jnp.integer)
-    accumulator = "int32" if whole else "float32"
+    are_integers = jnp.issubdtype(jnp.dtype(lhs), jnp.integer) and jnp.issubdtype(jnp.dtype(rhs), jnp.integer)
+    accumulator = "int32" if are_integers else "float32"
     if source.random() < 0.03:
         accumulator = source.choice(("float32", "bfloat16", "int32"))
     out = accumulator

@@ -136,8 +136,8 @@ def main(only: str, tries: int, json_file: str | None, quiet: bool) -> None:
             request = ExplainRequest(
                 fn=kernel.fn, args=kernel.args, arguments=(), chip=chip_named(kernel.chip), tries=tries
             )
-            found = explain_with_pool(pool, request, progress=bar)
-            rows.append(_row(pool, name, kernel, found))
+            explanation = explain_with_pool(pool, request, progress=bar)
+            rows.append(_row(pool, name, kernel, explanation))
     worst = max((row["difference_points"] for row in rows), default=0.0)
     summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MOST_POINTS}
     if json_file is not None:
@@ -180,8 +180,10 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 def _show(rows: list[dict[str, Any]], worst: float) -> None:
     out = console()
-    found = versions()
-    out.print(f"jax {found['jax']}, libtpu {found['libtpu']} · times are simulated · operands are shapes")
+    used_versions = versions()
+    out.print(
+        f"jax {used_versions['jax']}, libtpu {used_versions['libtpu']} · times are simulated · operands are shapes"
+    )
     out.print(f"worst difference {worst:.2f} points of {_MOST_POINTS:g} allowed")
     show_table(out, _COLUMNS, rows)
 

@@ -135,9 +135,9 @@ def mutated_text(text: str, choose: random.Random) -> str:
                 + line[cut:]
             )
         else:
-            result = list(_TOKEN.finditer(lines[at]))
-            if result:
-                token = choose.choice(result)
+            tokens = list(_TOKEN.finditer(lines[at]))
+            if tokens:
+                token = choose.choice(tokens)
                 others = _TOKEN.findall(choose.choice(lines)) or ["0"]
                 new = choose.choice((choose.choice(_NUMBERS), choose.choice(others), ""))
                 lines[at] = lines[at][: token.start()] + new + lines[at][token.end() :]
@@ -150,27 +150,27 @@ def mutated_json(document: Any, choose: random.Random) -> bytes:
     if choose.random() < 0.15:
         return damaged(json.dumps(document).encode(), choose)
     paths = list(_paths(document))
-    wanted = choose.choice(paths)
+    chosen_path = choose.choice(paths)
     hostile = choose.choice(HOSTILE_VALUES)
     if choose.random() < 0.05:
         hostile = "[" * 100_000 + "]" * 100_000
     kind = choose.randrange(5)
 
     def written(value: Any, path: tuple[Any, ...]) -> str:
-        if path == wanted and kind > 1:
+        if path == chosen_path and kind > 1:
             return hostile
         if isinstance(value, dict):
             pairs = []
-            for key, one in value.items():
-                name, text = json.dumps(key), written(one, (*path, key))
-                if (*path, key) == wanted and kind == 0:
+            for key, item in value.items():
+                name, text = json.dumps(key), written(item, (*path, key))
+                if (*path, key) == chosen_path and kind == 0:
                     continue
-                if (*path, key) == wanted and kind == 1:
+                if (*path, key) == chosen_path and kind == 1:
                     pairs.append(f"{choose.choice((name, json.dumps(key + 's')))}: {hostile}")
                 pairs.append(f"{name}: {text}")
             return "{" + ", ".join(pairs) + "}"
         if isinstance(value, list):
-            return "[" + ", ".join(written(one, (*path, at)) for at, one in enumerate(value)) + "]"
+            return "[" + ", ".join(written(item, (*path, at)) for at, item in enumerate(value)) + "]"
         return json.dumps(value)
 
     return written(document, ()).encode("utf-8", "surrogatepass")
@@ -179,8 +179,8 @@ def mutated_json(document: Any, choose: random.Random) -> bytes:
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
     yield path
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _paths(one, (*path, key))
+        for key, item in value.items():
+            yield from _paths(item, (*path, key))
     elif isinstance(value, list):
-        for at, one in enumerate(value):
-            yield from _paths(one, (*path, at))
+        for at, item in enumerate(value):
+            yield from _paths(item, (*path, at))

@@ -49,9 +49,9 @@ def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
         for number in range(_PROGRAMS):
-            found = cache.get(str(number))
-            if found is not None:
-                fault_records.check_program(found, number)
+            program = cache.get(str(number))
+            if program is not None:
+                fault_records.check_program(program, number)
         cache.put("7", fault_records.program(7))
         cache.get("7")
 
@@ -78,7 +78,9 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
             json.loads(out)
         with contextlib.suppress(StoreError):
             store.keep(fault_records.SUBJECT, fault_records.trial(9))
-            if 9 not in {fault_records.number_of(trial) for trial in store.trials(fault_records.SUBJECT) if trial.config}:
+            if 9 not in {
+                fault_records.number_of(trial) for trial in store.trials(fault_records.SUBJECT) if trial.config
+            }:
                 raise CaseError("what was kept after the damage is lost")
 
 
@@ -132,13 +134,13 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
     """What `simulate --json` wrote, read by commands that compare results."""
-    given = json.loads((Path(__file__).parents[1] / "tests" / "data" / "xla_matmul_v6e.json").read_text("utf-8"))
-    row = {"function": "a.py:f", "chip": "v6e", "status": "ok", "time_us": 10.0, "run": given}
+    saved_runs = json.loads((Path(__file__).parents[1] / "tests" / "data" / "xla_matmul_v6e.json").read_text("utf-8"))
+    row = {"function": "a.py:f", "chip": "v6e", "status": "ok", "time_us": 10.0, "run": saved_runs}
     document = {"command": "simulate", "versions": {"jax": "0.10.2"}, "rows": [row], "summary": {}}
-    whole, broken = folder / "whole.json", folder / "broken.json"
-    whole.write_text(json.dumps(document))
-    broken.write_bytes(mutated_json(document, choose))
-    order = [str(whole), str(broken)]
+    whole_file, broken_file = folder / "whole.json", folder / "broken.json"
+    whole_file.write_text(json.dumps(document))
+    broken_file.write_bytes(mutated_json(document, choose))
+    order = [str(whole_file), str(broken_file)]
     choose.shuffle(order)
     run_command("compare", *order)
 
@@ -160,10 +162,10 @@ def run_command(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command, which ends in a way that a user may see."""
     out, err = io.StringIO(), io.StringIO()
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    with streams[0], streams[1], warnings.catch_warnings(record=True) as given:
+    with streams[0], streams[1], warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         code = main(arguments)
-    foreign = [one for one in given if not issubclass(one.category, (StoreWarning, CacheWarning))]
+    foreign = [warning for warning in caught if not issubclass(warning.category, (StoreWarning, CacheWarning))]
     if foreign:
         raise CaseError(f"{' '.join(arguments[:2])} warns: {foreign[0].message}")
     if code not in (0, 1, 2):

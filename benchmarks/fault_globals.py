@@ -81,9 +81,9 @@ def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> N
         for _ in range(3):  # each job sees the globals of its own time
             for change in choose.sample(changes, choose.randrange(4)):
                 change(module)
-            there, here = _pool().submit(module.function).result(), module.function()
-            if there != here:
-                raise CaseError(f"a worker has {there[:300]} and the caller {here[:300]}")
+            in_worker, here = _pool().submit(module.function).result(), module.function()
+            if in_worker != here:
+                raise CaseError(f"a worker has {in_worker[:300]} and the caller {here[:300]}")
 
 
 @contextlib.contextmanager

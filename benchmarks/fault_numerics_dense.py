@@ -112,7 +112,7 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     name = choose.choice(list(ACTIVATIONS))
     x, w = _numbers(choose, (*batch, m, k), dtype), _numbers(choose, (k, n) if shared else (*batch, k, n), dtype)
     turned = {side: choose.random() < 0.3 for side in ("transpose_lhs", "transpose_rhs")}
-    beside: dict[str, Any] = {
+    fused: dict[str, Any] = {
         "bias": _numbers(choose, (n,), "float32") if choose.random() < 0.5 else None,
         "residual": _numbers(choose, choose.choice(((*batch, m, n), (n,), ())), dtype)
         if choose.random() < 0.5
@@ -124,26 +124,26 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     def product(x: Any, w: Any, precision: Any = None) -> Any:
         left = jnp.swapaxes(x, -1, -2) if turned["transpose_lhs"] else x
         right = jnp.swapaxes(w, -1, -2) if turned["transpose_rhs"] else w
-        return systolic.matmul(left, right, **beside, **options, precision=precision)
+        return systolic.matmul(left, right, **fused, **options, precision=precision)
 
     precision = _precision(choose, lambda wrong: product(x, w, wrong))
-    found, back = jax.vjp(lambda x, w: product(x, w, precision), jnp.asarray(x), jnp.asarray(w))
-    dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
+    computed, back = jax.vjp(lambda x, w: product(x, w, precision), jnp.asarray(x), jnp.asarray(w))
+    dout = jnp.asarray(_numbers(choose, computed.shape, "float32")).astype(computed.dtype)
     x64, w64, c64 = _wide(x), _wide(w), _wide(dout)
-    bias, residual, scale = (0.0 if one is None else _wide(one) for one in beside.values())
-    scale = 1.0 if beside["out_scale"] is None else scale
+    bias, residual, scale = (0.0 if operand is None else _wide(operand) for operand in fused.values())
+    scale = 1.0 if fused["out_scale"] is None else scale
     z = x64 @ w64 + bias
     value, slope = ACTIVATIONS[name](z)
     off_z = (_unit(dtype) + (k + 2) * ROUNDING) * (abs(x64) @ abs(w64)) + 4 * ROUNDING * abs(bias)
     exact = (value + residual) * scale
     off = abs(scale) * (1.2 * off_z + 16 * ROUNDING * (1 + abs(value) + abs(z) + abs(residual)))
-    _within("the product", found, exact, off + KEPT[np.dtype(found.dtype).name] * (abs(exact) + off))
+    _within("the product", computed, exact, off + KEPT[np.dtype(computed.dtype).name] * (abs(exact) + off))
     if name == "relu" and (abs(z) < 2 * off_z + 2.0**-7 * abs(z)).any():
         return  # on either side of zero the slope is another
-    kept = KEPT["bfloat16" if dtype == "bfloat16" else "float32"]
+    stored_rounding = KEPT["bfloat16" if dtype == "bfloat16" else "float32"]
     dz = c64 * scale * slope
-    off_dz = abs(c64 * scale) * (1.2 * (off_z + kept * abs(z)) + 16 * ROUNDING * (1 + abs(z)))
-    off_dz = off_dz * (name is not None) + (kept + 4 * ROUNDING) * abs(dz)
+    off_dz = abs(c64 * scale) * (1.2 * (off_z + stored_rounding * abs(z)) + 16 * ROUNDING * (1 + abs(z)))
+    off_dz = off_dz * (name is not None) + (stored_rounding + 4 * ROUNDING) * abs(dz)
     _gradients(dtype, back(dout), (x64, w64), [(dz, off_dz, w64)])
 
 
@@ -169,7 +169,7 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
             if exact.shape[axis + exact.ndim - like.ndim] != length
         )
         summands = count * int(np.prod([exact.shape[axis] for axis in axes], initial=1))
-        exact, size, off = (np.sum(one, axis=axes).reshape(like.shape) for one in (exact, size, off))
+        exact, size, off = (np.sum(terms, axis=axes).reshape(like.shape) for terms in (exact, size, off))
         bound = off + (_unit(dtype) + (summands + 4) * ROUNDING) * (size + off)
         _within("a gradient", got, exact, bound + KEPT[dtype] * (abs(exact) + bound))
 
@@ -194,8 +194,8 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
     precision = _precision(choose, lambda wrong: product(x, gate, up, wrong))
     arrays = (jnp.asarray(x), jnp.asarray(gate), jnp.asarray(up))
-    found, back = jax.vjp(lambda x, gate, up: product(x, gate, up, precision), *arrays)
-    dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
+    out, back = jax.vjp(lambda x, gate, up: product(x, gate, up, precision), *arrays)
+    dout = jnp.asarray(_numbers(choose, out.shape, "float32")).astype(out.dtype)
     x64, gate64, up64, c64 = (_wide(array) for array in (x, gate, up, dout))
     first, second = x64 @ gate64, x64 @ up64
     value, slope = ACTIVATIONS[name](first)
@@ -205,14 +205,14 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     off_slope = (name is not None) * (1.2 * off_first + 16 * ROUNDING * (1 + abs(first)))
     exact = value * second
     off = abs(second) * off_value + (abs(value) + off_value) * off_second + 4 * ROUNDING * abs(exact)
-    _within("the product", found, exact, off + KEPT[np.dtype(found.dtype).name] * (abs(exact) + off))
+    _within("the product", out, exact, off + KEPT[np.dtype(out.dtype).name] * (abs(exact) + off))
     # Slopes are kept for the gradient, and multiplied by dout before the product.
-    kept = 2 * KEPT[dtype] + 4 * ROUNDING
+    stored_rounding = 2 * KEPT[dtype] + 4 * ROUNDING
     dgate, dup = c64 * second * slope, c64 * value
     off_dgate = abs(c64) * (abs(second) * off_slope + (abs(slope) + off_slope) * off_second)
     factors = [
-        (dgate, (1 + kept) * off_dgate + kept * abs(dgate), gate64),
-        (dup, (1 + kept) * abs(c64) * off_value + kept * abs(dup), up64),
+        (dgate, (1 + stored_rounding) * off_dgate + stored_rounding * abs(dgate), gate64),
+        (dup, (1 + stored_rounding) * abs(c64) * off_value + stored_rounding * abs(dup), up64),
     ]
     _gradients(dtype, back(dout), (x64, gate64, up64), factors)
 
@@ -220,23 +220,23 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     """Products of integers in groups of any sizes from any offset, traced; and refusals of what is known and wrong."""
     m, k, n = (choose.choice((0, 1, 7, 8, 40, 64)) for _ in range(3))
-    every, dtype = choose.choice((0, 1, 2, 3, 8)), choose.choice(("float32", "bfloat16"))
-    groups = choose.randrange(every + 1)
+    all_groups, dtype = choose.choice((0, 1, 2, 3, 8)), choose.choice(("float32", "bfloat16"))
+    groups = choose.randrange(all_groups + 1)
     drawn = (0, 1, 5, m // 2, m, LARGEST, -1, -LARGEST - 1, LARGEST - m)
-    sizes = np.array([choose.choice(drawn) for _ in range(every)], np.int32)
-    offset = choose.choice((-LARGEST - 1, -5, -1, 0, 1, 2, every - groups, every, 99, LARGEST))
-    if groups == every and choose.random() < 0.5:
+    sizes = np.array([choose.choice(drawn) for _ in range(all_groups)], np.int32)
+    offset = choose.choice((-LARGEST - 1, -5, -1, 0, 1, 2, all_groups - groups, all_groups, 99, LARGEST))
+    if groups == all_groups and choose.random() < 0.5:
         offset = None
     turned, plain = choose.random() < 0.4, choose.random() < 0.5
     x, w, up = (_integers(choose, shape, dtype) for shape in ((m, k), (groups, k, n), (groups, k, n)))
     bias, residual = _integers(choose, (groups, n)), _integers(choose, (m, n))
     scale = _integers(choose, (m,))
     existing: Any = _integers(choose, (m, n)) if choose.random() < 0.3 else None
-    beside: dict[str, Any] = (
+    fused: dict[str, Any] = (
         {} if plain else {"bias": bias, "residual": residual, "row_scale": scale, "activation": "relu", "up": up}
     )
     if turned and not plain:
-        beside["up"] = up.swapaxes(1, 2)
+        fused["up"] = up.swapaxes(1, 2)
     precision, backend = choose.choice(PRECISIONS), _backend(choose)
 
     def product(x: Any, w: Any, sizes: Any, offset: Any) -> Any:
@@ -247,7 +247,7 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
             transpose_rhs=turned,
             existing_out=existing,
             precision=precision,
-            **{"preferred_element_type": "float32", **beside, **backend},
+            **{"preferred_element_type": "float32", **fused, **backend},
         )
 
     def both(x: Any, w: Any, sizes: Any, offset: Any, dout: Any) -> Any:
@@ -256,7 +256,7 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
     dout = _integers(choose, (m, n))
     traced = None if offset is None else np.int32(offset)
-    found = jax.jit(both)(*map(jnp.asarray, (x, w)), sizes, traced, dout)
+    results = jax.jit(both)(*map(jnp.asarray, (x, w)), sizes, traced, dout)
     ends = np.minimum(np.cumsum(np.maximum(sizes.astype(np.int64), 0)), m)
     out = np.zeros((m, n)) if existing is None else _wide(existing)
     dx, dw = np.zeros((m, k)), np.zeros((groups, k, n))
@@ -269,20 +269,22 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
                 total = np.maximum(total + bias[number], 0) * (x64[rows] @ up64[number])
                 total = total * scale[rows, None] + residual[rows]
             out[rows], dx[rows], dw[number] = total, d64[rows] @ w64[number].T, x64[rows].T @ d64[rows]
-    for name, got, exact in zip(("the product", "dx", "dw"), found, (out, dx, dw), strict=False):
+    for name, got, exact in zip(("the product", "dx", "dw"), results, (out, dx, dw), strict=False):
         _within(name, got, exact, 2.0**-8 * abs(exact) if name != "the product" and dtype == "bfloat16" else 0.0)
     wrong_sizes = bool((sizes < 0).any()) or int(sizes.astype(np.int64).sum()) > m
-    wrong = choose.choice((None, True, 1.5, [0], "x", np.array([0, 1]), 2**40, -1, every - groups + 1))
-    for known, given, is_wrong in (
+    wrong = choose.choice((None, True, 1.5, [0], "x", np.array([0, 1]), 2**40, -1, all_groups - groups + 1))
+    for group_sizes, group_offset, is_wrong in (
         (sizes, traced, wrong_sizes),
-        (np.zeros(every, np.int32), wrong, wrong is not None or groups != every),
+        (np.zeros(all_groups, np.int32), wrong, wrong is not None or groups != all_groups),
     ):
-        if is_wrong or (known is sizes and not 0 <= (offset or 0) <= every - groups):
+        if is_wrong or (group_sizes is sizes and not 0 <= (offset or 0) <= all_groups - groups):
             try:
-                product(x, w, known, given)
+                product(x, w, group_sizes, group_offset)
             except SpecError:
                 continue
-            raise CaseError(f"{known} and group_offset={given!r} of {every} were taken for {groups} matrices")
+            raise CaseError(
+                f"{group_sizes} and group_offset={group_offset!r} of {all_groups} were taken for {groups} matrices"
+            )
 
 
 def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
@@ -308,10 +310,10 @@ def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         spec: Any
         if kind == 0:
             batch = choose.choice((1, 1, 7, 4096, LARGEST))
-            each = choose.choice((1, batch))
+            batch_rhs = choose.choice((1, batch))
             spec = MatmulSpec(
                 m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=dtype, dtype_out=dtype, batch=batch, batch_lhs=batch,
-                batch_rhs=each, transpose_rhs=choose.random() < 0.3,
+                batch_rhs=batch_rhs, transpose_rhs=choose.random() < 0.3,
             )  # fmt: skip
         elif kind == 1:
             spec = GatedSpec.of(m, k, n, dtype)

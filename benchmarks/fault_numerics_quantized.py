@@ -60,7 +60,9 @@ def exact(q: systolic.Quantized) -> np.ndarray:
 
 
 def _blocks(choose: random.Random, size: int, *, of_kernel: bool) -> int | None:
-    divisors = [index for index in range(1, size + 1) if size % index == 0 and (not of_kernel or index % 32 == 0)]
+    divisors = [
+        divisor for divisor in range(1, size + 1) if size % divisor == 0 and (not of_kernel or divisor % 32 == 0)
+    ]
     return choose.choice([None, *divisors])
 
 
@@ -200,14 +202,14 @@ def _one_product(choose: random.Random) -> None:
         expected = _with_rest(choose, generator, keywords, expected, n)
         fn, operands = functools.partial(systolic.matmul, **keywords), (left.operand, right.operand)
     try:
-        found = jax.jit(fn)(*operands)
+        out = jax.jit(fn)(*operands)
     except IllegalTilesError as error:
         if not of_kernel:
             raise
         if "scale-block" in str(error) or "VMEM" in str(error) or "tile-of-scales" in str(error):
             return  # blocks of both sides have a common divisor that no kernel takes
         raise
-    _compare(found, expected, "result", any_class=of_kernel or gated)
+    _compare(out, expected, "result", any_class=of_kernel or gated)
     if name is None and not gated and not special and not of_kernel and not batch:
         _check_gradients(generator, fn, left, right, rows, keywords)
 
@@ -252,11 +254,11 @@ def _check_gradients(
     out, back = jax.vjp(jax.jit(fn), left.operand, right.operand)
     cotangent = jnp.asarray(generator.standard_normal(out.shape), out.dtype)
     to_left, to_right = back(cotangent)
-    given = np.asarray(cotangent).astype(np.float64) * keywords.get("out_scale", 1.0)
-    given, numbers = np.atleast_2d(given), np.atleast_2d(rows.numbers)
-    for side, found, of_numbers, magnitudes in (
-        (left, to_left, given @ right.numbers.T, np.abs(given) @ np.abs(right.numbers.T)),
-        (right, to_right, numbers.T @ given, np.abs(numbers.T) @ np.abs(given)),
+    dout = np.asarray(cotangent).astype(np.float64) * keywords.get("out_scale", 1.0)
+    dout, numbers = np.atleast_2d(dout), np.atleast_2d(rows.numbers)
+    for side, got, of_numbers, magnitudes in (
+        (left, to_left, dout @ right.numbers.T, np.abs(dout) @ np.abs(right.numbers.T)),
+        (right, to_right, numbers.T @ dout, np.abs(numbers.T) @ np.abs(dout)),
     ):
         name = "cotangent of lhs" if side is left else "cotangent of rhs"
         expected = _Approximate(numbers=of_numbers, bounds=4 * _BFLOAT16 * magnitudes)
@@ -266,11 +268,11 @@ def _check_gradients(
                 numbers=_summed(codes * expected.numbers, q.scales.shape),
                 bounds=_summed(np.abs(codes) * expected.bounds, q.scales.shape),
             )
-            _compare(found.scales, expected, f"{name}'s scales")
+            _compare(got.scales, expected, f"{name}'s scales")
             continue
         shape = side.numbers.shape
         expected = _Approximate(numbers=expected.numbers.reshape(shape), bounds=expected.bounds.reshape(shape))
-        _compare(found, expected, name)
+        _compare(got, expected, name)
 
 
 def _summed(numbers: np.ndarray, parts: tuple[int, ...]) -> np.ndarray:

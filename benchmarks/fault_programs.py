@@ -74,10 +74,10 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
     if kind > 3:  # one more instruction in a bundle, whose result nobody reads
         bundles = list(_BUNDLE.finditer(text))
         at = choose.choice(bundles)
-        own = choose.choice(("s", "p", "v")) + "31"
+        register_name = choose.choice(("s", "p", "v")) + "31"
         opcode = choose.choice(("vpop.ccrf %9", "spop.drf %9", "smov 0", "sadd.s32 1, 2", "sld [smem:[#allocation1]]"))
-        more = f"%q_{own}=0;{act};{own} = {opcode}"
-        text = f"{text[: at.end()]}{more}  ;;  {text[at.end() :]}"
+        instruction = f"%q_{register_name}=0;{act};{register_name} = {opcode}"
+        text = f"{text[: at.end()]}{instruction}  ;;  {text[at.end() :]}"
     elif kind < 2:  # one register, read or written
         at = choose.choice(result)
         text = f"{text[: at.start()]}%{code}{text[at.end() :]}"

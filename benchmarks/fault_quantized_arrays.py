@@ -77,7 +77,7 @@ def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         valid = False
     with np.errstate(all="ignore"):
         try:
-            found = np.asarray(use(changed)).astype(np.float64)
+            numbers = np.asarray(use(changed)).astype(np.float64)
         except (SpecError, IllegalTilesError) as error:  # also of sizes that do not go together
             if str(error).count("\n"):
                 raise CaseError(f"the error has several lines: {error}") from error
@@ -91,7 +91,9 @@ def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
             raise CaseError(f"arrays of {shapes} gave a result")
         expected = reference(exact(changed))
     scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0.03, atol=0.03 * scale, equal_nan=True):
+    if numbers.shape != expected.shape or not np.allclose(
+        numbers, expected, rtol=0.03, atol=0.03 * scale, equal_nan=True
+    ):
         raise CaseError("a result is wrong")
 
 

@@ -63,7 +63,7 @@ def _strict(choose: random.Random, folder: Path, _setting: Setting) -> None:
     is_run = choose.random() < 0.5
     document = _run_document() if is_run else _explanation_document(choose)
     kind: type[SimulatedRun] | type[Explanation] = SimulatedRun if is_run else Explanation
-    whole: Any = kind.from_json(json.dumps(document))
+    original: Any = kind.from_json(json.dumps(document))
     place, value = choose.choice(_places(document)), choose.choice(_VALUES)
     before = _change(document, place, value)
     try:
@@ -72,9 +72,9 @@ def _strict(choose: random.Random, folder: Path, _setting: Setting) -> None:
         one_line(str(error))
     else:
         _check_type(place, before, value)
-        for found in (compare(whole, read), compare(read, whole)):
-            json.dumps([[row.before, row.after, row.change] for row in found.rows], allow_nan=False)
-            if min(found.before_us, found.after_us) <= 0 or not found.verdict:
+        for difference in (compare(original, read), compare(read, original)):
+            json.dumps([[row.before, row.after, row.change] for row in difference.rows], allow_nan=False)
+            if min(difference.before_us, difference.after_us) <= 0 or not difference.verdict:
                 raise CaseError(f"{place}: {value!r} makes a time that is not above 0")
     row = {"function": "a.py:f", "chip": "v6e", "run": document} if is_run else document
     (folder / "broken.json").write_text(json.dumps({"command": "explain", "versions": {}, "rows": [row]}))
@@ -99,12 +99,12 @@ def _gates(choose: random.Random, folder: Path, _setting: Setting) -> None:
     value = choose.choice((-5, 0, math.nan, math.inf, "nan", "7", True, None, 10**19, 5e-324, [], {}))
     if choose.random() < 0.5:
         document = _run_document()
-        whole, broken = folder / "whole.json", folder / "broken.json"
+        whole_file, broken_file = folder / "whole.json", folder / "broken.json"
         row = {"function": "a.py:f", "chip": "v6e", "run": document}
-        whole.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
+        whole_file.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
         _change(document, choose.choice((("clock_hz",), ("cores", 0, "cycles"))), value)
-        broken.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
-        order = [str(whole), str(broken)]
+        broken_file.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
+        order = [str(whole_file), str(broken_file)]
         choose.shuffle(order)
         code, _, _ = run_command("compare", *order, "--fail-above", "2")
         if code == 0:

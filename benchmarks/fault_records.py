@@ -79,21 +79,21 @@ def write_trials(file: Path, writer: int) -> None:
     """Keep trials until killed, and print the number of each once it is kept."""
     store = TrialStore(file)
     for number in count(1):
-        own = writer + WRITERS * number
-        store.keep(ELSEWHERE, trial(own))
-        print(own, flush=True)
+        number_written = writer + WRITERS * number
+        store.keep(ELSEWHERE, trial(number_written))
+        print(number_written, flush=True)
 
 
 def write_programs(folder: Path, writer: int) -> None:
     """Keep programs until killed, and print the number of each once it is kept."""
     cache = ProgramCache(folder=folder)
     for number in count(1):
-        own = writer + WRITERS * number
-        with warnings.catch_warnings(record=True) as given:  # such as that others hold the lock
+        number_written = writer + WRITERS * number
+        with warnings.catch_warnings(record=True) as caught:  # such as that others hold the lock
             warnings.simplefilter("always")
-            cache.put(str(own), program(own))
-        if not given:
-            print(own, flush=True)
+            cache.put(str(number_written), program(number_written))
+        if not caught:
+            print(number_written, flush=True)
 
 
 def die(how: int, after_s: float, by_signal: bool) -> None:

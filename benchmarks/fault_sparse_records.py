@@ -38,8 +38,8 @@ def attempt_record(choose: random.Random, _folder: Path, _setting: Setting) -> N
 
 def _places(choose: random.Random, grid: tuple[int, int]) -> list[tuple[int, int]]:
     """Different places in any order, and padding."""
-    every = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
-    chosen = choose.sample(every, choose.randrange(len(every) + 1))
+    all_places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+    chosen = choose.sample(all_places, choose.randrange(len(all_places) + 1))
     chosen += [(grid[0], choose.randrange(5))] * choose.choice([0, 0, 1, 2])
     choose.shuffle(chosen)
     return chosen
@@ -73,9 +73,9 @@ def _whole(
 ) -> np.ndarray:
     """The matrix: the first block of each place in it."""
     dense = np.zeros((grid[0] * block[0], grid[1] * block[1]), "float32")
-    for (row, column), one in reversed(list(zip(places, blocks, strict=True))):
+    for (row, column), content in reversed(list(zip(places, blocks, strict=True))):
         if 0 <= row < grid[0] and 0 <= column < grid[1]:
-            dense[row * block[0] :, column * block[1] :][: block[0], : block[1]] = one
+            dense[row * block[0] :, column * block[1] :][: block[0], : block[1]] = content
     return dense
 
 

@@ -100,8 +100,8 @@ def attempt(section: Section, case: int, seed: int, setting: Setting) -> Failure
             signal.alarm(_LIMIT_S)
             section.attempt(choose, folder, setting)
     except (Exception, _HungError) as error:  # noqa: BLE001 -- whatever it is, the case has failed
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return Failure(section=section.name, case=case, what=said, trace=traceback.format_exc())
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return Failure(section=section.name, case=case, what=message, trace=traceback.format_exc())
     finally:
         signal.alarm(0)
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,8 +119,8 @@ def _limit_memory() -> None:
 
 
 def _attempt_all(name: str, cases: Sequence[int], seed: int, setting: Setting) -> list[Failure]:
-    found = (attempt(SECTIONS[name], case, seed, setting) for case in cases)
-    return [failure for failure in found if failure is not None]
+    attempts = (attempt(SECTIONS[name], case, seed, setting) for case in cases)
+    return [failure for failure in attempts if failure is not None]
 
 
 def run_sections(
@@ -178,15 +178,20 @@ def main(cases: int, seed: int, only: str | None, one: int | None, json_file: st
     setting = Setting.made()
     if one is not None:
         (name,) = names
-        found = attempt(SECTIONS[name], one, seed, setting)
-        click.echo(found.trace if found else f"case {one} of {name}: ok")
-        sys.exit(1 if found else 0)
+        outcome = attempt(SECTIONS[name], one, seed, setting)
+        click.echo(outcome.trace if outcome else f"case {one} of {name}: ok")
+        sys.exit(1 if outcome else 0)
     started = time.monotonic()
     results = run_sections(names, cases, seed, setting, quiet=quiet)
     tried = sum(count for count, _ in results.values())
     failed = sum(len(failures) for _, failures in results.values())
     rows = [
-        {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(failure) for failure in failures]}
+        {
+            "section": name,
+            "tried": count,
+            "failed": len(failures),
+            "failures": [asdict(failure) for failure in failures],
+        }
         for name, (count, failures) in results.items()
     ]
     if json_file is not None:

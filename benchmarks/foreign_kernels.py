@@ -260,11 +260,11 @@ def record(name: str, chip: Chip, program: Program, found: Measurement | str) ->
 def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet: bool) -> None:
     """Compile and simulate every program for every chip."""
     check_target(json_file)
-    known = programs()
-    chosen = {name: program for name, program in known.items() if only is None or only in name}
+    all_programs = programs()
+    chosen = {name: program for name, program in all_programs.items() if only is None or only in name}
     if not chosen:
-        raise click.UsageError(f"no program's name contains {only!r}; there are {', '.join(known)}")
-    needed = {**chosen, **{program.xla: known[program.xla] for program in chosen.values() if program.xla}}
+        raise click.UsageError(f"no program's name contains {only!r}; there are {', '.join(all_programs)}")
+    needed = {**chosen, **{program.xla: all_programs[program.xla] for program in chosen.values() if program.xla}}
     with WorkerPool() as pool, progress_bar(quiet=quiet) as bar:
         bar.planned(len(chips) * len(needed))
         jobs: dict[tuple[str, str], Future[Measurement]] = {}

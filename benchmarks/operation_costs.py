@@ -161,17 +161,20 @@ def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tu
 def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
     """What is wrong with the operations: each is run in interpret mode and compared with float64, integers exactly."""
     shapes = [
-        (2, *(register_shape(operation.dtype) if isinstance(operation, Elementwise) else operation.shape)) for operation in operations
+        (2, *(register_shape(operation.dtype) if isinstance(operation, Elementwise) else operation.shape))
+        for operation in operations
     ]
     outcome = run_checks(
         functools.partial(together, operations=operations, plain=False),
-        tuple(jax.ShapeDtypeStruct(shape, each.dtype) for shape, each in zip(shapes, operations, strict=True)),
+        tuple(
+            jax.ShapeDtypeStruct(shape, operation.dtype) for shape, operation in zip(shapes, operations, strict=True)
+        ),
         reference=functools.partial(together, operations=operations, plain=True),
         chip=chip,
         seeds=(0, 1),
     )
-    result = [str(finding) for finding in outcome.findings if finding.grade == "error"]
-    return result if outcome.summary.ran else [*result, "the operations did not run"]
+    errors = [str(finding) for finding in outcome.findings if finding.grade == "error"]
+    return errors if outcome.summary.ran else [*errors, "the operations did not run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,18 +211,18 @@ def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost,
     check_available()
     with WorkerPool(max_workers=2) as pool:
         jobs = [(operation, chip, *_submitted(pool, operation, chip)) for operation in operations for chip in chips]
-        whole = {(job[0].name, job[0].dtype, job[1].name): _cost(*job) for job in jobs}
-    result = []
-    for (_, dtype, chip), cost in whole.items():
-        beside = cost.operation.beside if isinstance(cost.operation, Elementwise) else ""
-        result.append(cost.less(whole[beside, dtype, chip]) if beside else cost)
-    return tuple(result)
+        gross_costs = {(job[0].name, job[0].dtype, job[1].name): _cost(*job) for job in jobs}
+    net_costs = []
+    for (_, dtype, chip), cost in gross_costs.items():
+        subtracted = cost.operation.beside if isinstance(cost.operation, Elementwise) else ""
+        net_costs.append(cost.less(gross_costs[subtracted, dtype, chip]) if subtracted else cost)
+    return tuple(net_costs)
 
 
 def _submitted(pool: WorkerPool, operation: Operation, chip: Chip) -> tuple[list[Future[Measurement]], float]:
     pair, args, count = programs(operation)
     label = f"{operation.dtype} {operation.name} for {chip.name}"
-    return [submit_simulation(pool, each, args, chip, label=label) for each in pair], count
+    return [submit_simulation(pool, fn, args, chip, label=label) for fn in pair], count
 
 
 def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]], count: float) -> Cost:
@@ -247,8 +250,8 @@ def _kernel(measured: Measurement) -> OpRun:
 
 def page(found: Sequence[Cost]) -> str:
     """The page, in Markdown."""
-    known = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-    parts = [INTRODUCTION, f"Made by ({known}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
+    used_versions = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    parts = [INTRODUCTION, f"Made by ({used_versions}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
     for group in dict.fromkeys(cost.operation.group for cost in found):
         parts.append(f"## {group.capitalize()}\n\n{table([cost for cost in found if cost.operation.group == group])}")
     if refused := dict.fromkeys(
@@ -263,10 +266,10 @@ def table(found: Sequence[Cost]) -> str:
     chips = list(dict.fromkeys(cost.chip for cost in found))
     cells = {(cost.operation.name, cost.operation.dtype, cost.chip): cell(cost) for cost in found}
     lines = [["operation", "type", "page", *chips], ["---", "---", "---", *["---:"] * len(chips)]]
-    for name, dtype, said in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
+    for name, dtype, page_name in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
         # A bar inside a code span still ends a cell.
         code = name.replace("|", "\\|")
-        lines.append([f"`{code}`", dtype, said, *(cells[name, dtype, chip] for chip in chips)])
+        lines.append([f"`{code}`", dtype, page_name, *(cells[name, dtype, chip] for chip in chips)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -285,8 +288,8 @@ def cell(cost: Cost) -> str:
 def main(target: Path, chips: tuple[Chip, ...]) -> None:
     """Writes TARGET."""
     operations = (*ELEMENTWISE, *SHAPINGS)
-    if found := faults(operations, chips[0]):
-        raise click.ClickException("; ".join(found))
+    if problems := faults(operations, chips[0]):
+        raise click.ClickException("; ".join(problems))
     priced = costs(operations, chips)
     folded = [
         f"{cost.operation.name} ({cost.operation.dtype}) on {cost.chip}"

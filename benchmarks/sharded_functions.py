@@ -81,12 +81,12 @@ def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
     Args:
       permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
     """
-    result: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for collective in run.collectives:
         looped = collective.kind == "collective-permute" and collective.calls > 1
         kind = MATMUL_LOOP if looped and not permutes else collective.kind
-        result[kind] = result.get(kind, 0) + 1
-    return result
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def used_text(row: Mapping[str, Any]) -> str:
@@ -122,19 +122,21 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
     rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         for chip in chips:
-            chosen = {name: each for name, each in functions(chip).items() if only is None or only in name}
+            chosen = {name: function for name, function in functions(chip).items() if only is None or only in name}
             if not chosen:
                 raise click.UsageError(f"no function's name contains {only!r}")
             bar.planned(len(chosen))
             topology, runner = topology_of_eight(chip), Runner(pool, bar)
             running = {
                 name: runner.start(
-                    Experiment(fn=each.fn, args=each.args, chip=chip, topology=topology, label=f"{name} {chip.name}")
+                    Experiment(
+                        fn=function.fn, args=function.args, chip=chip, topology=topology, label=f"{name} {chip.name}"
+                    )
                 )
-                for name, each in chosen.items()
+                for name, function in chosen.items()
             }
-            for name, each in running.items():
-                rows.append(record(name, chip, each.outcome()))
+            for name, job in running.items():
+                rows.append(record(name, chip, job.outcome()))
                 if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
                     write_json(str(json_file), "sharded_functions", rows, summary(rows))
     if json_file == "-":

@@ -63,12 +63,12 @@ def spec_of(text: str) -> P:
 
 def products(mesh: Mesh) -> dict[str, Sharded]:
     """One product with every choice of the three shardings."""
-    result = {}
+    programs = {}
     for x, w, out in itertools.product(SHARDINGS, repeat=3):
         arguments = placed(mesh, spec_of(x), TOKENS, WIDTH), placed(mesh, spec_of(w), WIDTH, HIDDEN)
         fn = jax.jit(product, out_shardings=NamedSharding(mesh, spec_of(out)))
-        result[f"x[{x}] @ w[{w}] → [{out}]"] = Sharded(fn=fn, args=arguments)
-    return result
+        programs[f"x[{x}] @ w[{w}] → [{out}]"] = Sharded(fn=fn, args=arguments)
+    return programs
 
 
 # ---- perceptrons ----
@@ -91,20 +91,22 @@ def loss(x, up, down, *, fn: Callable[..., Any]):
 
 def perceptrons(mesh: Mesh) -> dict[str, Sharded]:
     """A perceptron that is cut along its hidden axis, and one whose weights are gathered before they are used."""
-    every = tuple(mesh.axis_names)
-    parallel = (P(None, None), P(None, every), P(every, None))
-    gathered = (P(every, None), P(every, None), P(every, None))
+    axes = tuple(mesh.axis_names)
+    parallel = (P(None, None), P(None, axes), P(axes, None))
+    gathered = (P(axes, None), P(axes, None), P(axes, None))
     sizes = ((TOKENS, WIDTH), (WIDTH, 2 * HIDDEN), (2 * HIDDEN, WIDTH))
-    result = {}
+    programs = {}
     fsdp = functools.partial(gathered_perceptron, whole=NamedSharding(mesh, P()))
     for name, specs, fn in (("tensor-parallel", parallel, perceptron), ("FSDP", gathered, fsdp)):
-        arguments = tuple(placed(mesh, spec, *each) for spec, each in zip(specs, sizes, strict=True))
+        arguments = tuple(
+            placed(mesh, spec, *shape_and_dtype) for spec, shape_and_dtype in zip(specs, sizes, strict=True)
+        )
         shardings = tuple(argument.sharding for argument in arguments)
         forward = jax.jit(fn, out_shardings=shardings[0])
         backward = jax.jit(jax.grad(functools.partial(loss, fn=fn), (0, 1, 2)), out_shardings=shardings)
-        result[f"{name} MLP, forward"] = Sharded(fn=forward, args=arguments)
-        result[f"{name} MLP, backward"] = Sharded(fn=backward, args=arguments)
-    return result
+        programs[f"{name} MLP, forward"] = Sharded(fn=forward, args=arguments)
+        programs[f"{name} MLP, backward"] = Sharded(fn=backward, args=arguments)
+    return programs
 
 
 # ---- collectives and kernels ----
@@ -153,7 +155,7 @@ def kernels(ring: Mesh) -> dict[str, Sharded]:
     count, cut = ring.size, P(RING)
     block = placed(ring, cut, count * BLOCK[0], BLOCK[1], dtype=jnp.float32)
     blocks = placed(ring, cut, count * count * BLOCK[0], BLOCK[1], dtype=jnp.float32)
-    result = {
+    programs = {
         f"ppermute, {REPEATS} times 1 MiB": Sharded(
             fn=manual(functools.partial(passed_on, count=count), ring, cut), args=(block,)
         ),
@@ -168,9 +170,9 @@ def kernels(ring: Mesh) -> dict[str, Sharded]:
     for ways in ((1,), (1, -1)):
         name = "one way" if len(ways) == 1 else "both ways"
         gather, scatter = (functools.partial(fn, ways=ways) for fn in (all_gather, reduce_scatter))
-        result[f"ring lesson, all-gather {name}"] = Sharded(fn=manual(gather, ring, cut), args=(block,))
-        result[f"ring lesson, reduce-scatter {name}"] = Sharded(fn=manual(scatter, ring, cut), args=(blocks,))
-    return result
+        programs[f"ring lesson, all-gather {name}"] = Sharded(fn=manual(gather, ring, cut), args=(block,))
+        programs[f"ring lesson, reduce-scatter {name}"] = Sharded(fn=manual(scatter, ring, cut), args=(blocks,))
+    return programs
 
 
 def functions(chip: Chip) -> dict[str, Sharded]:

@@ -67,9 +67,9 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
     """The planner's choice, and configurations drawn among its best."""
-    result = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
-    drawn = random.Random(f"{spec}{chip.name}").sample(result[1:], min(count - 1, len(result) - 1))
-    return [result[0], *drawn]
+    configs = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
+    drawn = random.Random(f"{spec}{chip.name}").sample(configs[1:], min(count - 1, len(configs) - 1))
+    return [configs[0], *drawn]
 
 
 @click.command()
@@ -102,11 +102,11 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
         for chip, spec, config, job in jobs:
             modelled = estimated_config(spec, config, chip).modelled
             try:
-                found = job.result()
+                measurement = job.result()
             except (CompilerError, SimulationError) as error:
                 click.echo(f"{chip.name} {spec.m},{spec.k},{spec.n} {config}: {error}"[:200], err=True)
                 continue
-            assert found.run is not None
+            assert measurement.run is not None
             rows.append(
                 {
                     "chip": chip.name,
@@ -118,9 +118,9 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     "num_stages": config.num_stages,
                     "grid_order": config.grid_order,
                     "fill_chunks": config.fill_chunks,
-                    "simulated_us": found.time_us,
+                    "simulated_us": measurement.time_us,
                     "modelled_us": modelled.time_us,
-                    "bundles": found.run.bundles,
+                    "bundles": measurement.run.bundles,
                     "modelled_bundles": code_bundles(spec, config, chip),
                 }
             )
@@ -145,8 +145,8 @@ def _report(chip: str, rows: list[dict[str, Any]]) -> None:
         mine = [row for row in rows if row["spec"] in names]
         if mine:
             error = [abs(error) for error in _errors(mine)]
-            there = dict.fromkeys(row["spec"] for row in mine)
-            regrets = [_regret([row for row in mine if row["spec"] == name]) for name in there]
+            specs = dict.fromkeys(row["spec"] for row in mine)
+            regrets = [_regret([row for row in mine if row["spec"] == name]) for name in specs]
             click.echo(
                 f"  {what}: median error {statistics.median(error):.1%}, "
                 f"regret {statistics.fmean(regrets):.1%} on average, {max(regrets):.1%} at worst"

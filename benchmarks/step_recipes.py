@@ -199,5 +199,5 @@ RECIPES = (
 
 def recipe_of(row: Mapping[str, str]) -> Recipe | None:
     """How a row of the file is called here; None: it is not listed."""
-    result = [each for each in RECIPES if (each.chip, each.op) == (row["chip"], row["op"])]
-    return next((each for each in result if row["topology"].split(" ")[0].startswith(each.topology_note)), None)
+    recipes = [recipe for recipe in RECIPES if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
+    return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

@@ -78,8 +78,8 @@ _BEST = 10
 
 def shapes(count: int) -> list[tuple[int, int, int]]:
     """So many of the weights with numbers of rows, always the same."""
-    every = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
-    return random.Random("shapes").sample(every, count)
+    all_shapes = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
+    return random.Random("shapes").sample(all_shapes, count)
 
 
 @contextmanager
@@ -122,31 +122,32 @@ def main() -> None:
 def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
     """Compares the profiled with the simulated time of one tile a shape, drawn by lot from the ten best profiled."""
     with _simulator() as submit:
-        for chip in chips:
+        for target in chips:
             jobs = []
             seconds = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
                 begun = time.thread_time()
-                profiled_configs(spec, chip)
+                profiled_configs(spec, target)
                 seconds.append(time.thread_time() - begun)
-                choices = profiled_configs(spec, chip, _BEST).configs
+                choices = profiled_configs(spec, target, _BEST).configs
                 if choices:
-                    drawn = random.Random(f"{spec}{chip.name}").choice(choices)
-                    jobs.append((spec, drawn, submit(spec, chip, drawn.config)))
+                    drawn = random.Random(f"{spec}{target.name}").choice(choices)
+                    jobs.append((spec, drawn, submit(spec, target, drawn.config)))
             errors = []
             for spec, choice, job in jobs:
-                found = _time_us(job)
-                if found is not None:
-                    error = choice.modelled.time_us / found - 1
+                time_us = _time_us(job)
+                if time_us is not None:
+                    error = choice.modelled.time_us / time_us - 1
                     errors.append(error)
                     if abs(error) > 0.02:
                         click.echo(f"  {spec.m},{spec.k},{spec.n} {choice.config}: {error:+.1%}")
             size = [abs(error) for error in errors]
             took_ms = [second * 1e3 for second in seconds[1:]]  # the first one reads the profiles
             click.echo(
-                f"{chip.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
-                f"{statistics.median(size):.2%}, worst {max(size):.1%}, within 2 % {sum(one <= 0.02 for one in size)}; "
+                f"{target.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
+                f"{statistics.median(size):.2%}, worst {max(size):.1%}, "
+                f"within 2 % {sum(error <= 0.02 for error in size)}; "
                 f"ranking takes a core {statistics.median(took_ms):.1f} ms (median), {max(took_ms):.1f} at the longest"
             )
 
@@ -158,40 +159,40 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
     """What the plan takes, against the fastest of ten: the best by profiles and by the model, all simulated."""
     with _simulator() as submit:
-        for chip in chips:
+        for target in chips:
             jobs = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                made = plan(spec, chip)
-                best = [made.config, *_ten(made.computed, chip)]
-                jobs.append((spec, made, [submit(spec, chip, one) for one in dict.fromkeys(best)]))
+                made = plan(spec, target)
+                best = [made.config, *_ten(made.computed, target)]
+                jobs.append((spec, made, [submit(spec, target, config) for config in dict.fromkeys(best)]))
             regrets = []
             for spec, made, its_jobs in jobs:
                 times = [_time_us(job) for job in its_jobs]
                 if times[0] is None:
                     click.echo(f"  {spec}: the plan has no time")
                     continue
-                lost = times[0] / min(time for time in times if time is not None) - 1
+                lost = times[0] / min(time_us for time_us in times if time_us is not None) - 1
                 regrets.append(lost)
                 if lost > 0.02:
                     sizes = f"{spec.m},{spec.k},{spec.n}"
                     click.echo(
                         f"  {sizes} {made.provenance} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}"
                     )
-            known = [made.provenance for _, made, _ in jobs]
+            provenances = [made.provenance for _, made, _ in jobs]
             click.echo(
-                f"{chip.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
-                f"{statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
+                f"{target.name} {dtype}: {len(regrets)} shapes ({provenances.count('profiled')} from profiles), "
+                f"regret median {statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
             )
 
 
 def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
     """The best by profiles and the best by the model of other tiles, five each where there are so many."""
     profiled: list[TimedConfig] = profiled_configs(spec, its, _BEST // 2).configs
-    there = {choice.config.tiles for choice in profiled}
+    profiled_tiles = {choice.config.tiles for choice in profiled}
     modelled: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
-        if choice.config.tiles not in there:
+        if choice.config.tiles not in profiled_tiles:
             modelled.setdefault(choice.config.tiles, choice)
     others = list(modelled.values())[: _BEST - len(profiled)]
     return [choice.config for choice in (*profiled, *others)]
@@ -205,18 +206,18 @@ def others() -> None:
     with _simulator() as submit:
         jobs = []
         for row in rows:
-            its = chip(row["chip"])
+            target = chip(row["chip"])
             m, k, n = (int(row[name]) for name in "mkn")
             spec = MatmulSpec.of(m, k, n, row["dtype"])
             theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
                 # With the slices, buffers and order that suit their tiles best.
-                their_config = plan(spec, its, tiles=theirs).config
+                their_config = plan(spec, target, tiles=theirs).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
                 continue
-            ours = plan(spec, its).config
-            jobs.append((row, submit(spec, its, their_config), submit(spec, its, ours)))
+            ours = plan(spec, target).config
+            jobs.append((row, submit(spec, target, their_config), submit(spec, target, ours)))
         ratios = []
         for row, their_job, our_job in jobs:
             times = _time_us(their_job), _time_us(our_job)

@@ -43,8 +43,8 @@ MODEL = Path(__file__).parents[1] / "examples" / "transformer"
 def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
     """Rows of the published file whose chip, topology or name contains a text."""
     with file.open(newline="") as lines:
-        every = list(csv.DictReader(lines))
-    return [row for row in every if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
+        published = list(csv.DictReader(lines))
+    return [row for row in published if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
 
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
@@ -57,7 +57,7 @@ def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | N
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
     """One row of the result."""
-    result: dict[str, Any] = {
+    values: dict[str, Any] = {
         "chip": row["chip"],
         "topology": row["topology"],
         "step": row["op"],
@@ -69,9 +69,9 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "reason": reason,
     }
     if run is None or recipe is None:
-        return result
+        return values
     published = published_us(row, recipe, run)
-    result |= {
+    values |= {
         "published_s": None if published is None else published / 1e6,
         "predicted_s": run.time_us / 1e6,
         "error_percent": None if published is None else 100 * (run.time_us / published - 1),
@@ -91,7 +91,7 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
             for part in run.parts
         ],
     }
-    return result
+    return values
 
 
 def summary_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
     """
     check_target(json_file)
     published = rows_of(PUBLISHED, only)
-    result: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(published))
         jobs = []
@@ -146,21 +146,21 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
             recipe = recipe_of(row)
             if job is None:
                 reason = recipe.unsupported if recipe is not None else "not listed in step_recipes.py"
-                result.append(record(row, recipe, None, reason))
+                rows.append(record(row, recipe, None, reason))
                 continue
             try:
-                result.append(record(row, recipe, result_of(job, pool, bar), ""))
+                rows.append(record(row, recipe, result_of(job, pool, bar), ""))
             except Exception as error:  # noqa: BLE001 -- why it is not predicted
                 outcome = Outcome.failed(row["op"], error)
-                result.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
+                rows.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
     if json_file is not None:
-        write_json(json_file, "training_steps", result, summary_of(result))
+        write_json(json_file, "training_steps", rows, summary_of(rows))
     if json_file != "-":
         out = console()
         out.print(", ".join(f"{name} {version}" for name, version in versions().items() if version), markup=False)
-        show_table(out, _COLUMNS, result)
-        out.print(", ".join(f"{name} {value}" for name, value in summary_of(result).items()), markup=False)
-    sys.exit(0 if result else 1)
+        show_table(out, _COLUMNS, rows)
+        out.print(", ".join(f"{name} {value}" for name, value in summary_of(rows).items()), markup=False)
+    sys.exit(0 if rows else 1)
 
 
 if __name__ == "__main__":

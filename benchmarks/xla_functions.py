@@ -183,7 +183,7 @@ def deep() -> dict[str, Function]:
         "transformer layer, backward": Function(fn=layer_backward, args=(x, _LAYER), flops=2.5 * _LAYER_FLOPS),
         "4 transformer layers, backward": Function(
             fn=jax.grad(total(transformer_layers)),
-            args=(x, {name: Shape((4, *each.shape), each.dtype) for name, each in _LAYER.items()}),
+            args=(x, {name: Shape((4, *weight.shape), weight.dtype) for name, weight in _LAYER.items()}),
             flops=4 * 1.5 * _LAYER_FLOPS,
         ),
     }

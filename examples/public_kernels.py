@@ -29,8 +29,8 @@ def splash(
     mask = splash_kernels.MultiHeadMask([splash_kernels.CausalMask((q.shape[1], k.shape[1]))] * (heads // groups))
     sizes = splash_kernels.BlockSizes(block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv_compute)
     kernel = splash_kernels.make_splash_mqa(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
-    found: Any = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
-    return found.reshape(q.shape)
+    out: Any = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
+    return out.reshape(q.shape)
 
 
 def paged(

@@ -30,5 +30,5 @@ def by_xla(x: jax.Array, up: jax.Array, up_scales: jax.Array, down: jax.Array, d
 
 def _dequantized(values: jax.Array, scales: jax.Array, dtype: jnp.dtype) -> jax.Array:
     blocks, columns = scales.shape
-    each = values.astype(jnp.float32).reshape(blocks, -1, columns) * scales[:, None]
-    return each.reshape(values.shape).astype(dtype)
+    scaled = values.astype(jnp.float32).reshape(blocks, -1, columns) * scales[:, None]
+    return scaled.reshape(values.shape).astype(dtype)

@@ -20,7 +20,7 @@ def _index_maps(outermost):
 
 
 def _blocks(outermost):
-    return [pl.BlockSpec((TILE, TILE), map) for map in _index_maps(outermost)]
+    return [pl.BlockSpec((TILE, TILE), index_map) for index_map in _index_maps(outermost)]
 
 
 def pipelined_product(lhs, rhs, *, fault=""):

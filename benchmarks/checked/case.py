@@ -51,8 +51,8 @@ def sound(
     """A kernel that is right."""
     bound = functools.partial(fn, **options)
     words = f" {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
-    whole = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
-    return Case(name=whole, fn=bound, args=args, reference=reference, mesh=mesh, chip=chip)
+    full_name = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
+    return Case(name=full_name, fn=bound, args=args, reference=reference, mesh=mesh, chip=chip)
 
 
 def faulty(

@@ -106,8 +106,8 @@ def summed(x, *, fault=""):
 
 def summed_plain(x):
     """The same."""
-    whole = x.reshape(AXES[0][1], *_part(x)).sum(axis=0)
-    return jnp.tile(whole, (AXES[0][1], 1))
+    total = x.reshape(AXES[0][1], *_part(x)).sum(axis=0)
+    return jnp.tile(total, (AXES[0][1], 1))
 
 
 X = array(32, 128)

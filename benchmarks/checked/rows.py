@@ -51,12 +51,12 @@ def variance(x, *, fault=""):
         value = x_vmem[...]
         mean = value.mean(-1, keepdims=True)
         if fault == "by cancellation":
-            found = (value * value).mean(-1, keepdims=True) - mean * mean
+            variances = (value * value).mean(-1, keepdims=True) - mean * mean
         else:
-            found = ((value - mean) ** 2).mean(-1, keepdims=True)
+            variances = ((value - mean) ** 2).mean(-1, keepdims=True)
         if fault == "divided by n - 1":
-            found = found * (value.shape[-1] / (value.shape[-1] - 1))
-        out_vmem[...] = jnp.broadcast_to(found, out_vmem.shape)
+            variances = variances * (value.shape[-1] / (value.shape[-1] - 1))
+        out_vmem[...] = jnp.broadcast_to(variances, out_vmem.shape)
 
     return _by_rows(body, x, out_columns=128)
 
@@ -202,12 +202,12 @@ def first_maximum(x, *, fault=""):
         place = lax.broadcasted_iota(jnp.int32, value.shape, 1)
         best = value == value.max(-1, keepdims=True)
         if fault == "the last of several":
-            found = jnp.where(best, place, -1).max(-1, keepdims=True)
+            column = jnp.where(best, place, -1).max(-1, keepdims=True)
         elif fault == "places of several added":
-            found = jnp.where(best, place, 0).sum(-1, keepdims=True)
+            column = jnp.where(best, place, 0).sum(-1, keepdims=True)
         else:
-            found = jnp.where(best, place, value.shape[1]).min(-1, keepdims=True)
-        out_vmem[...] = jnp.broadcast_to(found, out_vmem.shape)
+            column = jnp.where(best, place, value.shape[1]).min(-1, keepdims=True)
+        out_vmem[...] = jnp.broadcast_to(column, out_vmem.shape)
 
     return _by_rows(body, x, out_columns=128, dtype=jnp.int32)
 

@@ -101,9 +101,9 @@ def summed_up(x, *, fault=""):
 
         @plsc.parallel_loop(0, x.shape[1], LANES, carry=jnp.int32(0))
         def _(at, before):
-            found = plsc.cumsum(x_vmem[pl.ds(at, LANES)]) + before
-            x_vmem[pl.ds(at, LANES)] = found
-            return jnp.max(found) if fault != "forgets what came before" else before
+            sums = plsc.cumsum(x_vmem[pl.ds(at, LANES)]) + before
+            x_vmem[pl.ds(at, LANES)] = sums
+            return jnp.max(sums) if fault != "forgets what came before" else before
 
         pltpu.sync_copy(x_vmem, out_hbm.at[_mine(1).start])
 

@@ -44,15 +44,15 @@ def _shown(found: Explanation) -> list[tuple[str, str, float]]:
     timed = [program for program in found.programs if program.time_us is not None]
 
     def fastest(role: str) -> list[Program]:
-        return sorted((each for each in timed if each.role == role), key=lambda each: each.time_us or 0.0)[:1]
+        return sorted((program for program in timed if program.role == role), key=lambda each: each.time_us or 0.0)[:1]
 
     chosen = [
-        *((each, "your kernel", COLOURS["rhs"]) for each in fastest("this")),
-        *((each, f"with {each.label.replace('tile_', '')}", COLOURS["out"]) for each in fastest("change")),
-        *((each, each.label, COLOURS["lhs"]) for each in fastest("other")),
-        *((each, each.label, INK) for each in fastest("xla")),
+        *((program, "your kernel", COLOURS["rhs"]) for program in fastest("this")),
+        *((program, f"with {program.label.replace('tile_', '')}", COLOURS["out"]) for program in fastest("change")),
+        *((program, program.label, COLOURS["lhs"]) for program in fastest("other")),
+        *((program, program.label, INK) for program in fastest("xla")),
     ]
-    return [(name, colour, each.time_us) for each, name, colour in chosen if each.time_us is not None]
+    return [(name, colour, program.time_us) for program, name, colour in chosen if program.time_us is not None]
 
 
 def _station(left: float, lines: tuple[str, str, str]) -> list[str]:

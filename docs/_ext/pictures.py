@@ -45,39 +45,39 @@ def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: 
     """A matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
     rows, columns = counts
     height, width = SIDE / rows, SIDE / columns
-    result = [text(left, top + SIDE + 16, name)]
+    shapes = [text(left, top + SIDE + 16, name)]
     for number, (row, column) in reversed(list(enumerate(blocks))):
         opacity = 0.85 if number == 0 else 0.35
-        result.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
+        shapes.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
     lines = [f"M{left + c * width:.1f} {top}v{SIDE}" for c in range(columns + 1)]
     lines += [f"M{left} {top + r * height:.1f}h{SIDE}" for r in range(rows + 1)]
-    return [*result, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
+    return [*shapes, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
 
 
 def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
     """The buffers as rows of slots, each in proportion to its block."""
     tiles = rung.default_tiles(spec, 4)
     left, top = 330.0, 40.0
-    result = [text(left, 22, "VMEM: buffers", bold=True)]
-    whole = rung.buffers(spec, tiles)
-    scale = 60 / max(side for buffer in whole for side in buffer.shape)
-    for buffer in whole:
+    shapes = [text(left, 22, "VMEM: buffers", bold=True)]
+    rung_buffers = rung.buffers(spec, tiles)
+    scale = 60 / max(side for buffer in rung_buffers for side in buffer.shape)
+    for buffer in rung_buffers:
         height, width = (max(8.0, side * scale) for side in buffer.shape)
         for slot in range(buffer.copies):
             at = left + 125 + slot * (width + 48)
             filled = slot == 0 or buffer.name in ("lhs", "rhs")
-            result.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
-            result.append(box(at, top, width, height, "none", 1, stroke=INK))
+            shapes.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
+            shapes.append(box(at, top, width, height, "none", 1, stroke=INK))
             if rung.vmem_limit_bytes and buffer.name != "lhs":  # two subtiles of columns
-                result.append(
+                shapes.append(
                     f'<path d="M{at + width / 2:.1f} {top}v{height:.1f}" stroke="{INK}" stroke-dasharray="3"/>'
                 )
-            result.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
+            shapes.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
         rows, columns = buffer.shape
-        result.append(text(left, top + 12, f"{buffer.name}_vmem"))
-        result.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
+        shapes.append(text(left, top + 12, f"{buffer.name}_vmem"))
+        shapes.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
         top += max(height, 30) + 14
-    return result
+    return shapes
 
 
 def _said(rung: Rung, name: str, slot: int) -> str:

@@ -40,7 +40,7 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
             q_seq_shards=1,
         )
     by_head = ((query / math.sqrt(config.key_dim)).astype(query.dtype), key, value)
-    context: Any = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
+    context: Any = jax.vmap(kernel)(*(operand.swapaxes(1, 2) for operand in by_head))
     return context.swapaxes(1, 2)
 
 

@@ -71,12 +71,12 @@ class Config:
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:
-        every = self.full_every
+        period = self.full_every
         for name, count in (("layers", self.layers), ("dense_layers", self.dense_layers)):
-            if count % every:
+            if count % period:
                 raise ValueError(
-                    f"{name}={count} is not a multiple of full_every={every}: layers are computed in blocks of so "
-                    f"many; take {name}={count - count % every or every}"
+                    f"{name}={count} is not a multiple of full_every={period}: layers are computed in blocks of so "
+                    f"many; take {name}={count - count % period or period}"
                 )
 
     @property
@@ -114,8 +114,8 @@ class Config:
         `seq`, of which a causal mask leaves half, or those of the window, of which it leaves all but the few that the
         first tokens lack.
         """
-        windows = [(min(seq, each.window or seq), count) for each, count in self.block]
-        seen = sum(count * each * (1 - each / (2 * seq) if causal else 1.0) for each, count in windows)
+        windows = [(min(seq, layer.window or seq), count) for layer, count in self.block]
+        seen = sum(count * window * (1 - window / (2 * seq) if causal else 1.0) for window, count in windows)
         attention = 2 * self.layers // self.full_every * self.heads * (self.key_dim + self.head_dim) * seen
         return tokens * (2 * self.matrix_parameters + attention)
 
@@ -123,7 +123,7 @@ class Config:
 def _maxtext(scale: int) -> Config:
     """MaxText's base.yml with `global_parameter_scale`, whose powers of two go to heads, width and layers in turn."""
     log = scale.bit_length() - 1
-    heads, width, layers = (2 ** ((log + more) // 3) for more in (2, 1, 0))
+    heads, width, layers = (2 ** ((log + step) // 3) for step in (2, 1, 0))
     return Config(
         vocabulary=32_000,
         width=2048 * width,

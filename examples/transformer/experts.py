@@ -51,13 +51,13 @@ def _on_a_device(
 ) -> jax.Array:
     several = sharding.size("expert") > 1
     if several:
-        x, chosen, shares = (jax.lax.all_gather(each, "expert", axis=0, tiled=True) for each in (x, chosen, shares))
+        x, chosen, shares = (jax.lax.all_gather(array, "expert", axis=0, tiled=True) for array in (x, chosen, shares))
         # This device's experts come first.
         chosen = (chosen - jax.lax.axis_index("expert") * gate.shape[0]) % config.experts
-    shape, each = x.shape, config.experts_per_token
+    shape, experts_per_token = x.shape, config.experts_per_token
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat)
-    rows = permuted(jnp.repeat(x.reshape(-1, shape[2]), each, axis=0), order)
+    rows = permuted(jnp.repeat(x.reshape(-1, shape[2]), experts_per_token, axis=0), order)
     sizes = jnp.bincount(flat, length=config.experts).astype(jnp.int32)
     sizes = systolic.typical(sizes, untrained_sizes(flat.size, config.experts))[: gate.shape[0]]
     hidden = jax.nn.silu(_grouped(rows, gate, sizes, config)) * _grouped(rows, up, sizes, config)
@@ -65,8 +65,8 @@ def _on_a_device(
     # Behind the last group a kernel leaves what was there before.
     if several:
         results = jnp.where((jnp.arange(flat.size) < jnp.sum(sizes))[:, None], results, 0)
-    results = permuted(results, jnp.argsort(order)).reshape(-1, each, shape[2])
-    together = jnp.einsum("tkd,tk->td", results, shares.reshape(-1, each)).reshape(shape)
+    results = permuted(results, jnp.argsort(order)).reshape(-1, experts_per_token, shape[2])
+    together = jnp.einsum("tkd,tk->td", results, shares.reshape(-1, experts_per_token)).reshape(shape)
     if sharding.size("tensor") > 1:
         together = jax.lax.psum(together, "tensor")
     return jax.lax.psum_scatter(together, "expert", scatter_dimension=0, tiled=True) if several else together

@@ -58,7 +58,7 @@ def projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config
         return latent_projections(x, weights, positions, config)
     query, key, value = (project(x, weights[name], "bsd,dhf->bshf") for name in ("query", "key", "value"))
     query, key = normed(query, weights, "query_norm", config), normed(key, weights, "key_norm", config)
-    query, key = (rotate(each, positions, config.rope_theta) for each in (query, key))
+    query, key = (rotate(operand, positions, config.rope_theta) for operand in (query, key))
     return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
 
 
@@ -171,28 +171,28 @@ def scan_layers(
     """
 
     def block(carried: Any, stacks: list[Any]) -> tuple[Any, Any]:
-        given = []
-        for weights, (own, _) in zip(stacks, config.block, strict=True):
-            carried, its = jax.lax.scan(lambda x, each, own=own: one(x, each, own), carried, weights)
-            given.append(its)
-        return carried, joined(given)
+        stacked = []
+        for weights, (layer_config, _) in zip(stacks, config.block, strict=True):
+            carried, caches = jax.lax.scan(lambda x, each, own=layer_config: one(x, each, own), carried, weights)
+            stacked.append(caches)
+        return carried, joined(stacked)
 
     def joined(parts: list[Any]) -> Any:
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
 
-    given = []
+    stacked = []
     for stack in (parameters[name] for name in ("dense_layers", "layers") if name in parameters):
         if config.full_every == 1:
-            carried, its = block(carried, [stack])
+            carried, caches = block(carried, [stack])
         else:
             blocks = [
                 jax.tree.map(lambda each, count=count: each.reshape(-1, count, *each.shape[1:]), weights)
                 for weights, (_, count) in zip(stack, config.block, strict=True)
             ]
-            carried, its = jax.lax.scan(block, carried, blocks)
-            its = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), its)
-        given.append(its)
-    return carried, joined(given)
+            carried, caches = jax.lax.scan(block, carried, blocks)
+            caches = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), caches)
+        stacked.append(caches)
+    return carried, joined(stacked)
 
 
 def vocabulary_weight(parameters: Any) -> jax.Array:

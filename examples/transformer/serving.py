@@ -56,15 +56,15 @@ def prefill(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
     """The forward pass of `batch` prompts a device, each of `seq` tokens, for `systolic step`; see `step.train`."""
-    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     return Step(
-        fn=jax.jit(functools.partial(prefill_step, config=known, sharding=sharding)),
-        args=(_weights(known, sharding), tokens),
+        fn=jax.jit(functools.partial(prefill_step, config=settings, sharding=sharding)),
+        args=(_weights(settings, sharding), tokens),
         tokens=sequences * seq,
-        flops=_flops(known, sequences * seq, sequences, seq, causal=False),
-        flops_causal=_flops(known, sequences * seq, sequences, seq, causal=True),
+        flops=_flops(settings, sequences * seq, sequences, seq, causal=False),
+        flops_causal=_flops(settings, sequences * seq, sequences, seq, causal=True),
         parts=PARTS,
     )
 
@@ -73,20 +73,20 @@ def decode(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
     """The last token of `batch` sequences a device, whose cache has room for `seq` tokens, for `systolic step`."""
-    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     cache = tuple(
         jax.ShapeDtypeStruct(
-            (known.layers, sequences, seq, known.kv_heads, features), jnp.bfloat16, sharding=sharding.of(*_CACHE)
+            (settings.layers, sequences, seq, settings.kv_heads, features), jnp.bfloat16, sharding=sharding.of(*_CACHE)
         )
-        for features in (known.key_dim, known.head_dim)
+        for features in (settings.key_dim, settings.head_dim)
     )
     tokens = jax.ShapeDtypeStruct((sequences, 1), jnp.int32, sharding=sharding.of("batch", None))
     position = np.int32(seq - 1)  # where the cache is written decides how: its value has to be known
-    flops = _flops(known, sequences, sequences, seq, causal=False)
+    flops = _flops(settings, sequences, sequences, seq, causal=False)
     return Step(
-        fn=jax.jit(functools.partial(decode_step, config=known, sharding=sharding), donate_argnums=1),
-        args=(_weights(known, sharding), cache, tokens, position),
+        fn=jax.jit(functools.partial(decode_step, config=settings, sharding=sharding), donate_argnums=1),
+        args=(_weights(settings, sharding), cache, tokens, position),
         tokens=sequences,
         flops=flops,
         flops_causal=flops,  # the one token sees the whole cache

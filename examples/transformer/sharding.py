@@ -59,7 +59,7 @@ class Sharding:
         """How dimensions of these names are cut."""
         axes = () if self.mesh is None else self.mesh.axis_names
         cut = (tuple(axis for axis in RULES.get(name or "", ()) if axis in axes) for name in names)
-        return PartitionSpec(*(each or None for each in cut))
+        return PartitionSpec(*(axes or None for axes in cut))
 
     def constrain(self, x: jax.Array, *names: str | None) -> jax.Array:
         """Says of a value in the middle of a program how it is cut."""

@@ -52,7 +52,7 @@ def init(key: jax.Array, config: Config) -> Any:
         several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
         return several if len(several) > 1 else several[0]
 
-    weights = {name: drawn(*its) for name, its in outer.items()}
+    weights = {name: drawn(*shape_and_inputs) for name, shape_and_inputs in outer.items()}
     dense = c.dense_layers if c.experts else 0
     weights |= {"norm": jnp.zeros(c.width), "layers": blocks(c.layers - dense, c.experts)}
     return weights | ({"dense_layers": blocks(dense, 0)} if dense else {})
@@ -60,32 +60,32 @@ def init(key: jax.Array, config: Config) -> Any:
 
 def _norms(c: Config) -> dict[str, int]:
     """Gives the features of each norm of a layer."""
-    found = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
-    found |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
-    found |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
-    return found | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
+    norms = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
+    norms |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
+    norms |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
+    return norms | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
 
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
     """Gives the shape of each matrix of a layer, and how many features go into one that comes out."""
-    result: dict[str, tuple[tuple[int, ...], int]] = {
+    matrices: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
     }
     if c.kv_rank is None:
-        result |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
+        matrices |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
     else:
-        result["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
-        result["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
+        matrices["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
+        matrices["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
     inner = ("gate", "up") if c.gated else ("up",)
     width = c.shared_experts * c.expert_width if experts else c.mlp_width
     if width:
-        result |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
+        matrices |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
     if experts:
-        result["router"] = (c.width, experts), c.width
-        result |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
-        result["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
-    return result
+        matrices["router"] = (c.width, experts), c.width
+        matrices |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
+        matrices["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
+    return matrices
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
@@ -116,8 +116,8 @@ def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: C
     """The loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
     logits = project(x, weight, "bsd,dv->bsv")
     logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
-    wanted = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - wanted
+    target_logits = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
@@ -177,18 +177,18 @@ def train(
       seq: tokens of a sequence.
       changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
     """
-    known = configured(config, **changes)
+    step_config = configured(config, **changes)
     sharding = Sharding(mesh)
     sequences = batch * sharding.devices
-    state = jax.eval_shape(functools.partial(begin, config=known), jax.random.key(0))
+    state = jax.eval_shape(functools.partial(begin, config=step_config), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     count = sequences * seq
     return Step(
-        fn=train_function(known, sharding),
-        args=(placed(state, state_shardings(known, sharding)), {"tokens": tokens, "targets": tokens}),
+        fn=train_function(step_config, sharding),
+        args=(placed(state, state_shardings(step_config, sharding)), {"tokens": tokens, "targets": tokens}),
         tokens=count,
         # The backward pass multiplies twice what the forward pass does; what is computed again does not count.
-        flops=3 * known.forward_flops(count, seq, causal=False),
-        flops_causal=3 * known.forward_flops(count, seq, causal=True),
+        flops=3 * step_config.forward_flops(count, seq, causal=False),
+        flops_causal=3 * step_config.forward_flops(count, seq, causal=True),
         parts=PARTS,
     )

@@ -29,7 +29,7 @@ def paged(q, k_pages, v_pages, lengths, pages, *, inline=True):
 
 def paged_int8(q, k_pages, v_pages, lengths, pages):
     """The same, of pages in eight bits."""
-    k, v = (quantize_to_int8(each) for each in (k_pages, v_pages))
+    k, v = (quantize_to_int8(array) for array in (k_pages, v_pages))
     return paged(q, k, v, lengths, pages)
 
 
@@ -38,8 +38,8 @@ def paged_plain(q, k_pages, v_pages, lengths, pages):
     batch, heads, depth = q.shape
     groups = k_pages.shape[0]
     k, v = (
-        jnp.moveaxis(each[:, pages], 0, 1).reshape(batch, groups, -1, depth).repeat(heads // groups, axis=1)
-        for each in (k_pages, v_pages)
+        jnp.moveaxis(array[:, pages], 0, 1).reshape(batch, groups, -1, depth).repeat(heads // groups, axis=1)
+        for array in (k_pages, v_pages)
     )
     seen = jnp.arange(k.shape[2]) < lengths[:, None, None, None]
     return attention_plain(q[:, :, None], k, v, seen=seen, scale=1.0)[:, :, 0]
@@ -64,17 +64,17 @@ def ragged(q, kv_pages, lengths, pages, starts, count, *, window=None):
 def ragged_plain(q, kv_pages, lengths, pages, starts, count, *, window=None):
     """The same, where every sequence has as many tokens of q."""
     tokens, heads, depth = q.shape[0] // 2, q.shape[1], q.shape[2]
-    result = []
+    outputs = []
     for index in range(2):
-        own = q[index * tokens : (index + 1) * tokens].swapaxes(0, 1)
+        queries = q[index * tokens : (index + 1) * tokens].swapaxes(0, 1)
         both = kv_pages[pages[index]].reshape(-1, kv_pages.shape[2], depth).swapaxes(0, 1)
         k, v = (both[at::2].repeat(2 * heads // kv_pages.shape[2], axis=0) for at in (0, 1))
         row = lengths[index] - tokens + jnp.arange(tokens)[:, None]
         column = jnp.arange(k.shape[1])[None, :]
         seen = (column <= row) & (column < lengths[index])
         seen &= True if window is None else row - column < window
-        result.append(attention_plain(own, k, v, seen=seen).swapaxes(0, 1))
-    return jnp.concatenate(result)
+        outputs.append(attention_plain(queries, k, v, seen=seen).swapaxes(0, 1))
+    return jnp.concatenate(outputs)
 
 
 def _pages(dtype):

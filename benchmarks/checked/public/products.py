@@ -48,11 +48,11 @@ def _rows(sizes, group, length):
 
 def grouped_plain(lhs, rhs, sizes, *, groups=None, transposed=False):
     """The same."""
-    found = jnp.zeros((lhs.shape[0], rhs.shape[1 if transposed else 2]), lhs.dtype)
-    for at, each in enumerate(groups or range(len(SIZES))):
+    out = jnp.zeros((lhs.shape[0], rhs.shape[1 if transposed else 2]), lhs.dtype)
+    for at, group in enumerate(groups or range(len(SIZES))):
         matrix = rhs[at].T if transposed else rhs[at]
-        found = jnp.where(_rows(sizes, each, lhs.shape[0])[:, None], lhs @ matrix, found)
-    return found
+        out = jnp.where(_rows(sizes, group, lhs.shape[0])[:, None], lhs @ matrix, out)
+    return out
 
 
 def _onto_plain(lhs, rhs, sizes, out):

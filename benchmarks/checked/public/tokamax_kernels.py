@@ -43,7 +43,7 @@ def tokamax_gmm_v2(lhs, rhs, sizes):
 def tokamax_splash(q, k, v, *, causal=True):
     """Over [heads, length, depth], unscaled."""
     splash = "tokamax._src.ops.experimental.tpu.splash_attention"
-    kernels, masks = (importlib.import_module(f"{splash}.splash_attention_{each}") for each in ("kernel", "mask"))
+    kernels, masks = (importlib.import_module(f"{splash}.splash_attention_{module}") for module in ("kernel", "mask"))
     mask = (masks.CausalMask if causal else masks.FullMask)((q.shape[1], k.shape[1]))
     return kernels.make_splash_mha(mask=mask, q_seq_shards=1)(q, k, v)
 
