@@ -1,4 +1,4 @@
-"""Every operation that XLA makes of ordinary functions: compiled, simulated, and held against what bounds its time.
+"""Compile and simulate the operations that XLA makes of ordinary functions, and compare times with lower bounds.
 
     python benchmarks/any_function.py --chip v5e,v6e --only softmax --json build/any_function.json
 
@@ -64,17 +64,17 @@ def functions() -> dict[str, Function]:
 
 
 def estimates_folder() -> Path:
-    """Where libtpu leaves its estimates, and where they are kept."""
+    """Return the folder that libtpu writes its estimates to and that keeps them."""
     return cache_folder() / "static_estimates"
 
 
 def estimates_file(chip: Chip, name: str) -> Path:
-    """Where the estimates of one function are kept."""
+    """Return the file that keeps the estimates of one function."""
     return estimates_folder() / f"{chip.name} {re.sub(r'[^A-Za-z0-9]+', '_', name)}.json"
 
 
 def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
-    """Runs functions on one chip, anew without an estimate where the compiler can't bear making it."""
+    """Run functions on one chip, and compile again without estimates if the compiler fails because of them."""
     files = {name: estimates_file(chip, name) for name in chosen}
     estimated = [name for name in chosen if chip.name not in WITHOUT_ESTIMATES and not is_empty(files[name])]
     with estimating():
@@ -89,12 +89,12 @@ def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Itera
 
 
 def is_empty(file: Path) -> bool:
-    """Whether the compiler had died of the estimates."""
+    """True if the compiler died while it estimated."""
     return file.exists() and file.read_text() == "{}"
 
 
 def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
-    """Runs functions in a worker."""
+    """Run functions in a worker."""
     with WorkerPool(max_workers=1, time_limit_s=600, memory_limit_bytes=12 * 2**30) as pool:
         runner = Runner(functools.partial(submit, pool), bar)
         running = {name: runner.start(experiment(name, chip, function)) for name, function in chosen.items()}
@@ -104,7 +104,7 @@ def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterat
 
 @contextmanager
 def estimating() -> Iterator[None]:
-    """Lets the workers that start meanwhile leave estimates."""
+    """Let workers that start in this context write estimates."""
     before = os.environ.get("LIBTPU_INIT_ARGS", "")
     os.environ["LIBTPU_INIT_ARGS"] = f"{before} --xla_jf_dump_static_llo_profile_to={estimates_folder()}".strip()
     try:
@@ -114,19 +114,19 @@ def estimating() -> Iterator[None]:
 
 
 def experiment(name: str, chip: Chip, function: Function) -> Experiment:
-    """What is run for one function."""
+    """Return the experiment of one function."""
     return Experiment(fn=function.fn, args=function.args, chip=chip, label=f"{chip.name} {name}")
 
 
 def submit(pool: WorkerPool, its: Experiment) -> Future[Measurement]:
-    """Has a worker compile and simulate it."""
+    """Compile and simulate an experiment in a worker."""
     file = estimates_file(its.chip, its.label.removeprefix(f"{its.chip.name} "))
     values = argument_values(its.args)
     return pool.submit(timed, its, file, abstract_arguments(its.args), values, tracing_settings(), label=its.label)
 
 
 def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mapping[str, Any]) -> Measurement:
-    """In a worker: compiles and simulates, and keeps the estimates where it was compiled anew."""
+    """Compile and simulate, in a worker, and keep the estimates if it was compiled now."""
     try:
         return simulate_in_worker(its.fn, shapes, values, its.chip, its.cached, settings, its.spans)
     finally:
@@ -140,7 +140,7 @@ def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mappi
 
 
 def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None, str]:
-    """Time over estimate of all operations that have one; and of the one that is furthest off."""
+    """Return time over estimate: of all operations that have an estimate, and of the one that is furthest off."""
     file = estimates_file(chip, name)
     estimates = json.loads(file.read_text()) if file.exists() else {}
     clocks = chip.machine.clock_hz / chip.peak_clock_hz  # the estimate counts cycles of the peak's clock
@@ -164,7 +164,6 @@ _VERDICTS = {
 
 
 def record(name: str, chip: Chip, function: Function, outcome: Outcome) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {"chip": chip.name, "function": name, "provenance": "simulated", "status": outcome.status}
     run = outcome.run
     if run is None:
@@ -194,7 +193,7 @@ def record(name: str, chip: Chip, function: Function, outcome: Outcome) -> dict[
 
 
 def touched_bytes(function: Function) -> int:
-    """Bytes of the arguments and of the results."""
+    """Return the bytes of the arguments and results."""
     leaves = jax.tree.leaves([function.args, jax.eval_shape(function.fn, *function.args)])
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
@@ -246,14 +245,14 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows there are of each verdict."""
+    """Return the number of rows of each verdict."""
     return {
         verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("time", "refusal", "limit", "wrong")
     }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows, and the reasons of those without a time."""
+    """Print the rows, and the reasons of rows without a time."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

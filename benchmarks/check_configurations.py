@@ -1,4 +1,4 @@
-"""How often do the static rules of `systolic check` and the TPU compiler say the same of a random kernel?
+"""Count how often the static rules of `systolic check` and the TPU compiler agree on random kernels.
 
     python benchmarks/check_configurations.py --count 1000 --seed 1
     python benchmarks/check_configurations.py --count 200 --seed 7 --chip v5e,v6e --csv build/check.csv --json -
@@ -64,7 +64,7 @@ _WINDOW = re.compile(r"(input|output) window allocation for operator (?:input|ou
 
 
 def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Finding]]:
-    """The kernel as traced, and the errors that foretell a refusal."""
+    """Return the traced kernel, and the errors that predict a refusal."""
     fn, args = kernel(one)
     try:
         (call,) = kernel_calls(jax.make_jaxpr(fn)(*args))
@@ -76,7 +76,7 @@ def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Find
 
 
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
-    """The compiler's account of the kernel: bytes by role and number; what is neither window nor scratch is ("", 0)."""
+    """Return the compiler's account of the kernel: bytes by role and number; ("", 0) is neither window nor scratch."""
     named = _KERNEL_OP.search(program.top_level_hlo)
     breakdowns = json.loads(program.vmem_report or "{}") or {}
     if named is None or named[1] not in breakdowns:
@@ -95,7 +95,7 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
 
 
 def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str, Any]:
-    """Estimate against account."""
+    """Return the estimated bytes next to the compiler's."""
     account = reported(program)
     if not account or 0 in call.grid:
         return {}
@@ -116,7 +116,6 @@ def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str
 def row_of(
     one: Configuration, call: KernelCall | None, errors: Sequence[Finding], job: Future[CompiledProgram]
 ) -> dict[str, Any]:
-    """One line of the result."""
     row: dict[str, Any] = {
         **asdict(one),
         "rules": " ".join(dict.fromkeys(error.rule for error in errors)),
@@ -187,7 +186,7 @@ def main(
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The confusion matrix of some rows, and in how many VMEM is as it was foretold."""
+    """Return the confusion matrix of rows, and the number of kernels whose VMEM was predicted exactly."""
     answered = [row for row in rows if row["compiler"] != "no answer"]
     counts = {
         (foretold, compiler): sum(row["foretold"] == foretold and row["compiler"] == compiler for row in answered)
@@ -241,7 +240,7 @@ _VMEM: tuple[Column[_Counted], ...] = (
 
 
 def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], seed: int) -> None:
-    """Prints the tables, then every disagreement."""
+    """Print the tables, then every disagreement."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · seed {seed} · {packages}")

@@ -1,4 +1,4 @@
-"""How many planted faults `systolic check` finds, by the right rule, and how many sound kernels it accuses.
+"""Count the planted faults that `systolic check` finds by the right rule, and the sound kernels that it accuses.
 
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
     python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
@@ -83,7 +83,7 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
 
 
 def _write(table: list[dict[str, str]], *, keep: bool) -> None:
-    """Writes rows, in place of those of the same cases where others are kept."""
+    """Write rows to the file, in place of its rows of the same cases."""
     rows = {(row["kind"], row["case"]): row for row in table}
     if keep:
         with ROWS.open(newline="") as file:

@@ -1,4 +1,4 @@
-"""How near to the best of sixty tiles does the search of `systolic tune` come in twelve compiles?
+"""Compare the search of `systolic tune` in twelve compiles with the best of sixty tiles.
 
     python benchmarks/exhaustive_sweep.py sweep     # sixty tiles for each of sixteen products; an hour on two cores
     python benchmarks/exhaustive_sweep.py search    # the search against the committed sweep; ten minutes
@@ -59,7 +59,7 @@ _COLUMNS: tuple[str, ...] = (
 
 
 def of_each_tile(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
-    """The best-modelled configuration of every tile, best first."""
+    """Return the configuration with the best modeled time of every tile, best first."""
     configs: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
         configs.setdefault(choice.config.tiles, choice)
@@ -67,7 +67,7 @@ def of_each_tile(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
 
 
 def candidates(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
-    """Forty by the model and twenty by lot."""
+    """Return the forty best by the model, and twenty drawn at random."""
     configs = of_each_tile(spec, its)
     rest = configs[_BEST:]
     return configs[:_BEST] + random.Random(f"{spec}{its.name}").sample(rest, min(_DRAWN, len(rest)))
@@ -116,7 +116,7 @@ def _key(row: dict[str, Any]) -> tuple[str, ...]:
 
 @click.group()
 def main() -> None:
-    """An exhaustive sweep, and what it says of the search and of the model."""
+    """Run an exhaustive sweep, and compare the search and the model with it."""
 
 
 @main.command()
@@ -160,7 +160,7 @@ def sweep() -> None:
 @main.command()
 @click.option("--time-budget", default=120.0, show_default=True)
 def search(time_budget: float) -> None:
-    """Search every product anew, in an empty cache, and compare with the sweep's best."""
+    """Search every product in an empty cache, and compare with the sweep's best."""
     from systolic.store import TrialStore
     from systolic.tuning import tune
 
@@ -186,7 +186,7 @@ def search(time_budget: float) -> None:
 
 @main.command()
 def model() -> None:
-    """What the planner's arithmetic says of the sweep's rows."""
+    """Compare the planner's model with the sweep's rows."""
     for name in CHIPS:
         measured = [row for row in _of(name) if row["simulated_us"]]
         for row in measured:

@@ -1,4 +1,4 @@
-"""Are the savings that `systolic explain` promises the ones that its user gets?
+"""Compare the savings that `systolic explain` promises with the savings that its user gets.
 
     python benchmarks/explained_savings.py --json build/explained_savings.json
 
@@ -48,7 +48,7 @@ _ASSIGNED = re.compile(r"(\w+)(?:\[(\d+)\]|\.(\w+))?=(\d+)")
 
 
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of bfloat16."""
+    """Return a shape of bfloat16."""
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
@@ -57,7 +57,7 @@ SQUARE = (bf16(2048, 2048), bf16(2048, 2048))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A function to explain, and its author's keywords for changes that are no tile sizes, by the finding's title."""
+    """A function to explain, with its author's keywords by the finding's title, for changes other than tile sizes."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = SQUARE
@@ -90,7 +90,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 class Applied:
-    """A kernel with a finding applied as its author would. Knows nothing of how the estimate was made."""
+    """A kernel with a finding applied as its author would, independently of the estimate."""
 
     def __init__(self, kernel: Kernel, saving: Saving) -> None:
         self._fn = kernel.fn
@@ -110,7 +110,7 @@ class Applied:
             raise ValueError(f"{saving.title}: nobody has said how its author would apply it")
 
     def __call__(self, *args: Any) -> Any:
-        """The kernel, changed."""
+        """Call the changed kernel."""
         changed = functools.partial(self._fn, **self._keywords)
         if self._limit is None:
             return changed(*args)

@@ -1,4 +1,4 @@
-"""What sections of `faults.py` share: the programs that cases mutate, and mutations of text, bytes and JSON."""
+"""Share between the sections of `faults.py`: programs that cases mutate, and mutations of text, bytes and JSON."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _NUMBERS = ("0", "-1", "1", "4294967295", "4294967296", "99999999999999999999", 
 
 
 class CaseError(AssertionError):
-    """A case ended in another way than it may."""
+    """A case that ended in another way than it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is made once, ahead of all cases: programs of the real compiler, by chip."""
+    """Programs of the real compiler, by chip, made once before all cases."""
 
     programs: dict[str, CompiledProgram]
 
     @classmethod
     def made(cls) -> Self:
-        """Compile them, or take them from the cache."""
+        """Compile the programs, or read them from the cache."""
 
         with WorkerPool() as pool:
             futures = {}
@@ -87,7 +87,7 @@ class Section:
 
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
-    """A file's bytes with bits flipped, parts overwritten, cut off, moved, put in or taken out."""
+    """Return a file's bytes with bits flipped, or parts overwritten, cut off, moved, inserted or removed."""
     held = bytearray(data or b"\0")
     kind = choose.randrange(7)
     at = choose.randrange(len(held))
@@ -112,7 +112,7 @@ def damaged(data: bytes, choose: random.Random) -> bytes:
 
 
 def mutated_text(text: str, choose: random.Random) -> str:
-    """A text with lines or words lost, doubled, swapped or replaced, numbers made extreme, or its end cut off."""
+    """Return text with lines or words lost, doubled, swapped or replaced, numbers made extreme, or its end cut off."""
     lines = text.split("\n")
     for _ in range(choose.choice((1, 1, 1, 2, 5))):
         at = choose.randrange(len(lines))
@@ -146,7 +146,7 @@ def mutated_text(text: str, choose: random.Random) -> str:
 
 
 def mutated_json(document: Any, choose: random.Random) -> bytes:
-    """The text of a JSON document with a leaf, a key or some bytes of it changed."""
+    """Return the text of a JSON document with a leaf, a key or some bytes changed."""
     if choose.random() < 0.15:
         return damaged(json.dumps(document).encode(), choose)
     paths = list(_paths(document))

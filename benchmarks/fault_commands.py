@@ -1,4 +1,4 @@
-"""Hostile options and files that are none: what was written counts, or there is one line of error, at once."""
+"""Hostile options and hostile files: the command obeys what was written, or prints one line of error at once."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _arguments(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _numbers(choose: random.Random) -> None:
-    """Check that an array holds what was written, and that what it does not hold is refused."""
+    """Check that an array holds the numbers that were written, and that a number it cannot hold is refused."""
     kind = choose.choice([*_INTEGERS, *_FLOATS])
     low, high = _INTEGERS.get(kind, (-(2**7), 2**7))
     edges = (low, high, low - 1, high + 1, 2 * high, choose.randint(low, high), 0, 2**63, -(10**30))
@@ -144,7 +144,7 @@ def limits_of(kind: str) -> Any:
 
 
 def _fraction(word: str) -> Fraction | None:
-    """Return the number that a word writes; None: it writes none that is finite."""
+    """Return the number that a word writes, or None if it is not a finite number."""
     try:
         return Fraction(word) if word.isascii() and "_" not in word and "/" not in word else None
     except ValueError:
@@ -166,7 +166,7 @@ def _argument_texts(choose: random.Random) -> None:
 
 
 def _argument(text: str) -> np.ndarray | None:
-    """Return the array of a text; None where it is refused, or is a shape alone."""
+    """Return the array of a text, or None if it is refused or is only a shape."""
     try:
         made = named_argument(text)
     except NamedFunctionError as error:
@@ -176,7 +176,7 @@ def _argument(text: str) -> np.ndarray | None:
 
 
 def _literals(choose: random.Random) -> None:
-    """Check that commands with a hostile static argument end with 2: there is no such file, whatever else is wrong."""
+    """Check that commands with a hostile static argument exit with 2: the file does not exist either way."""
     value = choose.choice(_LITERALS)
     if choose.random() < 0.3:
         value = mutated_text(value, choose)
@@ -287,7 +287,7 @@ def _make(kind: str, path: Path) -> None:
 
 
 def _refused(*arguments: str) -> None:
-    """Run a command that has to end with exit code 2 and one line."""
+    """Run a command that must end with exit code 2 and one line."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)

@@ -1,4 +1,4 @@
-"""Damaged caches and stores, hostile JSON and CSV: an answer, a warning of ours, or one line of error."""
+"""Damaged caches and stores, hostile JSON and CSV: each ends in an answer, a warning of ours, or one line of error."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PROGRAMS, _TRIALS = 3, 6
 
 
 def _database(folder: Path) -> Path:
-    """The largest file below a folder: where a database keeps what it has."""
+    """Return the largest file below a folder: a database keeps its rows in it."""
     return max((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
 
 
 def _folded(file: Path) -> None:
-    """Bring SQLite's journal into its file, so that damage to the file counts."""
+    """Merge SQLite's journal into its file, so that damage to the file has an effect."""
     with contextlib.suppress(sqlite3.DatabaseError), closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -85,7 +85,7 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _hostile_rows(file: Path, choose: random.Random) -> None:
-    """Change one value of one row, or of all, by SQL, to one of any type."""
+    """Change one value, of one row or of all rows, to a value of any type, by SQL."""
     values = (None, -1, 2**63 - 1, 1e308, float("inf"), "", "x" * 1000, b"\xff\xfe", b"\xed\xa0\x80", "../../outside")
     values += (b"\x80\x04cos\nsystem\n(S'true'\ntR.", "[" * 100_000, "null", "{}", "[]", '{"a": 1e999}')
     with contextlib.suppress(sqlite3.DatabaseError), closing(sqlite3.connect(file)) as connection:
@@ -133,7 +133,7 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """What `simulate --json` wrote, read by commands that compare results."""
+    """Check commands that compare results, on damaged output of `simulate --json`."""
     saved_runs = json.loads((Path(__file__).parents[1] / "tests" / "data" / "xla_matmul_v6e.json").read_text("utf-8"))
     row = {"function": "a.py:f", "chip": "v6e", "status": "ok", "time_us": 10.0, "run": saved_runs}
     document = {"command": "simulate", "versions": {"jax": "0.10.2"}, "rows": [row], "summary": {}}
@@ -159,7 +159,7 @@ def _published(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def run_command(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command, which ends in a way that a user may see."""
+    """Return exit code, standard output and standard error of a command that ends as a user may see it."""
     out, err = io.StringIO(), io.StringIO()
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
     with streams[0], streams[1], warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""Globals that the caller has changed: a worker sees them as the caller does."""
+"""Globals that the caller has changed: a worker sees the changed values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _plain(choose: random.Random, depth: int = 0) -> Any:
 
 
 def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Change some globals of a module and compare what a worker computes with what this process does."""
+    """Change some globals of a module, and compare a worker's result with this process's."""
     name = f"m{choose.getrandbits(60):x}"
     (folder / f"{name}_helper.py").write_text(_HELPER)
     (folder / f"{name}.py").write_text(_MODULE.format(helper=f"{name}_helper", value=choose.choice((1, "a", (1, 2)))))

@@ -1,4 +1,4 @@
-"""Processes killed at any moment: what was acknowledged is there, files open, and the pool goes on."""
+"""Processes killed at any moment: acknowledged writes are still stored, files open, and the pool continues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ fault_records.write_{what}(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 def _killed_writers(what: str, file: Path, choose: random.Random) -> set[int]:
-    """Numbers that writers have acknowledged before they were killed."""
+    """Return the numbers that writers acknowledged before they were killed."""
     script = _WRITE.format(folder=str(Path(__file__).parent), what=what)
     writers = [
         subprocess.Popen([sys.executable, "-c", script, str(file), str(number)], stdout=subprocess.PIPE, text=True)

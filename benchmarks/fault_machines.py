@@ -1,4 +1,4 @@
-"""TPU machines that answer with garbage: hostile results, and a `gcloud` that fails, babbles or is stopped."""
+"""TPU machines that answer with garbage: hostile results, and a `gcloud` that fails, prints nonsense or is stopped."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Run a command on a machine whose gcloud fails at random, with results in a folder of the user's or a new one."""
+    """Run a command on a machine whose gcloud fails at random, with results in the user's folder or a new one."""
     work = folder / "work"
     (work / "mine").mkdir(parents=True)
     (work / "mine" / "notes.txt").write_text("mine")
@@ -124,7 +124,7 @@ def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 @contextlib.contextmanager
 def _silent_children() -> Iterator[None]:
-    """Send what child processes write to their terminal nowhere."""
+    """Discard the terminal output of child processes."""
     saved_streams = [os.dup(stream) for stream in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

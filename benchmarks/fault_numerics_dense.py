@@ -1,4 +1,4 @@
-"""Dense, gated and grouped products, their gradients beside float64, and plans of sizes up to 2³¹ − 1."""
+"""Dense, gated and grouped products, their gradients compared with float64, and plans of sizes up to 2³¹ − 1."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _numbers(choose: random.Random, shape: tuple[int, ...], dtype: str) -> np.nd
 
 
 def _integers(choose: random.Random, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-    """Numbers whose products and sums float32 holds exactly."""
+    """Return numbers whose products and sums float32 holds exactly."""
     return np.random.default_rng(choose.getrandbits(32)).integers(-4, 5, shape).astype(dtype)
 
 
@@ -85,7 +85,7 @@ def _backend(choose: random.Random) -> dict[str, Any]:
 
 
 def _precision(choose: random.Random, run: Any) -> Any:
-    """One that is taken; one that is refused is tried first, now and then."""
+    """Return a precision that is accepted; now and then, first try one that is refused."""
     if choose.random() < 0.1:
         wrong = choose.choice(REFUSED)
         try:
@@ -98,12 +98,12 @@ def _precision(choose: random.Random, run: Any) -> Any:
 
 
 def _unit(dtype: str) -> float:
-    """The error of one product, of any precision: `high` is three passes in interpret mode."""
+    """Return the error bound of one product, for any precision: `high` is three passes in interpret mode."""
     return THREE_PASSES if dtype in ("float32", "float16") else 0.0
 
 
 def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """`(activation(lhs @ rhs + bias) + residual) · scale` and its gradients."""
+    """Check `(activation(lhs @ rhs + bias) + residual) · scale` and its gradients."""
     m, k, n = (choose.choice(SIZES) for _ in range(3))
     batch = choose.choice(((), (), (2,), (3, 1), (0,)))
     shared = choose.random() < 0.5
@@ -148,7 +148,7 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: list[Any]) -> None:
-    """Check dx, and the gradient of each weight, made of cotangents of products that are off by something.
+    """Check dx and the gradient of each weight, which follow from cotangents with known error bounds.
 
     Args:
       shapes: x and the weights, whose sizes gradients have.
@@ -175,7 +175,7 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
 
 
 def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """`activation(x @ w_gate) · (x @ w_up)` and its gradients."""
+    """Check `activation(x @ w_gate) · (x @ w_up)` and its gradients."""
     m, k, n = (choose.choice(SIZES) for _ in range(3))
     dtype, name = choose.choice(("float32", "float32", "bfloat16")), choose.choice((None, "silu", "gelu", "tanh"))
     batch = choose.choice(((), (), (2,), (0,)))
@@ -218,7 +218,7 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Products of integers in groups of any sizes from any offset, traced; and refusals of what is known and wrong."""
+    """Check integer products in groups of any sizes from any traced offset, and refusals of known wrong arguments."""
     m, k, n = (choose.choice((0, 1, 7, 8, 40, 64)) for _ in range(3))
     all_groups, dtype = choose.choice((0, 1, 2, 3, 8)), choose.choice(("float32", "bfloat16"))
     groups = choose.randrange(all_groups + 1)
@@ -288,7 +288,7 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """A plan of any sizes ends, with a time or an error that says why not."""
+    """Check that a plan of any sizes ends with a time, or with an error that says why not."""
 
     def size() -> int:
         near = (1, 127, 128, 4096, 5760, 2**20, 2**24, 2**30, 128 * 14414400, LARGEST - 127, LARGEST)

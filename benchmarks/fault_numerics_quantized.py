@@ -1,4 +1,4 @@
-"""Quantized products with all their options crossed, against float64 references made of codes and scales."""
+"""Quantized products with all their options crossed, compared with float64 references made from codes and scales."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEEPEST = 1.2  # of the activations' derivatives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Approximate:
-    """Float64 numbers, and how far from each a result may be."""
+    """Float64 numbers, and a bound of a result's distance from each."""
 
     numbers: np.ndarray
     bounds: np.ndarray
@@ -43,7 +43,7 @@ class _Approximate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """An operand, the numbers that it stands for, and the share by which a product may round each."""
+    """An operand, the numbers that it represents, and the relative rounding error of a product with each."""
 
     operand: Any
     numbers: np.ndarray
@@ -51,7 +51,7 @@ class _Side:
 
 
 def exact(q: systolic.Quantized) -> np.ndarray:
-    """Codes times scales, by NumPy alone."""
+    """Return codes times scales, by NumPy only."""
     scales = np.asarray(q.scales).astype(np.float64)
     for axis, (size, part) in enumerate(zip(q.values.shape, q.scales.shape, strict=True)):
         scales = scales.repeat(size // part, axis) if part else scales
@@ -122,7 +122,7 @@ def _rhs(
 
 
 def _rows_rounded(side: _Side, name: str) -> _Side:
-    """The rows that the product quantizes: a number in the middle of two may go either way."""
+    """Return the rows that the product quantizes; a number halfway between two codes may go either way."""
     q = jax.jit(functools.partial(systolic.quantize, dtype=name, axis=-1))(side.operand)
     one_up = {"int8": 1 / 127, "int4": 1 / 7, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}[name]
     return _Side(operand=side.operand, numbers=exact(q), share=one_up)
@@ -141,7 +141,7 @@ def _applied(fn: Callable[[Any], Any], value: _Approximate) -> _Approximate:
 
 
 def _compare(found: Any, expected: _Approximate, what: str, *, any_class: bool = False) -> None:
-    """Compare values, and where the reference is not finite its class: infinities with their signs, and NaN."""
+    """Compare values; where the reference is not finite, compare classes: infinities with their signs, and NaN."""
     out = np.asarray(found).astype(np.float64)
     if out.shape != expected.numbers.shape:
         raise CaseError(f"{what} is of shape {out.shape}, not {expected.numbers.shape}")
@@ -250,7 +250,7 @@ def _check_gradients(
     rows: _Side,
     keywords: dict[str, Any],
 ) -> None:
-    """Cotangents of floats and of scales of a product without an activation; values have none."""
+    """Check cotangents of floats and of scales of a product without an activation; values have none."""
     out, back = jax.vjp(jax.jit(fn), left.operand, right.operand)
     cotangent = jnp.asarray(generator.standard_normal(out.shape), out.dtype)
     to_left, to_right = back(cotangent)
@@ -276,7 +276,7 @@ def _check_gradients(
 
 
 def _summed(numbers: np.ndarray, parts: tuple[int, ...]) -> np.ndarray:
-    """Sums over the blocks that share a scale."""
+    """Return sums over the blocks that share a scale."""
     for axis, (size, part) in enumerate(zip(numbers.shape, parts, strict=True)):
         if part != size:
             blocked = np.moveaxis(numbers, axis, -1)

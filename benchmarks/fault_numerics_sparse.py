@@ -1,4 +1,4 @@
-"""Sections of block-sparse products: random products beside float64, and records made from hostile arguments."""
+"""Sections on block-sparse products: random products compared with float64, and records made from hostile arguments."""
 
 from __future__ import annotations
 
@@ -81,28 +81,28 @@ class _Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the sparse matrix as it is stored."""
+        """Return the shape of the stored sparse matrix."""
         return self.grid[0] * self.block[0], self.grid[1] * self.block[1]
 
     @property
     def multiplied(self) -> str:
-        """The dtype of the products."""
+        """Return the dtype of the products."""
         return max(self.dtypes, key=["int8", "bfloat16", "float32"].index)
 
     @property
     def out(self) -> str:
-        """The dtype of the result."""
+        """Return the dtype of the result."""
         return self.preferred or ("int32" if self.multiplied == "int8" else self.multiplied)
 
     @property
     def is_smooth(self) -> bool:
-        """Whether a second derivative says something, and is not one of rounded numbers."""
+        """True if the product has a meaningful second derivative, not one of rounded numbers."""
         return {*self.dtypes, self.out} == {"float32"} and self.activation != "relu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrays:
-    """Operands of a case, and where the sparse matrix has blocks."""
+    """Operands of a case, and the mask of the sparse matrix's blocks."""
 
     matrix: BlockSparse  # with NaN as padding; of sdd its places are the mask
     wanted: np.ndarray  # [*batch, m, n], bool
@@ -156,7 +156,7 @@ def _arrays(case: _Case, choose: random.Random) -> _Arrays:
 
 
 def _ours(case: _Case, arrays: _Arrays, first: Any, second: Any, bias: Any) -> Any:
-    """The result as a whole; `first` are the blocks of a sparse matrix."""
+    """Return the whole result; `first` holds the blocks of a sparse matrix."""
     options: dict[str, Any] = {
         "transpose_lhs": case.transposes[0],
         "transpose_rhs": case.transposes[1],
@@ -177,7 +177,7 @@ def _ours(case: _Case, arrays: _Arrays, first: Any, second: Any, bias: Any) -> A
 
 
 def _reference(case: _Case, wanted: Any, first: Any, second: Any, bias: Any) -> Any:
-    """The same of whole matrices, in the dtype that they have."""
+    """Return the product of whole matrices, in their dtype."""
     if case.kind != "sdd":
         first = jnp.where(wanted, first, 0)
     lhs, rhs = (second, first) if case.kind == "dds" else (first, second)
@@ -241,7 +241,7 @@ def _attempt_product(choose: random.Random, _folder: Path, _setting: Setting) ->
         return loss(lambda *operands: _reference(case, arrays.wanted, *operands), "float64")(some, rest)
 
     def derivatives(fn: Any, operands: tuple[Any, ...]) -> Any:
-        """The value, the gradients, and those of their squares."""
+        """Return the value, the gradients, and the gradients of their squares."""
         arrays_at_numbers = [operands[at] for at in numbers]
         (_, out), first_order = jax.value_and_grad(fn, has_aux=True)(arrays_at_numbers, operands)
         if not twice:

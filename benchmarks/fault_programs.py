@@ -1,4 +1,4 @@
-"""Mutated compiler output: the simulator gives a result or its own error, in bounded time, and runs nothing of it."""
+"""Mutated compiler output: the simulator returns a result or its own error, in bounded time, and runs no text."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _beside(choose: random.Random, _folder: Path, setting: Setting) -> None:
 
 
 def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
-    """Python in place of a name: if any of it ran, there would be a file."""
+    """Return Python code in place of a name; if it ran, it would create a file."""
     program = choose.choice(list(setting.programs.values()))
     sentinel = folder / "ran"
     name = choose.choice(list(program.listings))

@@ -58,7 +58,7 @@ def _changed(choose: random.Random, array: Any) -> Any:
 
 
 def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Change arrays of a weight as trees are changed, where no constructor looks at them."""
+    """Change arrays of a weight by tree operations, which no constructor checks."""
     weight = np.random.default_rng(choose.getrandbits(32)).standard_normal((_K, _N)).astype(np.float32)
     q = systolic.quantize(weight, choose.choice(list(LARGEST)), block=choose.choice([None, 32]))
     arrays, structure = jax.tree.flatten(q)
@@ -98,7 +98,7 @@ def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Plan a large product: the buffers of the kernel as traced are those of the plan, and fit."""
+    """Plan a large product: the traced kernel has the plan's buffers, and they fit."""
     chip = CHIPS[choose.choice(["v4", "v5e", "v5p", "v6e", "v7x"])]
     k = choose.choice([4096, 7168, 11008, 16384, 28672, 65536, 131072, 262144])
     block = choose.choice([k, k, 32, 128, 512])

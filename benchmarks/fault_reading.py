@@ -41,7 +41,7 @@ def _places(document: Any, place: Place = ()) -> list[Place]:
 
 
 def _change(document: Any, place: Place, value: Any) -> Any:
-    """Change a document, and return the value that was there."""
+    """Change a document, and return the previous value."""
     *way, last = place
     for step in way:
         document = document[step]
@@ -95,7 +95,7 @@ def _check_type(place: Place, before: Any, value: Any) -> None:
 
 
 def _gates(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Put what is no time in place of a time: no gate passes."""
+    """Replace a time by a value that is no time: no gate passes."""
     value = choose.choice((-5, 0, math.nan, math.inf, "nan", "7", True, None, 10**19, 5e-324, [], {}))
     if choose.random() < 0.5:
         document = _run_document()
@@ -124,7 +124,7 @@ def _gates(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _markdown(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Render a text made of hostile parts: the reader sees the same characters, and nothing but text."""
+    """Render a text of hostile parts: the reader sees the same characters, and nothing but text."""
     text = choose.choice(("", " ", "\n")).join(choose.choices(_NAMES, k=choose.randint(1, 4)))
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     paragraphs = parser.parse(f"before\n{markdown_text(text)}")

@@ -1,4 +1,4 @@
-"""Trials and programs that cases of `faults.py` write and read, and what runs in the processes that are killed."""
+"""Trials and programs that cases of `faults.py` write and read, and functions that run in processes to be killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRITERS = 4
 
 
 def trial(number: int, *, tile_m: int = 128) -> Trial:
-    """A trial that no other number has: `num` stands in its reason, its time and its tiles along n."""
+    """Return a trial unique to a number: its reason, its time and its tile along n hold `num`."""
     tiles = Tiles(tile_m=tile_m, tile_k=256, tile_n=128 * number)
     config = KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=128 * number)
     return Trial(
@@ -37,13 +37,13 @@ def trial(number: int, *, tile_m: int = 128) -> Trial:
 
 
 def number_of(trial: Trial) -> int:
-    """The number of which `trial` made it."""
+    """Return the number that `trial` was called with."""
     assert trial.config is not None
     return trial.config.tiles.tile_n // 128
 
 
 def program(number: int) -> CompiledProgram:
-    """A program that no other number has."""
+    """Return a program unique to a number."""
     return CompiledProgram(
         listings={"TLP": f"bundles of {number}\n" * (1000 + number), "mm.1": "more é"},
         utilization={"TLP": "table"},
@@ -66,7 +66,7 @@ def program(number: int) -> CompiledProgram:
 
 
 def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None:
-    """Check that this is the program of that number, to the letter.
+    """Check that this is exactly the program of that number.
 
     Raises:
       AssertionError: it is not.
@@ -76,7 +76,7 @@ def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None
 
 
 def write_trials(file: Path, writer: int) -> None:
-    """Keep trials until killed, and print the number of each once it is kept."""
+    """Store trials until killed, and print the number of each after it is stored."""
     store = TrialStore(file)
     for number in count(1):
         number_written = writer + WRITERS * number
@@ -85,7 +85,7 @@ def write_trials(file: Path, writer: int) -> None:
 
 
 def write_programs(folder: Path, writer: int) -> None:
-    """Keep programs until killed, and print the number of each once it is kept."""
+    """Store programs until killed, and print the number of each after it is stored."""
     cache = ProgramCache(folder=folder)
     for number in count(1):
         number_written = writer + WRITERS * number

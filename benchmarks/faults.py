@@ -1,4 +1,4 @@
-"""Does anything hostile or broken end in something other than an answer or a named error?
+"""Run hostile and broken inputs, each of which must end in an answer or a named error.
 
     python benchmarks/faults.py                                # 3,500 cases, some ten minutes on two cores
     python benchmarks/faults.py --cases 200 --seed 7 --json -
@@ -86,11 +86,11 @@ class Failure:
 
 
 class _HungError(BaseException):
-    """Beyond the reach of `except Exception`."""
+    """A hang; a `BaseException`, so that `except Exception` does not catch it."""
 
 
 def attempt(section: Section, case: int, seed: int, setting: Setting) -> Failure | None:
-    """Run one case in a folder of its own; what failed, or None."""
+    """Run one case in its own folder; return its failure, or None."""
     choose = random.Random(f"{seed}/{section.name}/{case}")
     folder = Path(tempfile.mkdtemp(prefix="systolic-faults-"))
     try:
@@ -126,7 +126,7 @@ def _attempt_all(name: str, cases: Sequence[int], seed: int, setting: Setting) -
 def run_sections(
     names: Sequence[str], cases: int, seed: int, setting: Setting, *, quiet: bool
 ) -> dict[str, tuple[int, list[Failure]]]:
-    """For each section how many cases were tried, and those that failed."""
+    """Return, for each section, the number of tried cases and the failed ones."""
     shares = sum(SECTIONS[name].share for name in names)
     counts = {name: max(1, round(cases * SECTIONS[name].share / shares)) for name in names}
     chunks = [
@@ -171,7 +171,7 @@ def run_sections(
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the results as one JSON object.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def main(cases: int, seed: int, only: str | None, one: int | None, json_file: str | None, quiet: bool) -> None:
-    """Try what is hostile or broken, in cases from a seed."""
+    """Try hostile and broken inputs, in cases drawn from a seed."""
     names = only.split(",") if only else list(SECTIONS)
     if unknown := [name for name in names if name not in SECTIONS]:
         raise click.UsageError(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")

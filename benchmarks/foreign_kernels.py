@@ -1,4 +1,4 @@
-"""JAX's own kernels, unchanged, and others that know nothing of this library: compiled, simulated, beside XLA.
+"""Compile and simulate JAX's own kernels, unchanged, and others that do not know this library, compared with XLA.
 
     python benchmarks/foreign_kernels.py --chip v5e,v6e,v7x --json build/foreign.json
 
@@ -48,7 +48,7 @@ from systolic.timing import Measurement, submit_simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A function and its arguments; `flops` where they are known, `xla` the program that XLA would run instead."""
+    """A function and its arguments; `flops` if they are known; `xla` is the program that XLA would run instead."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -57,12 +57,12 @@ class Program:
 
 
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of bfloat16."""
+    """Return a shape of bfloat16."""
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of float32."""
+    """Return a shape of float32."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
@@ -108,7 +108,7 @@ def scratch_matmul(lhs, rhs):
 
 
 def block_sparse_matmul(rows, columns, blocks, rhs):
-    """A matrix of 512² blocks at (rows, columns), sorted by row and each row present, times rhs."""
+    """A matrix of 512² blocks at (rows, columns), sorted by row with every row present, times rhs."""
 
     def kernel(rows_smem, columns_smem, block_vmem, rhs_vmem, out_vmem, acc_vmem):
         del columns_smem
@@ -156,7 +156,7 @@ def attention(q, k, v):
 
 
 def batched_matmul(lhs, rhs):
-    """What a grouped product with even groups is."""
+    """A batched product: a grouped product with even groups."""
     groups = rhs.shape[0]
     return lhs.reshape(groups, -1, lhs.shape[1]) @ rhs
 
@@ -180,7 +180,7 @@ def _grouped(sizes: list[int]) -> Program:
 
 
 def programs() -> dict[str, Program]:
-    """Every program by name."""
+    """Return every program by name."""
     square, cube = bf16(4096, 4096), 2.0 * 4096**3
     heads = bf16(1, 8, 2048, 128)
     random = np.random.default_rng(0)
@@ -236,7 +236,6 @@ def programs() -> dict[str, Program]:
 
 
 def record(name: str, chip: Chip, program: Program, found: Measurement | str) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {"chip": chip.name, "program": name, "provenance": "simulated", "xla_program": program.xla}
     if isinstance(found, str) or found.run is None:
         return {**row, "time_us": None, "reason": found}
@@ -291,7 +290,7 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
 
 
 def outcome(job: Future[Measurement]) -> Measurement | str:
-    """What came of a job: a measurement, or why there is none."""
+    """Return the result of a job: a measurement, or the reason why it has none."""
     try:
         return job.result()
     except (CompilerError, SimulationError) as error:
@@ -315,7 +314,6 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

@@ -1,4 +1,4 @@
-"""Writes docs/operation_costs.md: what an operation costs on a register, in cycles, on each chip.
+"""Write docs/operation_costs.md: the cost of an operation on a register, in cycles, on each chip.
 
     python benchmarks/operation_costs.py docs/operation_costs.md --chip v5e,v5p,v6e,v7x
 
@@ -79,7 +79,7 @@ def repeated_kernel(
     operation: Elementwise,
     times: int,
 ):
-    """Does an operation to every register, `times` in a row; the neighbour is the other operand."""
+    """Apply an operation to every register, `times` in a row; the neighbor is the other operand."""
     registers = [x_vmem[i] for i in range(x_vmem.shape[0])]
     for _ in range(times):
         registers = [operation.step(a, registers[i - 1]) for i, a in enumerate(registers)]
@@ -88,7 +88,7 @@ def repeated_kernel(
 
 
 def repeated(x: Array, *, operation: Elementwise, times: int) -> Array:
-    """An elementwise operation, `times` to each register."""
+    """Apply an elementwise operation `times` to each register."""
     kernel = functools.partial(repeated_kernel, operation=operation, times=times)
     return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name="repeated")(x)
 
@@ -100,7 +100,7 @@ def summed_kernel(
     operation: Shaping,
     times: int,
 ):
-    """The sum of what an operation makes of the first `times` blocks."""
+    """Add up an operation's results for the first `times` blocks."""
     total = operation.function(x_vmem[0])
     for i in range(1, times):
         total = total + operation.function(x_vmem[i])
@@ -108,31 +108,31 @@ def summed_kernel(
 
 
 def summed(x: Array, *, operation: Shaping, times: int) -> Array:
-    """An operation on shapes, of `times` blocks."""
+    """Call `summed_kernel` on `times` blocks."""
     out = jax.eval_shape(operation.function, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     kernel = functools.partial(summed_kernel, operation=operation, times=times)
     return pl.pallas_call(kernel, out_shape=out, name="summed")(x)
 
 
 def repeated_reference(x: Array, *, operation: Elementwise, times: int) -> Array:
-    """`repeated` without registers."""
+    """Compute `repeated` without registers."""
     for _ in range(times):
         x = operation.step(x, jnp.roll(x, 1, axis=0))
     return x
 
 
 def summed_reference(x: Array, *, operation: Shaping, times: int) -> Array:
-    """`summed` without a kernel."""
+    """Compute `summed` without a kernel."""
     return sum(operation.function(x[i]) for i in range(times))  # pyright: ignore[reportReturnType]
 
 
 def register_shape(dtype: str) -> tuple[int, int]:
-    """Rows and lanes of a full register."""
+    """Return rows and lanes of a full register."""
     return REGISTER_BYTES // 128 // jnp.dtype(dtype).itemsize, 128
 
 
 def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, ...], float]:
-    """The two programs whose difference is the cost, their arguments, and how many operations they differ by."""
+    """Return the two programs whose difference is the cost, their arguments, and the difference in operations."""
     if isinstance(operation, Elementwise):
         times = operation.repetitions
         args = (jax.ShapeDtypeStruct((REGISTERS, *register_shape(operation.dtype)), operation.dtype),)
@@ -148,7 +148,7 @@ def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, 
 
 
 def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tuple[Array, ...]:
-    """Every operation once, of an array of its own: for the run in interpret mode, and its reference."""
+    """Run every operation once on its own array, by the kernels or in plain JAX."""
     results = []
     for x, operation in zip(arrays, operations, strict=True):
         if isinstance(operation, Elementwise):
@@ -159,7 +159,7 @@ def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tu
 
 
 def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
-    """What is wrong with the operations: each is run in interpret mode and compared with float64, integers exactly."""
+    """Return the errors of the operations, run in interpret mode and compared with float64; integers must be exact."""
     shapes = [
         (2, *(register_shape(operation.dtype) if isinstance(operation, Elementwise) else operation.shape))
         for operation in operations
@@ -179,7 +179,7 @@ def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one operation on one chip, for a register; what it needs besides is taken off.
+    """The cost of one operation on one chip, per register, without the cost of its additional operation.
 
     `issued` are instructions by unit. Refused by the compiler: `cycles` is None, and there is a reason.
     """
@@ -191,7 +191,7 @@ class Cost:
     reason: str = ""
 
     def less(self, other: Cost) -> Cost:
-        """Without the cost of another operation."""
+        """Return this cost less the cost of another operation."""
         if self.cycles is None or other.cycles is None:
             return replace(self, cycles=None, reason=self.reason or other.reason)
         issued = {unit: count - other.issued[unit] for unit, count in self.issued.items()}
@@ -199,7 +199,7 @@ class Cost:
 
 
 def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost, ...]:
-    """The cost of every operation on every chip.
+    """Return the cost of every operation on every chip.
 
     Args:
       operations: those that another one names as `beside` among them.
@@ -249,7 +249,7 @@ def _kernel(measured: Measurement) -> OpRun:
 
 
 def page(found: Sequence[Cost]) -> str:
-    """The page, in Markdown."""
+    """Return the page, in Markdown."""
     used_versions = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
     parts = [INTRODUCTION, f"Made by ({used_versions}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
     for group in dict.fromkeys(cost.operation.group for cost in found):
@@ -262,7 +262,7 @@ def page(found: Sequence[Cost]) -> str:
 
 
 def table(found: Sequence[Cost]) -> str:
-    """A line for each operation, a column for each chip."""
+    """Return a table with a line for each operation and a column for each chip."""
     chips = list(dict.fromkeys(cost.chip for cost in found))
     cells = {(cost.operation.name, cost.operation.dtype, cost.chip): cell(cost) for cost in found}
     lines = [["operation", "type", "page", *chips], ["---", "---", "---", *["---:"] * len(chips)]]
@@ -274,7 +274,7 @@ def table(found: Sequence[Cost]) -> str:
 
 
 def cell(cost: Cost) -> str:
-    """Cycles, and instructions of each unit."""
+    """Return cycles, and instructions of each unit."""
     if cost.cycles is None:
         return "refused"
     counts = {letter: round(cost.issued.get(unit, 0.0), 1) for unit, letter in UNITS.items()}
@@ -286,7 +286,7 @@ def cell(cost: Cost) -> str:
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @chip_option("v5e,v5p,v6e,v7x")
 def main(target: Path, chips: tuple[Chip, ...]) -> None:
-    """Writes TARGET."""
+    """Write TARGET."""
     operations = (*ELEMENTWISE, *SHAPINGS)
     if problems := faults(operations, chips[0]):
         raise click.ClickException("; ".join(problems))

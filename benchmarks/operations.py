@@ -1,4 +1,4 @@
-"""The operations in the table of costs: what each does, and what the details page says of it.
+"""The operations in the table of costs: the computation of each, and its rating on the details page.
 
 An elementwise operation is a step: of one register and its neighbour it makes the next. One that could be left out when
 it is repeated (|‖x‖| is |x|) is followed by an addition, whose own cost is taken off again: `beside`. An operation on

@@ -47,7 +47,6 @@ MATMUL_LOOP = "collective matmul"
 
 
 def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {
         "chip": chip.name,
         "topology": topology_of_eight(chip),
@@ -76,7 +75,7 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
 
 
 def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
-    """What carries the communication, and how many operations of each kind there are.
+    """Return the carriers of the communication, and the number of operations of each kind.
 
     Args:
       permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
@@ -90,7 +89,7 @@ def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
 
 
 def used_text(row: Mapping[str, Any]) -> str:
-    """What carries the communication, in words."""
+    """Return the carriers of the communication, in words."""
     return ", ".join(f"{kind} × {count}" if count > 1 else kind for kind, count in row.get("used", {}).items())
 
 
@@ -147,12 +146,12 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows there are, and how many have a time."""
+    """Return the number of rows, and the number of rows with a time."""
     return {"rows": len(rows), "times": sum(row["time_us"] is not None for row in rows)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows, and the reasons of those without a time."""
+    """Print the rows, and the reasons of rows without a time."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

@@ -1,4 +1,4 @@
-"""How well does the arithmetic that chooses tiles predict simulated times?
+"""Compare the model that chooses tiles with simulated times.
 
     python benchmarks/step_estimate.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
 
@@ -48,7 +48,7 @@ _AMONG = 200
 
 
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
-    """The kernel alone with this configuration."""
+    """Return the kernel alone with this configuration."""
     from systolic.kernels.epilogue import Functions
     from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
     from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
@@ -66,7 +66,7 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
-    """The planner's choice, and configurations drawn among its best."""
+    """Return the planner's choice, and configurations drawn among its best."""
     configs = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
     drawn = random.Random(f"{spec}{chip.name}").sample(configs[1:], min(count - 1, len(configs) - 1))
     return [configs[0], *drawn]
@@ -79,7 +79,7 @@ def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
 @click.option("--samples", default=12, show_default=True, help="Configurations of each product.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep all rows.")
 def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
-    """Compare modelled with simulated times of many configurations."""
+    """Compare modeled with simulated times of many configurations."""
     import jax
 
     from systolic.bench import abstract_operands
@@ -160,7 +160,7 @@ def _errors(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def _regret(rows: list[dict[str, Any]]) -> float:
-    """How much slower the planner's choice, the first row, is than the fastest."""
+    """Return how much slower the planner's choice, the first row, is than the fastest."""
     return rows[0]["simulated_us"] / min(row["simulated_us"] for row in rows) - 1
 
 

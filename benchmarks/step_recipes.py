@@ -1,4 +1,4 @@
-"""How the published steps of `data/published_steps.csv` are called here: model, mesh, flags, and what differs.
+"""Recipes that repeat the published steps of `data/published_steps.csv`: model, mesh, flags, and differences.
 
 Parameters are those of the recipes that each row names; what a row does not say is MaxText's base.yml of that time.
 """
@@ -198,6 +198,6 @@ RECIPES = (
 
 
 def recipe_of(row: Mapping[str, str]) -> Recipe | None:
-    """How a row of the file is called here; None: it is not listed."""
+    """Return the recipe of a row of the file, or None if none is listed."""
     recipes = [recipe for recipe in RECIPES if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
     return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

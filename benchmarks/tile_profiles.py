@@ -1,4 +1,4 @@
-"""How good are times from profiles of tiles, and the tiles that are chosen by them, with no compile at all?
+"""Compare times from profiles of tiles, and tiles chosen by them without a compile, with full simulations.
 
     python benchmarks/tile_profiles.py accuracy [--chip v5e,v5p,v6e,v7x] [--dtype bfloat16]   # 60 shapes each
     python benchmarks/tile_profiles.py regret [--chip …]    # 40 shapes each: the plan against ten that are simulated
@@ -77,14 +77,14 @@ _BEST = 10
 
 
 def shapes(count: int) -> list[tuple[int, int, int]]:
-    """So many of the weights with numbers of rows, always the same."""
+    """Return `count` shapes, weights times numbers of rows, always the same ones."""
     all_shapes = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
     return random.Random("shapes").sample(all_shapes, count)
 
 
 @contextmanager
 def _simulator() -> Iterator[Any]:
-    """Compiles and simulates a configuration of a product."""
+    """Yield a function that compiles and simulates a configuration of a product."""
     from systolic.compiler import WorkerPool
     from systolic.ops.matmul.programs import programs_of
     from systolic.timing import submit_simulation
@@ -112,7 +112,7 @@ def _time_us(job: Future[Measurement]) -> float | None:
 
 @click.group()
 def main() -> None:
-    """Profiles of tiles against full simulations."""
+    """Compare profiles of tiles with full simulations."""
 
 
 @main.command()
@@ -120,7 +120,7 @@ def main() -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--count", default=60, show_default=True, help="Shapes of each chip.")
 def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
-    """Compares the profiled with the simulated time of one tile a shape, drawn by lot from the ten best profiled."""
+    """Compare profiled with simulated time of one tile per shape, drawn from the ten best profiled."""
     with _simulator() as submit:
         for target in chips:
             jobs = []
@@ -157,7 +157,7 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--count", default=40, show_default=True, help="Shapes of each chip.")
 def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
-    """What the plan takes, against the fastest of ten: the best by profiles and by the model, all simulated."""
+    """Compare the plan's simulated time with the fastest of ten: the best by profiles and by the model."""
     with _simulator() as submit:
         for target in chips:
             jobs = []
@@ -187,7 +187,7 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 
 
 def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
-    """The best by profiles and the best by the model of other tiles, five each where there are so many."""
+    """Return up to five best by profiles, and up to five of other tiles that are best by the model."""
     profiled: list[TimedConfig] = profiled_configs(spec, its, _BEST // 2).configs
     profiled_tiles = {choice.config.tiles for choice in profiled}
     modelled: dict[Tiles, TimedConfig] = {}
@@ -200,7 +200,7 @@ def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
 
 @main.command()
 def others() -> None:
-    """The plan against the tiles that others have published for the same product, in this project's kernel."""
+    """Compare the plan with published tiles for the same product, in this project's kernel."""
     with OTHERS.open(encoding="utf-8", newline="") as opened:
         rows = list(csv.DictReader(opened))
     with _simulator() as submit:

@@ -1,4 +1,4 @@
-"""Predicted and published times of whole training steps, row by row of `data/published_steps.csv`.
+"""Compare predicted with published times of whole training steps, row by row of `data/published_steps.csv`.
 
     python benchmarks/training_steps.py --only "32b" --json build/training_steps.json
 
@@ -41,14 +41,14 @@ MODEL = Path(__file__).parents[1] / "examples" / "transformer"
 
 
 def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
-    """Rows of the published file whose chip, topology or name contains a text."""
+    """Return rows of the published file whose chip, topology or name contains a text."""
     with file.open(newline="") as lines:
         published = list(csv.DictReader(lines))
     return [row for row in published if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
 
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
-    """The published time; where there is a rate only, the model's operations over it."""
+    """Return the published time; for a row with a rate only, the model's operations over the rate."""
     if row["time_us"]:
         return float(row["time_us"])
     chips = run.devices / chip_named(run.chip).devices_per_chip
@@ -56,7 +56,6 @@ def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | N
 
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
-    """One row of the result."""
     values: dict[str, Any] = {
         "chip": row["chip"],
         "topology": row["topology"],
@@ -95,7 +94,7 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
 
 
 def summary_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Errors over all rows that are predicted."""
+    """Return errors over all predicted rows."""
     errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]
     return {
         "predicted": len(errors),

@@ -1,4 +1,4 @@
-"""One kernel that `check_kernels.py` checks: sound, or with one fault that some rule has to name."""
+"""A kernel that `check_kernels.py` checks: sound, or with one fault that a rule has to name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sound(
     chip: str = "",
     **options: Any,
 ) -> Case:
-    """A kernel that is right."""
+    """Return the case of a kernel that is right."""
     bound = functools.partial(fn, **options)
     words = f" {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
     full_name = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
@@ -66,7 +66,7 @@ def faulty(
     chip: str = "",
     **options: Any,
 ) -> Case:
-    """The same kernel with one fault.
+    """Return the case of a sound kernel with one fault.
 
     Args:
       fault: as the kernel takes it.

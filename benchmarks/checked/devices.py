@@ -1,4 +1,4 @@
-"""Kernels that copy from one device to another: barriers, waits, neighbours, and buffers that a neighbour writes to."""
+"""Kernels that copy from one device to another: barriers, waits, neighbors, and buffers that a neighbor writes to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _neighbours():
 
 
 def _meet(*devices):
-    """Waits for devices to be in the kernel."""
+    """Wait until the devices are in the kernel."""
     barrier = pltpu.get_barrier_semaphore()
     for device in devices:
         pl.semaphore_signal(barrier, 1, device_id=(device,))
@@ -33,7 +33,7 @@ def _meet(*devices):
 
 
 def shifted(x, *, fault=""):
-    """x of the device before."""
+    """x of the previous device."""
 
     def body(x_hbm, out_hbm, send_sem, recv_sem):
         left, right = _neighbours()
@@ -66,12 +66,11 @@ def _part(x):
 
 
 def shifted_plain(x):
-    """The same."""
     return jnp.roll(x, _part(x)[0], axis=0)
 
 
 def summed(x, *, fault=""):
-    """The sum of all devices' x, on each: it goes round the ring."""
+    """The sum of all devices' x, on each device: it travels around the ring."""
 
     def body(x_vmem, out_vmem, sent_vmem, got_vmem, send_sem, recv_sem, free_sem):
         left, right = _neighbours()
@@ -105,7 +104,6 @@ def summed(x, *, fault=""):
 
 
 def summed_plain(x):
-    """The same."""
     total = x.reshape(AXES[0][1], *_part(x)).sum(axis=0)
     return jnp.tile(total, (AXES[0][1], 1))
 

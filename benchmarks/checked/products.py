@@ -1,4 +1,4 @@
-"""Products in tiles of 128: what goes wrong with sums, tails, index maps and types."""
+"""Products in tiles of 128, with faults in sums, tails, index maps and types."""
 
 from __future__ import annotations
 

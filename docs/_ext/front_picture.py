@@ -14,7 +14,7 @@ _WIDTH, _BAR = 780, 360  # pixels
 
 
 def front_picture(found: Explanation) -> str:
-    """The way of `found` from left to right, and below it each program's time as a bar."""
+    """Draw the steps of `found` from left to right, and below them each program's time as a bar."""
     stations = (
         ("your kernel", found.function.rpartition(":")[2], "any JAX function"),
         ("the TPU compiler", "is it accepted?", "on Linux, without a TPU"),
@@ -40,7 +40,7 @@ def front_picture(found: Explanation) -> str:
 
 
 def _shown(found: Explanation) -> list[tuple[str, str, float]]:
-    """The kernel, the best of its changes, and what could stand in its place: name, colour, time."""
+    """Return the kernel, the best of its changes, and its alternatives: name, color, time."""
     timed = [program for program in found.programs if program.time_us is not None]
 
     def fastest(role: str) -> list[Program]:

@@ -1,4 +1,4 @@
-"""A drawing of the grouped product: rows of several groups in a panel, the weights of these groups, and the result."""
+"""Draw the grouped product: rows of several groups in a panel, the weights of these groups, and the result."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SIZE, SMALL_SIZE = 4096, 1024  # of the matrices that are drawn; v3's blocks nee
 
 
 def rung_picture(rung: Rung) -> str:
-    """A step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
+    """Draw a step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
     size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
     spec = MatmulSpec.of(size, size, size, "bfloat16")
     tiles = rung.default_tiles(spec, 4)
@@ -42,7 +42,7 @@ def rung_picture(rung: Rung) -> str:
 
 
 def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: list[tuple[int, int]]) -> list[str]:
-    """A matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
+    """Draw a matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
     rows, columns = counts
     height, width = SIDE / rows, SIDE / columns
     shapes = [text(left, top + SIDE + 16, name)]
@@ -55,7 +55,7 @@ def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: 
 
 
 def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
-    """The buffers as rows of slots, each in proportion to its block."""
+    """Draw the buffers as rows of slots, in proportion to their blocks."""
     tiles = rung.default_tiles(spec, 4)
     left, top = 330.0, 40.0
     shapes = [text(left, 22, "VMEM: buffers", bold=True)]
@@ -81,7 +81,7 @@ def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
 
 
 def _said(rung: Rung, name: str, slot: int) -> str:
-    """What a slot holds while the step computes."""
+    """Return the content of a slot while the step computes."""
     if name == "acc":
         return "stays"
     if name == "out":
@@ -90,7 +90,7 @@ def _said(rung: Rung, name: str, slot: int) -> str:
 
 
 def pipeline_picture() -> str:
-    """Copies and additions over time, with one buffer of each block and with two."""
+    """Draw copies and additions over time, with one buffer per block and with two."""
     parts = []
     for name, top, pipelined in (
         ("one buffer: one after the other", 20, False),
@@ -112,7 +112,6 @@ def pipeline_picture() -> str:
 
 
 def box(left: float, top: float, width: float, height: float, fill: str, opacity: float, stroke: str = "none") -> str:
-    """A rectangle."""
     return (
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
         f'fill-opacity="{opacity}" stroke="{stroke}"/>'
@@ -120,12 +119,11 @@ def box(left: float, top: float, width: float, height: float, fill: str, opacity
 
 
 def text(left: float, top: float, words: str, *, bold: bool = False, size: int = 13, fill: str = INK) -> str:
-    """A line of text; `top` is its base line."""
+    """Draw a line of text; `top` is its base line."""
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{left:.1f}" y="{top:.1f}" fill="{fill}" font-size="{size}"{weight}>{words}</text>'
 
 
 def svg(width: int, height: int, parts: list[str], title: str) -> str:
-    """The picture."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
     return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>\n"])

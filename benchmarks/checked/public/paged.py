@@ -1,4 +1,4 @@
-"""JAX's paged attention, of one token of each sequence and of several, with pages in whatever order."""
+"""JAX's paged attention, of one token per sequence and of several, with pages in any order."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def paged(q, k_pages, v_pages, lengths, pages, *, inline=True):
 
 
 def paged_int8(q, k_pages, v_pages, lengths, pages):
-    """The same, of pages in eight bits."""
+    """Paged attention with pages in eight bits."""
     k, v = (quantize_to_int8(array) for array in (k_pages, v_pages))
     return paged(q, k, v, lengths, pages)
 
 
 def paged_plain(q, k_pages, v_pages, lengths, pages):
-    """The same: it scales nothing."""
+    """Paged attention without a kernel: it scales nothing."""
     batch, heads, depth = q.shape
     groups = k_pages.shape[0]
     k, v = (
@@ -62,7 +62,7 @@ def ragged(q, kv_pages, lengths, pages, starts, count, *, window=None):
 
 
 def ragged_plain(q, kv_pages, lengths, pages, starts, count, *, window=None):
-    """The same, where every sequence has as many tokens of q."""
+    """Ragged attention without a kernel, for sequences with equal numbers of tokens in q."""
     tokens, heads, depth = q.shape[0] // 2, q.shape[1], q.shape[2]
     outputs = []
     for index in range(2):

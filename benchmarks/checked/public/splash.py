@@ -1,4 +1,4 @@
-"""JAX's splash attention: masks that leave out blocks, several queries to one key, segments, and backward."""
+"""JAX's splash attention: masks that leave out blocks, several queries per key, segments, and the backward pass."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def _seen(kind: str, length: int) -> np.ndarray:
 
 
 def splash(q, k, v, *, mask="causal", cap=None):
-    """Over [heads, length, depth]."""
+    """Splash attention over [heads, length, depth]."""
     made = _mask(mask, q.shape[0], q.shape[1])
     return kernels.make_splash_mha(mask=made, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=cap)(q, k, v)
 
 
 def splash_mqa(q, k, v, *, mask="causal"):
-    """With k and v [length, depth] of all heads."""
+    """Splash attention with k and v [length, depth], shared by all heads."""
     made = _mask(mask, q.shape[0], q.shape[1])
     return kernels.make_splash_mqa(mask=made, head_shards=1, q_seq_shards=1)(q, k, v)
 
 
 def splash_with_segments(q, k, v, segments):
-    """Attends within each of several sequences that lie behind each other."""
+    """Splash attention within each of several concatenated sequences."""
     kernel = kernels.make_splash_mha(mask=_mask("causal", q.shape[0], q.shape[1]), head_shards=1, q_seq_shards=1)
     return kernel(q, k, v, segment_ids=kernels.SegmentIds(segments[0], segments[0]))
 
 
 def splash_gradient(q, k, v, *, fused=False):
-    """The gradient of its weighted sum, by two kernels or one."""
+    """The gradient of a weighted sum of splash attention, by two kernels or one."""
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     names += () if fused else ("block_q_dq", "block_kv_dq")
     sizes = kernels.BlockSizes(**dict.fromkeys(names, 128), use_fused_bwd_kernel=fused)
