@@ -2,18 +2,18 @@
 
     python benchmarks/any_function.py --chip v5e,v6e --only softmax --json build/any_function.json
 
-Each function of `xla_functions.py` and `xla_products.py` gives a time or a refusal with its reason. A time is held
-against bounds that nothing of the simulator goes into:
+Each function of `xla_functions.py` and `xla_products.py` gives a time or a refusal with its reason. A time is compared
+with bounds that do not depend on the simulator:
   × bytes: over the time that its bytes (arguments and results, once each) take at the published bandwidth;
   × flops: over the time that its products take at the published peak;
   × libtpu: over libtpu's own static estimate of its operations, each as often as it was called.
 The first two have to be at least 1 (what lies in VMEM when the program starts counts as read: its prefetch is added).
-The last says nothing precise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
+The last is imprecise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
 
 Functions whose time depends on what they compute have to be refused. A compiler that needs more than 12 GiB or 600 s of
 CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code 1. Programs that
-were compiled before come from the program cache, so a run that was stopped goes on where it was; the estimates are kept
-beside it.
+were compiled before come from the program cache, so a run that was stopped resumes there; the estimates are kept
+next to it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Progress, Runner
 
-# libtpu 0.0.42.1 dies of a failed check whenever it is to estimate a reduction for these.
+# libtpu 0.0.42.1 dies of a failed check whenever it estimates a reduction for these.
 WITHOUT_ESTIMATES = ("v7x",)
 
 
@@ -60,7 +60,7 @@ def functions() -> dict[str, Function]:
     return {**transformers(), **sorting(), **moving(), **products(), **transforms(), **loops(), **deep()}
 
 
-# ---- libtpu's own estimates, which it leaves where the worker is told to, once for each compilation ----
+# ---- libtpu's own estimates: it writes a file per compilation to a folder named by an environment variable ----
 
 
 def estimates_folder() -> Path:
@@ -235,7 +235,7 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
         for chip in chips:
             for name, outcome in outcomes(chip, chosen, bar):
                 rows.append(record(name, chip, chosen[name], outcome))
-                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+                if json_file not in (None, "-"):  # a stopped run leaves its rows so far
                     write_json(str(json_file), "any_function", rows, summary(rows))
     if json_file == "-":
         write_json("-", "any_function", rows, summary(rows))

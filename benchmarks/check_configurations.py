@@ -5,14 +5,14 @@
 
 Eight kinds of small kernels (see `configuration_kernels.py`) with tiles, sizes, dtypes, precisions, buffers and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
-without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER foretells a
-refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells
+without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER predicts a
+refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and predicts
 nothing here.
 
 VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step: blocks
-and scratch should be the same, and what the compiler adds, for registers that do not fit, is shown beside them. Arrays
+and scratch should be the same, and what the compiler adds, for registers that do not fit, is shown next to them. Arrays
 that XLA holds in VMEM around the call need no window; which these are is read off the program, and their windows are
-left out of the estimate. A configuration of which nothing is left is not compared.
+left out of the estimate. A configuration without any window or scratch left is not compared.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from systolic.compiler import (
 from systolic.report.columns import Column, numeric, textual
 from systolic.timing import target_of
 
-# Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
+# Rules whose violation the compiler refuses. The others find kernels that compile but are wrong or slow.
 _CSV = "benchmarks/data/check_configurations.csv"
 _KERNEL_OP = re.compile(r'%(\S+) = [^\n]*custom-call\([^\n]*custom_call_target="tpu_custom_call"')
 _WINDOW = re.compile(r"(input|output) window allocation for operator (?:input|output) (\d+)")
@@ -212,7 +212,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# A chip, and what is counted of it.
+# A chip, and its counts.
 _Counted = tuple[str, dict[str, Any]]
 
 

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 KIB = 2**10
 PRODUCTS = ("product in output", "product in scratch", "product whole k", "transposed rhs", "batched product")
 OTHERS = ("add a row", "row sum", "vector")
-# Operands of products, as often as they stand here.
+# Operands of products, drawn as often as they are listed.
 _PAIRS = (
     *[("bfloat16", "bfloat16")] * 8,
     *[("float32", "float32")] * 6,
@@ -87,7 +87,7 @@ def configurations(seed: int, count: int, chips: tuple[str, ...]) -> Iterator[Co
         product = source.random() < 0.72
         draw = _product if product else _other
         drawn = draw(source, number, source.choice(chips))
-        if source.random() < 0.15:  # a limit about where it begins to matter
+        if source.random() < 0.15:  # a limit near the VMEM that the kernel needs
             drawn = replace(drawn, vmem_limit_kib=round(drawn.block_kib * source.uniform(0.5, 1.6)) + 8)
         yield drawn
 

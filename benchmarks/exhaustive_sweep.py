@@ -4,10 +4,10 @@
     python benchmarks/exhaustive_sweep.py search    # the search against the committed sweep; ten minutes
     python benchmarks/exhaustive_sweep.py model     # rank correlation and error of the model over all its rows
 
-`sweep` writes `benchmarks/data/exhaustive_sweep.csv`, and goes on where it was stopped. For each product and each tile
-that the planner knows, the configuration with the best modelled time is a candidate; the forty best of these and twenty
+`sweep` writes `benchmarks/data/exhaustive_sweep.csv`, and resumes where it was stopped. For each product and each tile
+that the planner knows, the configuration with the best modeled time is a candidate; the forty best of these and twenty
 more, drawn with a fixed seed from the others, are compiled and simulated. `search` begins with neither trials nor
-compiled programs. All times are simulated or modelled, none is measured.
+compiled programs. All times are simulated or modeled, none is measured.
 """
 
 from __future__ import annotations

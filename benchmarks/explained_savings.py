@@ -2,7 +2,7 @@
 
     python benchmarks/explained_savings.py --json build/explained_savings.json
 
-Of each kernel the first finding's estimated saving is compared with what comes of really applying it. The estimate is
+The first finding's estimated saving for each kernel is compared with the saving when it is applied. The estimate is
 made by changing the traced program (a call's VMEM limit, order, buffers) or by calling the function with other tiles.
 Here the change is made as the kernel's author would make it: the keyword is passed, the launcher's compiler parameters
 get the limit, the axis order of the source is another. Both are simulated; ten kernels, and the difference in points of

@@ -1,4 +1,4 @@
-"""Share between the sections of `faults.py`: programs that cases mutate, and mutations of text, bytes and JSON."""
+"""Shared parts of the sections of `faults.py`: programs that cases mutate, and mutations of text, bytes and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from systolic.timing import target_of
 
 Attempt = Callable[[random.Random, Path, "Setting"], None]
 
-# A program of each kind that the readers know: one core and two, a copy ahead, v7x's branches; XLA's and a kernel's.
+# A program of each kind that the readers know: one core and two, an early copy, v7x's branches; XLA's and a kernel's.
 _PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
     ("v5e", "xla", 512),
     ("v5p", "xla", 256),
@@ -31,7 +31,7 @@ _PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
 )
 _TILES = (128, 128, 128)
 
-# Leaves that no document should hold, beside those that it may.
+# Leaves that no document should hold, and others that it may.
 HOSTILE_VALUES = [
     *("null", "true", "false", "-1", "0", "-0.0", "5e-324", "1e308", "1e999", "-1e999", "NaN", "Infinity", "1.5"),
     *("9223372036854775808", "1" + "0" * 400, "[]", "[[]]", "{}", '{"a": {}}', '""', '"5.0"', '"bfloat16"'),
@@ -75,8 +75,8 @@ class Section:
 
     Attributes:
       name: on the command line.
-      tries: what is done, in a few words.
-      share: of all cases, beside the other sections' shares.
+      tries: the attempt, in a few words.
+      share: of all cases, relative to the other sections' shares.
       attempt: run one case in an empty folder; raises where the case fails.
     """
 

@@ -29,7 +29,7 @@ from systolic.store import TrialStore
 from systolic.store.exported import read_trials_file
 from systolic.validation.published import read_published
 
-_LONGEST_S = 20.0  # for what is refused before any work; another section may have the machine
+_LONGEST_S = 20.0  # for refusals before any work; another section may use the machine
 
 # ---- options ----
 

@@ -95,7 +95,7 @@ def _hostile_rows(file: Path, choose: random.Random) -> None:
         columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
         row = choose.choice([row for (row,) in connection.execute(f'SELECT rowid FROM "{table}"')] or [1])
         value = choose.choice(values)
-        # Text that is not UTF-8 gets in by a cast of its bytes.
+        # A cast of bytes stores text that is not UTF-8.
         place = "CAST(? AS TEXT)" if isinstance(value, bytes) and choose.random() < 0.7 else "?"
         statement = f'UPDATE "{table}" SET "{choose.choice(columns)}" = {place}'
         if choose.random() < 0.7:

@@ -78,7 +78,7 @@ def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> N
     )
     with _on_path(folder):
         module = importlib.import_module(name)
-        for _ in range(3):  # each job sees the globals of its own time
+        for _ in range(3):  # each job sees the globals at its submission
             for change in choose.sample(changes, choose.randrange(4)):
                 change(module)
             in_worker, here = _pool().submit(module.function).result(), module.function()

@@ -25,7 +25,7 @@ KEPT = {"float32": 4 * ROUNDING, "bfloat16": 2.0**-8, "float16": 2.0**-10}  # of
 THREE_PASSES = 2.0**-14 + 2.0**-15  # of a product: low × low is left out, and two low parts are rounded
 SIZES = (0, 1, 2, 7, 8, 9, 31, 64, 127, 128, 129, 200)
 PRESET = jax.lax.DotAlgorithmPreset
-# All spellings, with those that are refused behind the others.
+# All spellings; the refused ones are last.
 PRECISIONS: tuple[Any, ...] = (
     *(None, "default", "fastest", "bfloat16", "high", "bfloat16_3x", "tensorfloat32", "highest", "float32", "HIGHEST"),
     *(jax.lax.Precision.HIGH, ("high", "tensorfloat32"), PRESET.BF16_BF16_F32, PRESET.BF16_BF16_F32_X3),
@@ -139,7 +139,7 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     off = abs(scale) * (1.2 * off_z + 16 * ROUNDING * (1 + abs(value) + abs(z) + abs(residual)))
     _within("the product", computed, exact, off + KEPT[np.dtype(computed.dtype).name] * (abs(exact) + off))
     if name == "relu" and (abs(z) < 2 * off_z + 2.0**-7 * abs(z)).any():
-        return  # on either side of zero the slope is another
+        return  # the slope is different on either side of zero
     stored_rounding = KEPT["bfloat16" if dtype == "bfloat16" else "float32"]
     dz = c64 * scale * slope
     off_dz = abs(c64 * scale) * (1.2 * (off_z + stored_rounding * abs(z)) + 16 * ROUNDING * (1 + abs(z)))
@@ -151,8 +151,8 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
     """Check dx and the gradient of each weight, which follow from cotangents with known error bounds.
 
     Args:
-      shapes: x and the weights, whose sizes gradients have.
-      factors: for each weight its product's cotangent, by how much that is off, and the weight.
+      shapes: x and the weights; gradients have their sizes.
+      factors: for each weight its product's cotangent, the error bound of that, and the weight.
     """
     x, *weights = shapes
     dx: Any = sum(d @ np.swapaxes(w, -1, -2) for d, _, w in factors)
@@ -206,7 +206,7 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     exact = value * second
     off = abs(second) * off_value + (abs(value) + off_value) * off_second + 4 * ROUNDING * abs(exact)
     _within("the product", out, exact, off + KEPT[np.dtype(out.dtype).name] * (abs(exact) + off))
-    # Slopes are kept for the gradient, and multiplied by dout before the product.
+    # Slopes are stored for the gradient, and multiplied by dout before the product.
     stored_rounding = 2 * KEPT[dtype] + 4 * ROUNDING
     dgate, dup = c64 * second * slope, c64 * value
     off_dgate = abs(c64) * (abs(second) * off_slope + (abs(slope) + off_slope) * off_second)

@@ -146,9 +146,9 @@ def _compare(found: Any, expected: _Approximate, what: str, *, any_class: bool =
     if out.shape != expected.numbers.shape:
         raise CaseError(f"{what} is of shape {out.shape}, not {expected.numbers.shape}")
     finite = np.isfinite(expected.numbers)
-    # What is above float32's largest number, or nearly, may be an infinity.
+    # A number near or above float32's largest may be an infinity.
     finite &= ~((np.abs(expected.numbers) > _NEARLY_INFINITE) & (out == np.sign(expected.numbers) * np.inf))
-    if any_class:  # of a row with a number that is not finite every number is
+    if any_class:  # if one number of a row is not finite, none is
         wrong = np.isfinite(out) & ~finite
     else:
         is_same = (out == expected.numbers) | (np.isnan(out) & np.isnan(expected.numbers))
@@ -187,7 +187,7 @@ def _one_product(choose: random.Random) -> None:
     keywords["preferred_element_type"] = choose.choice([None, "float32", "bfloat16"])
     special = not np.isfinite(left.numbers).all()
     rows = left if row_format is None else _rows_rounded(left, row_format)
-    # Beside rows of codes the codes of weights are multiplied, and are exact: nothing but sums is rounded.
+    # With rows of codes the codes of weights are multiplied, and are exact: only sums are rounded.
     of_integers = of_codes and not plain
     keywords["activation"] = name = choose.choice(list(_ACTIVATIONS)) if not special else None
     expected = _applied(

@@ -27,10 +27,10 @@ class _Case:
     """A product and its options.
 
     Attributes:
-      grid, block: of the sparse matrix as it is stored.
-      sweep: the size that the sparse matrix has not.
-      dtypes: of the sparse matrix and the dense one; of lhs and rhs beside a mask.
-      batches: likewise.
+      grid, block: of the stored sparse matrix.
+      sweep: the size that the sparse matrix does not have.
+      dtypes: of the sparse matrix and the dense one; with a mask, of lhs and rhs.
+      batches: of the same two operands.
     """
 
     kind: str  # dsd, dds or sdd

@@ -14,7 +14,7 @@ from systolic.compiler import CompiledProgram
 from systolic.simulator import SimulationError
 from systolic.timing.compiled import prepare_program
 
-# A mutated loop may go round for ever. Real programs of this size take a few hundred rounds.
+# A mutated loop may run forever. Real programs of this size take a few hundred rounds.
 _MAX_ITERATIONS = 20_000
 _REGISTER = re.compile(r"%[\w.]+")
 _BUNDLE = re.compile(r"^ *\w+ .*?:[ >]*\{ ", re.MULTILINE)
@@ -71,7 +71,7 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
     code = choose.choice((code, code.replace(" ", ""), f"_s1={code}", f"q_{code}"))
     result = list(_REGISTER.finditer(text))
     kind = choose.randrange(6)
-    if kind > 3:  # one more instruction in a bundle, whose result nobody reads
+    if kind > 3:  # one more instruction in a bundle; nothing reads its result
         bundles = list(_BUNDLE.finditer(text))
         at = choose.choice(bundles)
         register_name = choose.choice(("s", "p", "v")) + "31"

@@ -29,7 +29,7 @@ _DTYPES = (
     *LARGEST,
     *("bfloat16", "float16", "float32", "uint8", "int16", "int32", "bool", "complex64", "uint4", "float8_e4m3b11fnuz"),
 )
-# How a product or another function reads a weight, and the same of its exact numbers.
+# Functions of a weight, such as a product, each with the same function of its exact numbers.
 _USES: tuple[tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]], ...] = (
     (lambda q: systolic.matmul(_X, q), lambda w: _X @ w),
     (lambda q: jax.jit(systolic.matmul)(_X, q), lambda w: _X @ w),
@@ -78,13 +78,13 @@ def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     with np.errstate(all="ignore"):
         try:
             numbers = np.asarray(use(changed)).astype(np.float64)
-        except (SpecError, IllegalTilesError) as error:  # also of sizes that do not go together
+        except (SpecError, IllegalTilesError) as error:  # also for sizes that do not match
             if str(error).count("\n"):
                 raise CaseError(f"the error has several lines: {error}") from error
             return
         except (TypeError, AttributeError):
             if any(array is None or isinstance(array, tuple) for array in arrays):
-                return  # no pytree of arrays: JAX's own error
+                return  # not a pytree of arrays: JAX's own error
             raise
         if not valid:
             shapes = [getattr(array, "dtype", array) for array in arrays]

@@ -16,7 +16,7 @@ from systolic.store import Subject, Trial, TrialStore
 
 PROBLEM = MatmulSpec.of(512, 1024, 2048, "bfloat16")
 SUBJECT = Subject.here(PROBLEM, "v6e")
-# Of another compiler: its trials need not be legal here, so there may be any number of them.
+# Another compiler's subject: its trials need not be legal here, so there may be any number of them.
 ELSEWHERE = replace(SUBJECT, libtpu="0.0")
 OTHER = Subject.here(MatmulSpec.of(2048, 4096, 512, "int8"), "v5e")
 WRITERS = 4
@@ -89,7 +89,7 @@ def write_programs(folder: Path, writer: int) -> None:
     cache = ProgramCache(folder=folder)
     for number in count(1):
         number_written = writer + WRITERS * number
-        with warnings.catch_warnings(record=True) as caught:  # such as that others hold the lock
+        with warnings.catch_warnings(record=True) as caught:  # for example that another process holds the lock
             warnings.simplefilter("always")
             cache.put(str(number_written), program(number_written))
         if not caught:

@@ -95,7 +95,7 @@ def _check_matrix(matrix: BlockSparse, dense: np.ndarray) -> None:
 
 def _check_mask(mask: BlockMask, wanted: np.ndarray) -> None:
     rows, columns = np.indices(wanted.shape)
-    diagonal = (columns - rows).astype(object)  # beside any int
+    diagonal = (columns - rows).astype(object)  # in addition to any int
     if mask.lower is not None:
         wanted = wanted & (diagonal >= mask.lower).astype(bool)
     if mask.upper is not None:
@@ -112,7 +112,7 @@ def _check_equal(found: Any, expected: np.ndarray, name: str) -> None:
 
 
 def _constructed(choose: random.Random) -> None:
-    """Call both constructors with valid arguments, some of which are made invalid."""
+    """Call both constructors with valid arguments, and make some of them invalid."""
     places, grid, block = _drawn(choose)
     if choose.random() < 0.4:
         places = _damaged(places, choose)

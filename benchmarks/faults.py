@@ -1,4 +1,4 @@
-"""Run hostile and broken inputs, each of which must end in an answer or a named error.
+"""Run hostile and broken inputs; each must end in an answer or a named error.
 
     python benchmarks/faults.py                                # 3,500 cases, some ten minutes on two cores
     python benchmarks/faults.py --cases 200 --seed 7 --json -
@@ -95,7 +95,7 @@ def attempt(section: Section, case: int, seed: int, setting: Setting) -> Failure
     folder = Path(tempfile.mkdtemp(prefix="systolic-faults-"))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a section says itself which warnings it expects
+            warnings.simplefilter("error")  # a section states the warnings that it expects
             signal.signal(signal.SIGALRM, _hung)
             signal.alarm(_LIMIT_S)
             section.attempt(choose, folder, setting)
@@ -151,7 +151,7 @@ def run_sections(
                         bar.done(name)
                     except BrokenProcessPool:
                         crashed.append((name, part))
-            # Which of them brought the process down is not known: smaller pieces show it.
+            # The case that brought the process down is not known: smaller pieces show it.
             chunks = []
             for name, part in crashed:
                 if len(part) == 1:

@@ -13,7 +13,7 @@ it R times to each, the other 2R times. The difference of their cycles over 32·
 the start of the kernel drop out. 32 independent chains keep the units full, so it is the cost where there is work
 enough, not the latency of one result.
 
-The compiler must not fold the repetitions. So the step takes a register and its neighbour, a[i] = op(a[i], a[i−1]): a
+The compiler must not fold the repetitions. So the step takes a register and its neighbor, a[i] = op(a[i], a[i−1]): a
 constant as the other operand would be added up, or divided by once for all registers. What still folds (the absolute
 value of one) is followed by an addition, whose cost is taken off. The instructions that were issued are counted in the
 same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
@@ -181,7 +181,7 @@ def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
 class Cost:
     """The cost of one operation on one chip, per register, without the cost of its additional operation.
 
-    `issued` are instructions by unit. Refused by the compiler: `cycles` is None, and there is a reason.
+    `issued` are instructions by unit. If the compiler refuses the operation, `cycles` is None and `reason` says why.
     """
 
     operation: Operation
@@ -202,7 +202,7 @@ def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost,
     """Return the cost of every operation on every chip.
 
     Args:
-      operations: those that another one names as `beside` among them.
+      operations: must include those that another one names as `beside`.
       chips: to compile for.
 
     Raises:
@@ -231,7 +231,7 @@ def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]],
     except CompilerMissing:
         raise
     except (CompilerError, SimulationError) as error:
-        # After the reason the compiler quotes its own code, and where it was written.
+        # After the reason the compiler quotes its own code and source location.
         reason = str(error).splitlines()[0].split(" (at ")[0].split(": %")[0].split(", but")[0]
         return Cost(operation=operation, chip=chip.name, reason=reason)
     return Cost(
@@ -244,7 +244,7 @@ def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]],
 
 def _kernel(measured: Measurement) -> OpRun:
     assert measured.run is not None
-    # XLA may turn the result round afterwards, which is an operation of its own.
+    # XLA may transpose the result afterwards, in a separate operation.
     return next(op for op in measured.run.cores[0].ops if op.name.startswith(("repeated", "summed")))
 
 

@@ -78,7 +78,7 @@ def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
     """Return the carriers of the communication, and the number of operations of each kind.
 
     Args:
-      permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
+      permutes: True if the function permutes; else XLA does, in a loop if that is its collective matmul.
     """
     counts: dict[str, int] = {}
     for collective in run.collectives:
@@ -136,7 +136,7 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
             }
             for name, job in running.items():
                 rows.append(record(name, chip, job.outcome()))
-                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+                if json_file not in (None, "-"):  # a stopped run leaves its rows so far
                     write_json(str(json_file), "sharded_functions", rows, summary(rows))
     if json_file == "-":
         write_json("-", "sharded_functions", rows, summary(rows))

@@ -188,5 +188,5 @@ def ring_mesh(chip: Chip, topology: str) -> Mesh:
     if topology != "2x2x2":
         return ring_of(devices)
     by_id = {device.id: device for device in devices}
-    # From one number to the next a Gray code changes one bit: one axis of the cube.
+    # A Gray code changes one bit from one number to the next: one axis of the cube.
     return Mesh(np.array([by_id[number ^ number >> 1] for number in range(len(devices))]), (RING,))

@@ -5,7 +5,7 @@
 For each product, configurations are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
 simulated, and compared with the pipeline model over estimated steps. It prints the error of the model, the rank
 correlation, and the regret: how much slower the planner's choice is than the fastest that was simulated. Operands have
-no contents: only shapes matter. All times are simulated or modelled, none is measured.
+no contents: only shapes matter. All times are simulated or modeled, none is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from systolic.cost import code_bundles, estimated_config, ranked_configs
 from systolic.schedule import KernelConfig, vmem_limit
 from systolic.spec import MatmulSpec, Operands
 
-# The model's constants are fitted to the first; the second were not looked at for that.
+# The model's constants are fitted to the first; the second were not used.
 _FITTED = (
     "512,512,512",
     "2048,2048,2048",
@@ -100,7 +100,7 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     job = submit_simulation(pool, fn, abstract_operands(spec), chip, label=str(config))
                     jobs.append((chip, spec, config, job))
         for chip, spec, config, job in jobs:
-            modelled = estimated_config(spec, config, chip).modelled
+            modeled = estimated_config(spec, config, chip).modelled
             try:
                 measurement = job.result()
             except (CompilerError, SimulationError) as error:
@@ -119,7 +119,7 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     "grid_order": config.grid_order,
                     "fill_chunks": config.fill_chunks,
                     "simulated_us": measurement.time_us,
-                    "modelled_us": modelled.time_us,
+                    "modelled_us": modeled.time_us,
                     "bundles": measurement.run.bundles,
                     "modelled_bundles": code_bundles(spec, config, chip),
                 }

@@ -4,8 +4,8 @@
     python benchmarks/tile_profiles.py regret [--chip …]    # 40 shapes each: the plan against ten that are simulated
     python benchmarks/tile_profiles.py others               # tiles that others have published, from a CSV file
 
-None of the shapes is among those for which `tuning/profiling.py` picks tiles, and no profile is made at them. What is
-compiled is kept, so that a second run takes a minute. All times are simulated, profiled or modelled, none is measured.
+`tuning/profiling.py` picks tiles for other shapes, and no profile is made at these. Compiled programs are kept, so a
+second run takes a minute. All times are simulated, profiled or modeled, none is measured.
 """
 
 from __future__ import annotations
@@ -190,11 +190,11 @@ def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
     """Return up to five best by profiles, and up to five of other tiles that are best by the model."""
     profiled: list[TimedConfig] = profiled_configs(spec, its, _BEST // 2).configs
     profiled_tiles = {choice.config.tiles for choice in profiled}
-    modelled: dict[Tiles, TimedConfig] = {}
+    modeled: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
         if choice.config.tiles not in profiled_tiles:
-            modelled.setdefault(choice.config.tiles, choice)
-    others = list(modelled.values())[: _BEST - len(profiled)]
+            modeled.setdefault(choice.config.tiles, choice)
+    others = list(modeled.values())[: _BEST - len(profiled)]
     return [choice.config for choice in (*profiled, *others)]
 
 
@@ -211,7 +211,7 @@ def others() -> None:
             spec = MatmulSpec.of(m, k, n, row["dtype"])
             theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
-                # With the slices, buffers and order that suit their tiles best.
+                # With the best slices, buffers and order for their tiles.
                 their_config = plan(spec, target, tiles=theirs).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")

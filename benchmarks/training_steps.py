@@ -7,7 +7,7 @@ reason why not. Nothing here, and no constant of any chip, was fitted to a step.
 time is the model's operations (attention in full, as MaxText counted) over that rate.
 
 A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
-stopped goes on where it was.
+stopped resumes there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MaxText's own training step as a `systolic.Step`: its model, its sharding, its optimiser, unchanged.
+"""MaxText's own training step as a `systolic.Step`, with its model, sharding and optimizer unchanged.
 
     pip install "maxtext[tpu]==0.2.5"
     systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 \\
@@ -39,29 +39,29 @@ _SCOPES = (
     ("experts", RoutedMoE, "__call__"),
     ("embedding", NNXDecoder, "_apply_embedding"),
     ("logits", NNXDecoder, "apply_output_head"),
-    ("norms", NNXDecoder, "__call__"),  # and what else is in no other part of the decoder
+    ("norms", NNXDecoder, "__call__"),  # and everything that is in no other part of the decoder
     ("loss", trainer, "loss_fn"),
 )
 PARTS = tuple(part for part, _, _ in _SCOPES)
 
-# How MaxText's names of slices begin.
+# Prefixes of MaxText's names of slices.
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
 
 
 def train(
     mesh: Mesh | None, *, config: str = "llama3.1-8b", batch: float = 1, seq: int = 2048, **settings: Any
 ) -> Step:
-    """MaxText's training step on the devices of a mesh, whose axes are its own: data, fsdp, tensor, expert, …
+    """Return MaxText's training step on the devices of a mesh, whose axes are MaxText's: data, fsdp, tensor, expert, …
 
     Args:
-      mesh: devices, and how many of them each axis has.
-      config: one of MaxText's models; "default" is that of its base.yml.
-      batch: sequences a device.
-      seq: tokens of a sequence.
+      mesh: devices, with the sizes of the axes.
+      config: one of MaxText's models; "default" is the model of its base.yml.
+      batch: sequences per device.
+      seq: tokens per sequence.
       settings: anything else that base.yml names, such as remat_policy="full".
 
     Raises:
-      ValueError: there is no mesh, or MaxText knows no slice with as many devices.
+      ValueError: there is no mesh, or MaxText knows no slice with this number of devices.
     """
     if mesh is None:
         raise ValueError("MaxText's step is made for a slice; say which, such as --topology 2x4")
@@ -126,7 +126,7 @@ def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slice(mesh: Mesh) -> str:
-    """MaxText's name of a slice with as many devices, from which it takes their number only."""
+    """Return MaxText's name of a slice with this number of devices; MaxText reads only the number from it."""
     chip = _CHIPS[mesh.devices.flat[0].device_kind]
     systems = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
     size = mesh.devices.size

@@ -21,7 +21,7 @@ class Case:
       reference: a function of the same arguments; None: it is checked without one.
       at_least: the grade that has to be found.
       mesh: axes of a mesh with their sizes; none: it runs on one device.
-      chip: the chip that has what it needs; "": any.
+      chip: the chip that supports it; "": any.
     """
 
     name: str

@@ -38,7 +38,7 @@ def shifted(x, *, fault=""):
     def body(x_hbm, out_hbm, send_sem, recv_sem):
         left, right = _neighbours()
         if fault == "meets the wrong neighbour":
-            _meet(right)  # which says that the left one is here, and nothing of the right one
+            _meet(right)  # this shows that the left neighbor has arrived, not that the right one has
         elif fault == "a barrier that is met by one side":
             pl.semaphore_signal(pltpu.get_barrier_semaphore(), 1, device_id=(left,))
             pl.semaphore_wait(pltpu.get_barrier_semaphore(), 2)
@@ -88,7 +88,7 @@ def summed(x, *, fault=""):
                 copy.wait()
                 out_vmem[...] += got_vmem[...]
             sent_vmem[...] = got_vmem[...]
-            # The left one may send again only when what it has sent is used.
+            # The left neighbor may send again only after its last block has been used.
             if step < steps - 1 and fault != "overwritten by a neighbour that is ahead":
                 pl.semaphore_signal(free_sem, 1, device_id=(left,))
                 pl.semaphore_wait(free_sem, 1)

@@ -120,7 +120,7 @@ def increased(x, *, fault=""):
                 place = (0, pl.ds(at, LANES))
                 out_vmem[place] = x_vmem[place] + 1
 
-        # By one axis alone both cores do all of it.
+        # With one axis alone both cores do all of the work.
         axes = "subcore" if fault == "done twice" else ("core", "subcore")
         pltpu.emit_pipeline(
             block,

@@ -16,7 +16,7 @@ _QUALIFIED = re.compile(r"~(?:\w+\.)+(?=\w)")
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
-    # Napoleon takes what stands before a property's first colon for its type. Ours say the type in the annotation.
+    # Napoleon takes the text before a property's first colon for its type. Our types are in the annotations.
     properties: dict[str, list[str]] = {}
 
     def before(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -52,7 +52,7 @@ def _readable(
     if signature is None:
         return None
     signature = _RANGED.sub(r"\1", signature)  # a field's range is for reading it back
-    # A default made by a factory is no Python, and Sphinx then shows the whole signature as it came.
+    # A default made by a factory is not valid Python, and Sphinx would show the whole signature unchanged.
     if "<factory>" not in signature:
         return signature, returns
     return _QUALIFIED.sub("", signature.replace("<factory>", "...")), returns

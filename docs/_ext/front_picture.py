@@ -25,12 +25,12 @@ def front_picture(found: Explanation) -> str:
     parts += [_arrow(182 + number * 196) for number in range(len(stations) - 1)]
     programs = _shown(found)
     longest = max(time_us for _, _, time_us in programs)
-    for number, (name, colour, time_us) in enumerate(programs):
+    for number, (name, color, time_us) in enumerate(programs):
         top = 132 + number * 34
         width = max(2.0, time_us / longest * _BAR)
         parts += [
             text(10, top + 17, name),
-            box(270, top, width, 24, colour, 0.85),
+            box(270, top, width, 24, color, 0.85),
             text(278 + width, top + 17, f"{time_us:,.1f} µs"),
         ]
     below = 132 + len(programs) * 34
@@ -52,7 +52,7 @@ def _shown(found: Explanation) -> list[tuple[str, str, float]]:
         *((program, program.label, COLOURS["lhs"]) for program in fastest("other")),
         *((program, program.label, INK) for program in fastest("xla")),
     ]
-    return [(name, colour, program.time_us) for program, name, colour in chosen if program.time_us is not None]
+    return [(name, color, program.time_us) for program, name, color in chosen if program.time_us is not None]
 
 
 def _station(left: float, lines: tuple[str, str, str]) -> list[str]:

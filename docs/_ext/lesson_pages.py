@@ -21,7 +21,7 @@ from systolic.lessons.ladder import RUNGS
 DOCS = Path(__file__).parents[1]
 NUMBERS = DOCS / "numbers"
 
-# Rows of docs/numbers/ladder.json have more than a page can show.
+# Rows of docs/numbers/ladder.json have more columns than a page can show.
 _LADDER_COLUMNS = (
     ("chip", "chip"),
     ("m", "m = k = n"),
@@ -129,7 +129,7 @@ def _shown(
     if not rows:
         return f"There are no numbers yet. This command makes them, in seconds to minutes:\n\n{repeat}"
     filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
-    if all(row.get("status") in (None, "ok") for row in rows):  # a column that says nothing
+    if all(row.get("status") in (None, "ok") for row in rows):  # a column without information
         filled = [(key, title) for key, title in filled if key != "status"]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]

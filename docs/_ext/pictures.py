@@ -1,6 +1,6 @@
 """Draw blocks and buffers as SVG: where a step's blocks lie in HBM, and which buffers hold them in VMEM.
 
-Tiles and buffers come from the table of rungs. Colours and greys are readable on white and on black.
+Tiles and buffers come from the table of rungs. Colors and greys are readable on white and on black.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def pipeline_picture() -> str:
                 start = step + row if pipelined else 3 * step + row
                 if start > 8:
                     continue
-                colour = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
+                color = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
                 left = 120 + start * 62
-                parts.append(box(left, top + 14 + row * 40, 58, 30, colour, 0.85))
+                parts.append(box(left, top + 14 + row * 40, 58, 30, color, 0.85))
                 parts.append(text(left + 8, top + 34 + row * 40, f"step {step}", size=12, fill="#ffffff"))
     parts.append(text(10, 342, "blue: buffer 0 · orange: buffer 1 · time goes to the right", size=12))
     return svg(720, 350, parts, "Copies and additions over time, without a pipeline and with one")

@@ -17,24 +17,24 @@ from .config import Config, configured
 from .layers import forward, project, vocabulary_weight
 from .sharding import Sharding, placed
 
-# Names that stand in the name stacks of operations, and of which a step's table speaks.
+# Names in the name stacks of operations: the rows of a step's table.
 PARTS = ("attention", "mlp", "router", "experts", "loss", "embedding", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """The optimiser's settings."""
+    """The optimizer's settings."""
 
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    largest_norm: float = 1.0  # of all gradients together; longer ones are shortened to it
+    largest_norm: float = 1.0  # of all gradients together; longer ones are scaled down to it
 
 
 def init(key: jax.Array, config: Config) -> Any:
-    """Weights, drawn so that every product keeps the size of what goes into it; norms begin at 0."""
+    """Draw weights so that a product's result has the size of its input; norms begin at 0."""
     c = config
     outer = {"embedding": ((c.vocabulary, c.width), c.width)}
     outer |= {} if c.tied else {"logits": ((c.width, c.vocabulary), c.width)}
@@ -48,7 +48,7 @@ def init(key: jax.Array, config: Config) -> Any:
         return layers | {name: jnp.zeros((deep, features)) for name, features in _norms(c).items()}
 
     def blocks(deep: int, experts: int) -> Any:
-        """Gives the stack of all layers; where layers of a block differ, one of all that are alike."""
+        """Return the stack of all layers; where layers of a block differ, one stack for each kind."""
         several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
         return several if len(several) > 1 else several[0]
 
@@ -59,7 +59,7 @@ def init(key: jax.Array, config: Config) -> Any:
 
 
 def _norms(c: Config) -> dict[str, int]:
-    """Gives the features of each norm of a layer."""
+    """Return the features of each norm of a layer."""
     norms = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
     norms |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
     norms |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
@@ -67,7 +67,7 @@ def _norms(c: Config) -> dict[str, int]:
 
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Gives the shape of each matrix of a layer, and how many features go into one that comes out."""
+    """Return the shape of each matrix of a layer, and the number of input features per output feature."""
     matrices: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
@@ -89,13 +89,13 @@ def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """The mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
+    """Return the mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
     x, _ = forward(parameters, batch["tokens"], config, sharding)
     with jax.named_scope("loss"):
         weight = vocabulary_weight(parameters)
         if config.loss_chunks == 1:
             return jnp.mean(cross_entropy(x, batch["targets"], weight, config, sharding))
-        # All chunks use what is gathered once, as MaxText's do.
+        # All chunks use the same gathered weights, as in MaxText.
         weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
         chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
 
@@ -108,12 +108,12 @@ def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax
 
 
 def _cut(x: jax.Array, chunks: int) -> jax.Array:
-    """Chunks of the sequence, one behind the other: (chunks, batch, sequence / chunks, …)."""
+    """Return chunks of the sequence, stacked: (chunks, batch, sequence / chunks, …)."""
     return x.reshape(x.shape[0], chunks, -1, *x.shape[2:]).swapaxes(0, 1)
 
 
 def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
-    """The loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
+    """Return the loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
     logits = project(x, weight, "bsd,dv->bsv")
     logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
     target_logits = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
@@ -121,7 +121,7 @@ def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: C
 
 
 def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
-    """AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
+    """Apply AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
     count = state["count"] + 1
     norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
     gradients = jax.tree.map(lambda g: g * jnp.minimum(1.0, adamw.largest_norm / norm), gradients)
@@ -137,28 +137,28 @@ def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
 
 
 def train_step(state: Any, batch: Any, *, config: Config, sharding: Sharding, adamw: AdamW) -> tuple[Any, jax.Array]:
-    """The state after a step, and the loss before it."""
+    """Return the state after a step, and the loss before it."""
     value, gradients = jax.value_and_grad(loss)(state["parameters"], batch, config, sharding)
     with jax.named_scope("optimizer"):
         return update(state, gradients, adamw), value
 
 
 def begin(key: jax.Array, config: Config) -> Any:
-    """The state before the first step."""
+    """Return the state before the first step."""
     parameters = init(key, config)
     first, second = (jax.tree.map(jnp.zeros_like, parameters) for _ in range(2))
     return {"parameters": parameters, "first": first, "second": second, "count": jnp.zeros((), jnp.int32)}
 
 
 def state_shardings(config: Config, sharding: Sharding) -> Any:
-    """How the state is cut: moments as the weights that they belong to."""
+    """Return the shardings of the state: moments are cut like their weights."""
     state = jax.eval_shape(functools.partial(begin, config=config), jax.random.key(0))
     cut = sharding.of_weights(state["parameters"])
     return {"parameters": cut, "first": cut, "second": cut, "count": sharding.of()}
 
 
 def train_function(config: Config, sharding: Sharding, adamw: AdamW = AdamW()) -> Any:
-    """The jitted step, which takes the memory of the old state for the new one."""
+    """Return the jitted step, which reuses the memory of the old state for the new one."""
     step = functools.partial(train_step, config=config, sharding=sharding, adamw=adamw)
     if sharding.mesh is None:
         return jax.jit(step, donate_argnums=0)
@@ -168,14 +168,14 @@ def train_function(config: Config, sharding: Sharding, adamw: AdamW = AdamW()) -
 def train(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
-    """A training step of a published model, for `systolic step`.
+    """Return a training step of a published model, for `systolic step`.
 
     Args:
       mesh: with any of the axes `data`, `fsdp`, `tensor` and `expert`; None: one device.
       config: a name of `config.CONFIGS`, or a configuration.
-      batch: sequences a device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
-      seq: tokens of a sequence.
-      changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
+      batch: sequences per device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
+      seq: tokens per sequence.
+      changes: changed fields of the configuration, such as `layers=2` or `remat="minimal"`.
     """
     step_config = configured(config, **changes)
     sharding = Sharding(mesh)
@@ -187,7 +187,7 @@ def train(
         fn=train_function(step_config, sharding),
         args=(placed(state, state_shardings(step_config, sharding)), {"tokens": tokens, "targets": tokens}),
         tokens=count,
-        # The backward pass multiplies twice what the forward pass does; what is computed again does not count.
+        # The backward pass multiplies twice as much as the forward pass; recomputation does not count.
         flops=3 * step_config.forward_flops(count, seq, causal=False),
         flops_causal=3 * step_config.forward_flops(count, seq, causal=True),
         parts=PARTS,

@@ -10,10 +10,10 @@ def attention_plain(q, k, v, *, seen=None, scale=None, bias=0.0, cap=None):
     """Softmax attention over [..., heads, length, depth].
 
     Args:
-      seen: which keys each query sees: "causal", or anything that broadcasts to [length, length].
+      seen: the keys that each query sees: "causal", or anything that broadcasts to [length, length].
       scale: of the scores; None: by the depth.
-      bias: what is added to the scores before they are scaled.
-      cap: limits scores softly.
+      bias: added to the scores before they are scaled.
+      cap: soft limit of the scores.
     """
     scores = (jnp.einsum("...qd,...kd->...qk", q, k) + bias) * (scale or q.shape[-1] ** -0.5)
     if cap is not None:

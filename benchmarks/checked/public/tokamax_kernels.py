@@ -22,7 +22,7 @@ def tokamax_gmm(lhs, rhs, sizes, *, transposed=False):
     """Groups of rows, each times its group's matrix."""
     kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
 
-    # Of bfloat16 the compiler takes no other than the default.
+    # For bfloat16 the compiler accepts only the default.
     precision = _HIGHEST if lhs.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     return kernel.gmm(lhs, rhs, sizes, precision, jnp.float32, TILES, transpose_rhs=transposed)
 
