@@ -10,10 +10,9 @@ with bounds that do not depend on the simulator:
 The first two have to be at least 1 (what lies in VMEM when the program starts counts as read: its prefetch is added).
 The last is imprecise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
 
-Functions whose time depends on what they compute have to be refused. A compiler that needs more than 12 GiB or 600 s of
-CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code 1. Programs that
-were compiled before come from the program cache, so a run that was stopped resumes there; the estimates are kept
-next to it.
+Functions whose time depends on computed values have to be refused. A compiler that needs more than 12 GiB or 600 s of
+CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code is 1. Compiled
+programs are kept in the program cache, so a stopped run resumes there; the estimates are kept next to it.
 """
 
 from __future__ import annotations
@@ -151,8 +150,8 @@ def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None
     ]
     if not pairs:
         return None, ""
-    worst, ours, theirs = max(pairs, key=lambda pair: abs(pair[1] - pair[2]))
-    return sum(pair[1] for pair in pairs) / sum(pair[2] for pair in pairs), f"{worst} × {ours / theirs:.2f}"
+    worst, cycles, estimated_cycles = max(pairs, key=lambda pair: abs(pair[1] - pair[2]))
+    return sum(pair[1] for pair in pairs) / sum(pair[2] for pair in pairs), f"{worst} × {cycles / estimated_cycles:.2f}"
 
 
 # ---- rows ----

@@ -5,14 +5,14 @@
 
 Eight kinds of small kernels (see `configuration_kernels.py`) with tiles, sizes, dtypes, precisions, buffers and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
-without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER predicts a
-refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and predicts
-nothing here.
+without compiling, then compiled for a chip that this machine does not have. An error of a rule in REFUSED_BY_COMPILER predicts a
+refusal. A kernel that compiles and returns garbage, such as one without grid steps, violates another rule, which
+predicts nothing here.
 
-VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step: blocks
-and scratch should be the same, and what the compiler adds, for registers that do not fit, is shown next to them. Arrays
-that XLA holds in VMEM around the call need no window; which these are is read off the program, and their windows are
-left out of the estimate. A configuration without any window or scratch left is not compared.
+If the kernel was accepted and has at least one step, VMEM is compared with the compiler's own account: blocks and
+scratch should be the same; the compiler's additions, for registers that do not fit, are shown next to them. Arrays that
+XLA holds in VMEM around the call need no window; they are read off the program, and their windows are left out of the
+estimate. A configuration without any window or scratch left is not compared.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str
     roles = ("input", "output")
     windows = [(role, number) for role in roles for number, _ in enumerate(call.of(role))]
     parts = [part for part in estimate.buffers if part.kind == "window"]
-    held = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
+    held_by_xla = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
     added = account.get(("", 0), 0)
     return {
-        "vmem_estimate": estimate.total_bytes - sum(held),
+        "vmem_estimate": estimate.total_bytes - sum(held_by_xla),
         "vmem_reported": sum(account.values()) - added,
         "vmem_added": added,
-        "held_by_xla": len(held),
+        "held_by_xla": len(held_by_xla),
     }
 
 
@@ -248,10 +248,10 @@ def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], see
     show_table(out, _VMEM, summary.items())
     for row in rows:
         if row["compiler"] not in (row["foretold"], "no answer"):
-            told = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"
+            answers = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"
             shape = f"{row['m']}×{row['k']}×{row['n']} in {row['tile_m']}×{row['tile_k']}×{row['tile_n']}"
-            what = f"{row['chip']} {row['number']} {row['family']} {row['dtype_lhs']} {row['dtype_rhs']} {shape}"
-            out.print(f"{what}: {told} {row['reason']}", soft_wrap=True, markup=False)
+            case = f"{row['chip']} {row['number']} {row['family']} {row['dtype_lhs']} {row['dtype_rhs']} {shape}"
+            out.print(f"{case}: {answers} {row['reason']}", soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
     python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
 
 The kernels are in `benchmarks/checked/`: short functions, each sound by default, and wrong in one way on request.
-A fault is found where a finding of grade error has one of the rules that may name it. A sound kernel is accused where
-there is any finding of grade error. The TPU compiler is not asked: only the rules and the run decide.
+A fault is found if a finding of grade error has one of the rules that may name it. A sound kernel is accused if it has
+any finding of grade error. The TPU compiler is not asked: only the rules and the run decide.
 """
 
 from __future__ import annotations

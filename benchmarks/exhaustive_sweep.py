@@ -169,7 +169,7 @@ def search(time_budget: float) -> None:
         best = min(float(row["simulated_us"]) for row in _of(target.name, kind) if row["simulated_us"])
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = folder
-            begun = time.monotonic()
+            start_s = time.monotonic()
             tuned = tune(
                 spec, target, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
             )
@@ -178,10 +178,10 @@ def search(time_budget: float) -> None:
         regrets.append(tuned.winner.time_us / best - 1)
         click.echo(
             f"{target.name} {kind:8} sweep {best:9.1f} µs  search {tuned.winner.time_us:9.1f} µs  {regrets[-1]:+6.1%}  "
-            f"{tuned.compiled:2} compiles, {time.monotonic() - begun:4.0f} s, {tuned.end}"
+            f"{tuned.compiled:2} compiles, {time.monotonic() - start_s:4.0f} s, {tuned.end}"
         )
-    near = sum(regret <= 0.02 for regret in regrets)
-    click.echo(f"within 2 % of the sweep's best: {near} of {len(regrets)}; at worst {max(regrets):+.1%}")
+    near_count = sum(regret <= 0.02 for regret in regrets)
+    click.echo(f"within 2 % of the sweep's best: {near_count} of {len(regrets)}; at worst {max(regrets):+.1%}")
 
 
 @main.command()

@@ -5,8 +5,8 @@
 The first finding's estimated saving for each kernel is compared with the saving when it is applied. The estimate is
 made by changing the traced program (a call's VMEM limit, order, buffers) or by calling the function with other tiles.
 Here the change is made as the kernel's author would make it: the keyword is passed, the launcher's compiler parameters
-get the limit, the axis order of the source is another. Both are simulated; ten kernels, and the difference in points of
-the kernel's time. A difference above three points fails: exit code 1.
+get the limit, the source has another axis order. Both are simulated, for ten kernels; the difference is in percentage
+points of the kernel's time. A difference above three points fails: exit code 1.
 """
 
 from __future__ import annotations

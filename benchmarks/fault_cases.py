@@ -88,27 +88,27 @@ class Section:
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
     """Return a file's bytes with bits flipped, or parts overwritten, cut off, moved, inserted or removed."""
-    held = bytearray(data or b"\0")
+    content = bytearray(data or b"\0")
     kind = choose.randrange(7)
-    at = choose.randrange(len(held))
-    length = min(choose.choice((1, 4, 64, 512, 4096)), len(held) - at)
+    at = choose.randrange(len(content))
+    length = min(choose.choice((1, 4, 64, 512, 4096)), len(content) - at)
     if kind == 0:
         for _ in range(choose.choice((1, 1, 2, 8, 64))):
-            held[choose.randrange(len(held))] ^= 1 << choose.randrange(8)
+            content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
     elif kind == 1:
-        held[at : at + length] = choose.randbytes(length)
+        content[at : at + length] = choose.randbytes(length)
     elif kind == 2:
-        held[at : at + length] = bytes([choose.choice((0, 0xFF, 0x20))]) * length
+        content[at : at + length] = bytes([choose.choice((0, 0xFF, 0x20))]) * length
     elif kind == 3:
-        del held[at:]
+        del content[at:]
     elif kind == 4:
-        del held[at : at + length]
+        del content[at : at + length]
     elif kind == 5:
-        held[at:at] = choose.randbytes(length)
+        content[at:at] = choose.randbytes(length)
     else:
-        other = choose.randrange(len(held))
-        held[at : at + length] = held[other : other + length]
-    return bytes(held)
+        other = choose.randrange(len(content))
+        content[at : at + length] = content[other : other + length]
+    return bytes(content)
 
 
 def mutated_text(text: str, choose: random.Random) -> str:

@@ -114,11 +114,11 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
         exported.keep(fault_records.OTHER, fault_records.trial(number))
     _, text, _ = run_command("table", "export", "-", "--store", str(exported.file))
     source.write_bytes(mutated_json(json.loads(text), choose))
-    mine = TrialStore(target)
-    mine.keep(fault_records.SUBJECT, fault_records.trial(5))
-    before = {subject: mine.trials(subject) for subject in mine.subjects()}
+    store = TrialStore(target)
+    store.keep(fault_records.SUBJECT, fault_records.trial(5))
+    before = {subject: store.trials(subject) for subject in store.subjects()}
     code, _, _ = run_command("table", "import", str(source), "--store", str(target), "--quiet")
-    after = {subject: mine.trials(subject) for subject in mine.subjects()}
+    after = {subject: store.trials(subject) for subject in store.subjects()}
     if code and after != before:
         raise CaseError(f"exit code {code}, and something was imported")
     for trials in after.values():

@@ -53,8 +53,8 @@ def _plain(choose: random.Random, depth: int = 0) -> Any:
     leaves = (None, True, 7, -1.5, float("inf"), "text", b"\xff", 2**70, 1j, "\ud800")
     if depth > 2 or choose.random() < 0.5:
         return choose.choice(leaves)
-    several = [_plain(choose, depth + 1) for _ in range(choose.randrange(4))]
-    return choose.choice((several, tuple(several), dict(enumerate(several))))
+    elements = [_plain(choose, depth + 1) for _ in range(choose.randrange(4))]
+    return choose.choice((elements, tuple(elements), dict(enumerate(elements))))
 
 
 def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> None:
@@ -81,9 +81,9 @@ def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> N
         for _ in range(3):  # each job sees the globals at its submission
             for change in choose.sample(changes, choose.randrange(4)):
                 change(module)
-            in_worker, here = _pool().submit(module.function).result(), module.function()
-            if in_worker != here:
-                raise CaseError(f"a worker has {in_worker[:300]} and the caller {here[:300]}")
+            in_worker, in_caller = _pool().submit(module.function).result(), module.function()
+            if in_worker != in_caller:
+                raise CaseError(f"a worker has {in_worker[:300]} and the caller {in_caller[:300]}")
 
 
 @contextlib.contextmanager

@@ -65,12 +65,14 @@ def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _worker(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    how = choose.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, 0, 3])
+    ending = choose.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, 0, 3])
     with WorkerPool(max_workers=1) as pool:
         try:
-            pool.submit(fault_records.die, int(how), choose.random() / 50, isinstance(how, signal.Signals)).result()
+            pool.submit(
+                fault_records.die, int(ending), choose.random() / 50, isinstance(ending, signal.Signals)
+            ).result()
         except (CompilerCrash, FunctionExit) as error:
-            expected = how.name if isinstance(how, signal.Signals) else f"exit({int(how)})"
+            expected = ending.name if isinstance(ending, signal.Signals) else f"exit({int(ending)})"
             if expected not in str(error):
                 raise CaseError(f"died of {expected}, but the error says: {error}") from error
         else:

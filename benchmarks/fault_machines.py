@@ -63,10 +63,10 @@ def _archive(choose: random.Random) -> bytes:
                 member.type = choose.choice(_KINDS)
                 member.linkname = choose.choice(("/etc/passwd", "../../outside", "exit_code"))
             members.addfile(member, io.BytesIO(content))
-    held = packed.getvalue()
+    archive = packed.getvalue()
     if choose.random() < 0.5:
-        held = damaged(held, choose)
-    original = gzip.compress(held)
+        archive = damaged(archive, choose)
+    original = gzip.compress(archive)
     return damaged(original, choose) if choose.random() < 0.2 else original
 
 

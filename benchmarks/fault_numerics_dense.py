@@ -158,11 +158,11 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
     dx: Any = sum(d @ np.swapaxes(w, -1, -2) for d, _, w in factors)
     size: Any = sum(abs(d) @ abs(np.swapaxes(w, -1, -2)) for d, _, w in factors)
     off: Any = sum(o @ abs(np.swapaxes(w, -1, -2)) for _, o, w in factors)
-    made = [(found[0], x, dx, size, off, 2 * factors[0][0].shape[-1])]
+    gradients = [(found[0], x, dx, size, off, 2 * factors[0][0].shape[-1])]
     turned = np.swapaxes(x, -1, -2)
-    for got, weight, (d, o, _) in zip(found[1:], weights, factors, strict=True):
-        made.append((got, weight, turned @ d, abs(turned) @ abs(d), abs(turned) @ o, x.shape[-2]))
-    for got, like, exact, size, off, count in made:
+    for computed, weight, (d, o, _) in zip(found[1:], weights, factors, strict=True):
+        gradients.append((computed, weight, turned @ d, abs(turned) @ abs(d), abs(turned) @ o, x.shape[-2]))
+    for computed, like, exact, size, off, count in gradients:
         axes = tuple(range(exact.ndim - like.ndim)) + tuple(
             axis + exact.ndim - like.ndim
             for axis, length in enumerate(like.shape)
@@ -171,7 +171,7 @@ def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: 
         summands = count * int(np.prod([exact.shape[axis] for axis in axes], initial=1))
         exact, size, off = (np.sum(terms, axis=axes).reshape(like.shape) for terms in (exact, size, off))
         bound = off + (_unit(dtype) + (summands + 4) * ROUNDING) * (size + off)
-        _within("a gradient", got, exact, bound + KEPT[dtype] * (abs(exact) + bound))
+        _within("a gradient", computed, exact, bound + KEPT[dtype] * (abs(exact) + bound))
 
 
 def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
@@ -269,8 +269,8 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
                 total = np.maximum(total + bias[number], 0) * (x64[rows] @ up64[number])
                 total = total * scale[rows, None] + residual[rows]
             out[rows], dx[rows], dw[number] = total, d64[rows] @ w64[number].T, x64[rows].T @ d64[rows]
-    for name, got, exact in zip(("the product", "dx", "dw"), results, (out, dx, dw), strict=False):
-        _within(name, got, exact, 2.0**-8 * abs(exact) if name != "the product" and dtype == "bfloat16" else 0.0)
+    for name, computed, exact in zip(("the product", "dx", "dw"), results, (out, dx, dw), strict=False):
+        _within(name, computed, exact, 2.0**-8 * abs(exact) if name != "the product" and dtype == "bfloat16" else 0.0)
     wrong_sizes = bool((sizes < 0).any()) or int(sizes.astype(np.int64).sum()) > m
     wrong = choose.choice((None, True, 1.5, [0], "x", np.array([0, 1]), 2**40, -1, all_groups - groups + 1))
     for group_sizes, group_offset, is_wrong in (

@@ -35,8 +35,8 @@ def _places(document: Any, place: Place = ()) -> list[Place]:
     pairs = document.items() if isinstance(document, dict) else enumerate(document)
     places = []
     for name, value in pairs:
-        here = (*place, name)
-        places += _places(value, here) if isinstance(value, dict | list) and value else [here]
+        inner_place = (*place, name)
+        places += _places(value, inner_place) if isinstance(value, dict | list) and value else [inner_place]
     return places
 
 
@@ -67,12 +67,12 @@ def _strict(choose: random.Random, folder: Path, _setting: Setting) -> None:
     place, value = choose.choice(_places(document)), choose.choice(_VALUES)
     before = _change(document, place, value)
     try:
-        read: Any = kind.from_json(json.dumps(document))
+        read_back: Any = kind.from_json(json.dumps(document))
     except ValueError as error:
         one_line(str(error))
     else:
         _check_type(place, before, value)
-        for difference in (compare(original, read), compare(read, original)):
+        for difference in (compare(original, read_back), compare(read_back, original)):
             json.dumps([[row.before, row.after, row.change] for row in difference.rows], allow_nan=False)
             if min(difference.before_us, difference.after_us) <= 0 or not difference.verdict:
                 raise CaseError(f"{place}: {value!r} makes a time that is not above 0")
@@ -111,13 +111,13 @@ def _gates(choose: random.Random, folder: Path, _setting: Setting) -> None:
             raise CaseError(f"{value!r} passes")
         return
     times = TimesFile(file=folder / "times.json")
-    now = KeptTime(time_us=10.0, stalls_us={"copy": 1.0}, versions={})
-    times.keep("a", now)
+    kept_time = KeptTime(time_us=10.0, stalls_us={"copy": 1.0}, versions={})
+    times.keep("a", kept_time)
     content = json.loads(times.file.read_text())
     content["times"]["a"]["time_us"] = value
     times.file.write_text(json.dumps(content))
     try:
-        times.compare("a", now, 0.02)
+        times.compare("a", kept_time, 0.02)
     except (NoTimeKeptError, KernelSlowerError):
         return
     raise CaseError(f"a kept time of {value!r} passes")
@@ -137,9 +137,9 @@ def _markdown(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         parts = [part for token in tokens for part in (token.children or ())]
         if kinds := {part.type for part in parts} - {"text", "softbreak", "text_special"}:
             raise CaseError(f"{text!r} makes {kinds}")
-        seen = "".join(part.content or "\n" for part in parts)
-        if _LIVE.search(seen) or seen.replace("\u200b", "").split() != expected.split():
-            raise CaseError(f"{text!r} is shown as {seen!r}")
+        shown_text = "".join(part.content or "\n" for part in parts)
+        if _LIVE.search(shown_text) or shown_text.replace("\u200b", "").split() != expected.split():
+            raise CaseError(f"{text!r} is shown as {shown_text!r}")
 
 
 SECTIONS = (

@@ -8,19 +8,19 @@ The details page sorts operations into cheap, medium and expensive. Here each op
 simulated, and has a number: cycles for a full vector register of 4 KiB, which is [8, 128] of float32, [16, 128] of
 bfloat16 or [32, 128] of int8.
 
-The method: two kernels differ in nothing but how often they do the operation. Both hold 32 registers in VMEM; one does
-it R times to each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads, stores and
-the start of the kernel drop out. 32 independent chains keep the units full, so it is the cost where there is work
-enough, not the latency of one result.
+The method: two kernels differ only in the number of repetitions of the operation. Both hold 32 registers in VMEM; one
+repeats it R times on each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads, stores and
+the start of the kernel drop out. 32 independent chains keep the units full, so the cost is that of a busy unit, not
+the latency of one result.
 
 The compiler must not fold the repetitions. So the step takes a register and its neighbor, a[i] = op(a[i], a[i−1]): a
-constant as the other operand would be added up, or divided by once for all registers. What still folds (the absolute
-value of one) is followed by an addition, whose cost is taken off. The instructions that were issued are counted in the
-same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
+constant as the other operand would be added up, or divided by once for all registers. An operation that still folds (the
+absolute value of one) is followed by an addition, whose cost is subtracted. Issued instructions are counted in the same
+way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
 
 For sums, broadcasts, transposes and reshapes the repetitions are blocks, 4 or 8: each is read from VMEM, goes through
-the operation and is added to a running result. "Read and add" is the cost without an operation; what costs no more is
-free. A load may broadcast a row or take rows apart on its way, and then these are free too.
+the operation and is added to a running result. "Read and add" is the cost without an operation; an operation that
+costs no more is free. A load may also broadcast a row or separate rows, and then these are free, too.
 
 Before a page is written, every operation is run in interpret mode and compared with float64.
 """
@@ -143,7 +143,7 @@ def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, 
         counted = jax.eval_shape(operation.function, block) if operation.after else block
         args = (jax.ShapeDtypeStruct((2 * BLOCKS, *operation.shape), operation.dtype),)
         fn, registers = summed, counted.size * counted.dtype.itemsize / REGISTER_BYTES
-    once, twice = (functools.partial(fn, operation=operation, times=many) for many in (times, 2 * times))
+    once, twice = (functools.partial(fn, operation=operation, times=count) for count in (times, 2 * times))
     return (once, twice), args, times * registers
 
 

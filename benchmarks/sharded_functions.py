@@ -1,17 +1,17 @@
-"""Functions that are sharded over eight devices: compiled and simulated on slices of v5e, v6e, v5p and v7x.
+"""Compile and simulate functions that are sharded over eight devices, on slices of v5e, v6e, v5p and v7x.
 
     python benchmarks/sharded_functions.py --chip v6e,v7x --only MLP --json build/sharded_functions.json
 
-Each function gives a time, or a refusal with its reason: how long it takes on the device that ends last, how much of
-that is communication that nothing hides, and what carries it: XLA's collectives by kind, its collective matmul (a loop
-that multiplies what has come while the next part travels), or Pallas kernels.
+Each function gives a time, or a refusal with its reason: the time of the device that ends last, the part of it that is
+exposed communication, and the carrier of that: XLA's collectives by kind, its collective matmul (a loop that multiplies
+one part while the next part travels), or Pallas kernels.
 
     x @ w …           `jit` of a product of 1024×2048 and 2048×4096, with one of four shardings each of x, w and the
                       result over a mesh data=2, model=4: -,- whole; data,-; -,model; data,model. XLA does the rest
     tensor-parallel   a perceptron of 1024×2048×8192 whose hidden axis is cut over all devices, forward and backward
     FSDP              the same with its rows cut, and every weight gathered where it is used
-    ppermute          a loop that passes 1 MiB to the next device, each time with what came in
-    ring lessons      the kernels of `systolic lessons between_chips`: a block of 1 MiB a device
+    ppermute          a loop that passes 1 MiB to the next device, each time the block that it received
+    ring lessons      the kernels of `systolic lessons between_chips`: a block of 1 MiB per device
     right neighbour   one remote copy of 1 MiB, as in the first kernel of Pallas' pages on distributed kernels
     pallas.ops.tpu    JAX's own all-gather, which keeps everything in VMEM
 """

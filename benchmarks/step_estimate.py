@@ -133,22 +133,22 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
 def _report(chip: str, rows: list[dict[str, Any]]) -> None:
     click.echo(f"\n{chip}: modelled against simulated, {len(rows)} kernels")
     for name in dict.fromkeys(row["spec"] for row in rows):
-        mine = [row for row in rows if row["spec"] == name]
-        error = _errors(mine)
-        ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
+        matching_rows = [row for row in rows if row["spec"] == name]
+        error = _errors(matching_rows)
+        ranks = [_ranks([row[key] for row in matching_rows]) for key in ("modelled_us", "simulated_us")]
         click.echo(
             f"  {name:15} median error {statistics.median(map(abs, error)):6.1%} bias {statistics.median(error):+6.1%} "
-            f"Spearman {statistics.correlation(*ranks) if len(mine) > 2 else float('nan'):5.2f}  "
-            f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {_regret(mine):5.1%}"
+            f"Spearman {statistics.correlation(*ranks) if len(matching_rows) > 2 else float('nan'):5.2f}  "
+            f"chosen {matching_rows[0]['simulated_us']:9.1f} µs  regret {_regret(matching_rows):5.1%}"
         )
-    for what, names in (("fitted", _FITTED), ("checked", _CHECKED)):
-        mine = [row for row in rows if row["spec"] in names]
-        if mine:
-            error = [abs(error) for error in _errors(mine)]
-            specs = dict.fromkeys(row["spec"] for row in mine)
-            regrets = [_regret([row for row in mine if row["spec"] == name]) for name in specs]
+    for group, names in (("fitted", _FITTED), ("checked", _CHECKED)):
+        matching_rows = [row for row in rows if row["spec"] in names]
+        if matching_rows:
+            error = [abs(error) for error in _errors(matching_rows)]
+            specs = dict.fromkeys(row["spec"] for row in matching_rows)
+            regrets = [_regret([row for row in matching_rows if row["spec"] == name]) for name in specs]
             click.echo(
-                f"  {what}: median error {statistics.median(error):.1%}, "
+                f"  {group}: median error {statistics.median(error):.1%}, "
                 f"regret {statistics.fmean(regrets):.1%} on average, {max(regrets):.1%} at worst"
             )
     code = [row["modelled_bundles"] / row["bundles"] - 1 for row in rows]

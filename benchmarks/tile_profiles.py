@@ -127,9 +127,9 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
             seconds = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                begun = time.thread_time()
+                start_s = time.thread_time()
                 profiled_configs(spec, target)
-                seconds.append(time.thread_time() - begun)
+                seconds.append(time.thread_time() - start_s)
                 choices = profiled_configs(spec, target, _BEST).configs
                 if choices:
                     drawn = random.Random(f"{spec}{target.name}").choice(choices)
@@ -163,12 +163,12 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
             jobs = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                made = plan(spec, target)
-                best = [made.config, *_ten(made.computed, target)]
-                jobs.append((spec, made, [submit(spec, target, config) for config in dict.fromkeys(best)]))
+                chosen_plan = plan(spec, target)
+                best = [chosen_plan.config, *_ten(chosen_plan.computed, target)]
+                jobs.append((spec, chosen_plan, [submit(spec, target, config) for config in dict.fromkeys(best)]))
             regrets = []
-            for spec, made, its_jobs in jobs:
-                times = [_time_us(job) for job in its_jobs]
+            for spec, chosen_plan, plan_jobs in jobs:
+                times = [_time_us(job) for job in plan_jobs]
                 if times[0] is None:
                     click.echo(f"  {spec}: the plan has no time")
                     continue
@@ -177,9 +177,10 @@ def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
                 if lost > 0.02:
                     sizes = f"{spec.m},{spec.k},{spec.n}"
                     click.echo(
-                        f"  {sizes} {made.provenance} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}"
+                        f"  {sizes} {chosen_plan.provenance} {chosen_plan.time_us:,.1f}, "
+                        f"simulated {times[0]:,.1f}: {lost:+.1%}"
                     )
-            provenances = [made.provenance for _, made, _ in jobs]
+            provenances = [chosen_plan.provenance for _, chosen_plan, _ in jobs]
             click.echo(
                 f"{target.name} {dtype}: {len(regrets)} shapes ({provenances.count('profiled')} from profiles), "
                 f"regret median {statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
@@ -209,15 +210,15 @@ def others() -> None:
             target = chip(row["chip"])
             m, k, n = (int(row[name]) for name in "mkn")
             spec = MatmulSpec.of(m, k, n, row["dtype"])
-            theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
+            published_tiles = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
                 # With the best slices, buffers and order for their tiles.
-                their_config = plan(spec, target, tiles=theirs).config
+                their_config = plan(spec, target, tiles=published_tiles).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
                 continue
-            ours = plan(spec, target).config
-            jobs.append((row, submit(spec, target, their_config), submit(spec, target, ours)))
+            own_config = plan(spec, target).config
+            jobs.append((row, submit(spec, target, their_config), submit(spec, target, own_config)))
         ratios = []
         for row, their_job, our_job in jobs:
             times = _time_us(their_job), _time_us(our_job)
@@ -229,9 +230,9 @@ def others() -> None:
                 f"{row['chip']} {row['dtype']:14} {sizes:18} theirs {row['tile_m']}/{row['tile_k']}/{row['tile_n']} "
                 f"{times[0]:9.1f} µs  ours {times[1]:9.1f} µs  {ratios[-1]:.3f}  {row['source']}"
             )
-    near = sum(ratio >= 0.995 for ratio in ratios)
+    near_count = sum(ratio >= 0.995 for ratio in ratios)
     click.echo(
-        f"{len(ratios)} tiles of others: ours as fast (to 0.5 %) or faster on {near}, "
+        f"{len(ratios)} tiles of others: ours as fast (to 0.5 %) or faster on {near_count}, "
         f"geometric mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
     )
 

@@ -119,8 +119,8 @@ def transformer_layers(x, every):
 def cross_entropy(logits, labels):
     """Return the mean loss of a batch of tokens."""
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
+    label_logits = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - label_logits).mean()
 
 
 def total(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,14 +36,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def as_restructured_text(lines: list[str]) -> list[str]:
     """Mark indented blocks as code, and split `` `Type`s `` into code and a letter."""
-    made: list[str] = []
+    result: list[str] = []
     for number, line in enumerate(lines):
-        above = [line for line in lines[:number] if line.strip()]
+        above = [earlier_line for earlier_line in lines[:number] if earlier_line.strip()]
         begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
         if begins and above and not above[-1].startswith(" "):
-            made += ["::", ""]
-        made.append(_FOLLOWED_BY_A_LETTER.sub(r"\1\\ ", line))
-    return made
+            result += ["::", ""]
+        result.append(_FOLLOWED_BY_A_LETTER.sub(r"\1\\ ", line))
+    return result
 
 
 def _readable(

@@ -56,12 +56,12 @@ def _shown(found: Explanation) -> list[tuple[str, str, float]]:
 
 
 def _station(left: float, lines: tuple[str, str, str]) -> list[str]:
-    title, question, how = lines
+    title, question, command = lines
     return [
         box(left, 10, 172, 88, "none", 1, stroke=INK),
         text(left + 12, 36, title, bold=True),
         text(left + 12, 60, question),
-        text(left + 12, 82, how, size=11),
+        text(left + 12, 82, command, size=11),
     ]
 
 

@@ -21,10 +21,10 @@ def rung_picture(rung: Rung) -> str:
     tiles = rung.default_tiles(spec, 4)
     grid_m, grid_n, grid_k = tiles.grid(spec)
     i, j, kk = (count // 2 for count in (grid_m, grid_n, grid_k))
-    now = (i * grid_n + j) * grid_k + kk
+    first_step = (i * grid_n + j) * grid_k + kk
     steps = [
         (step // grid_k // grid_n, step // grid_k % grid_n, step % grid_k)
-        for step in range(now, min(now + rung.operand_buffers, grid_m * grid_n * grid_k))
+        for step in range(first_step, min(first_step + rung.operand_buffers, grid_m * grid_n * grid_k))
     ]
     right, below = 10 + SIDE + 30, 40 + SIDE + 34
     parts = [

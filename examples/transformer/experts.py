@@ -49,8 +49,8 @@ def _on_a_device(
     config: Config,
     sharding: Sharding,
 ) -> jax.Array:
-    several = sharding.size("expert") > 1
-    if several:
+    is_cut = sharding.size("expert") > 1
+    if is_cut:
         x, chosen, shares = (jax.lax.all_gather(array, "expert", axis=0, tiled=True) for array in (x, chosen, shares))
         # This device's experts come first.
         chosen = (chosen - jax.lax.axis_index("expert") * gate.shape[0]) % config.experts
@@ -63,13 +63,13 @@ def _on_a_device(
     hidden = jax.nn.silu(_grouped(rows, gate, sizes, config)) * _grouped(rows, up, sizes, config)
     results = _grouped(hidden, down, sizes, config)
     # After the last group a kernel leaves the previous contents.
-    if several:
+    if is_cut:
         results = jnp.where((jnp.arange(flat.size) < jnp.sum(sizes))[:, None], results, 0)
     results = permuted(results, jnp.argsort(order)).reshape(-1, experts_per_token, shape[2])
     together = jnp.einsum("tkd,tk->td", results, shares.reshape(-1, experts_per_token)).reshape(shape)
     if sharding.size("tensor") > 1:
         together = jax.lax.psum(together, "tensor")
-    return jax.lax.psum_scatter(together, "expert", scatter_dimension=0, tiled=True) if several else together
+    return jax.lax.psum_scatter(together, "expert", scatter_dimension=0, tiled=True) if is_cut else together
 
 
 def untrained_sizes(rows: int, experts: int) -> np.ndarray:

@@ -92,10 +92,10 @@ def feed_forward(x: jax.Array, weights: Any, config: Config, sharding: Sharding)
     x = normed(x, weights, "mlp_norm", config)
     if "router" not in weights:
         return normed(mlp(x, weights, config, sharding), weights, "mlp_out_norm", config)
-    chosen = routed(x, weights, config, sharding)
+    out = routed(x, weights, config, sharding)
     if config.shared_experts:
-        chosen += mlp(x, weights, config, sharding)
-    return normed(chosen, weights, "mlp_out_norm", config)
+        out += mlp(x, weights, config, sharding)
+    return normed(out, weights, "mlp_out_norm", config)
 
 
 def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tuple[jax.Array, tuple[jax.Array, ...]]:

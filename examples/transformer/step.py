@@ -49,8 +49,8 @@ def init(key: jax.Array, config: Config) -> Any:
 
     def blocks(deep: int, experts: int) -> Any:
         """Return the stack of all layers; where layers of a block differ, one stack for each kind."""
-        several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
-        return several if len(several) > 1 else several[0]
+        stacks = [stack(deep // c.full_every * count, experts) for _, count in c.block]
+        return stacks if len(stacks) > 1 else stacks[0]
 
     weights = {name: drawn(*shape_and_inputs) for name, shape_and_inputs in outer.items()}
     dense = c.dense_layers if c.experts else 0

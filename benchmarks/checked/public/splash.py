@@ -17,14 +17,14 @@ WINDOW = 100
 
 def _mask(kind: str, heads: int, length: int) -> masks.MultiHeadMask:
     shape = (length, length)
-    made = {
+    new_mask = {
         "causal": lambda: masks.CausalMask(shape),
         "local": lambda: masks.LocalMask(shape, (WINDOW, 0), 0),
         "full": lambda: masks.FullMask(shape),
         "chunked": lambda: masks.ChunkedCausalMask(shape, 128),
         "of numpy": lambda: masks.NumpyMask(_seen("local", length)),
     }[kind]
-    return masks.MultiHeadMask([made() for _ in range(heads)])
+    return masks.MultiHeadMask([new_mask() for _ in range(heads)])
 
 
 def _seen(kind: str, length: int) -> np.ndarray:
@@ -41,14 +41,14 @@ def _seen(kind: str, length: int) -> np.ndarray:
 
 def splash(q, k, v, *, mask="causal", cap=None):
     """Splash attention over [heads, length, depth]."""
-    made = _mask(mask, q.shape[0], q.shape[1])
-    return kernels.make_splash_mha(mask=made, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=cap)(q, k, v)
+    heads_mask = _mask(mask, q.shape[0], q.shape[1])
+    return kernels.make_splash_mha(mask=heads_mask, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=cap)(q, k, v)
 
 
 def splash_mqa(q, k, v, *, mask="causal"):
     """Splash attention with k and v [length, depth], shared by all heads."""
-    made = _mask(mask, q.shape[0], q.shape[1])
-    return kernels.make_splash_mqa(mask=made, head_shards=1, q_seq_shards=1)(q, k, v)
+    heads_mask = _mask(mask, q.shape[0], q.shape[1])
+    return kernels.make_splash_mqa(mask=heads_mask, head_shards=1, q_seq_shards=1)(q, k, v)
 
 
 def splash_with_segments(q, k, v, segments):
