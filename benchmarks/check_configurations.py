@@ -5,9 +5,9 @@
 
 Eight kinds of small kernels (see `configuration_kernels.py`) with tiles, sizes, dtypes, precisions, buffers and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
-without compiling, then compiled for a chip that this machine does not have. An error of a rule in REFUSED_BY_COMPILER predicts a
-refusal. A kernel that compiles and returns garbage, such as one without grid steps, violates another rule, which
-predicts nothing here.
+without compiling, then compiled for a chip that this machine does not have. An error of a rule in REFUSED_BY_COMPILER
+predicts a refusal. A kernel that compiles and returns garbage, such as one without grid steps, violates another rule,
+which predicts nothing here.
 
 If the kernel was accepted and has at least one step, VMEM is compared with the compiler's own account: blocks and
 scratch should be the same; the compiler's additions, for registers that do not fit, are shown next to them. Arrays that

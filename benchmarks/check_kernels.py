@@ -3,8 +3,8 @@
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
     python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
 
-The kernels are in `benchmarks/checked/`: short functions, each sound by default, and wrong in one way on request.
-A fault is found if a finding of grade error has one of the rules that may name it. A sound kernel is accused if it has
+The kernels are in `benchmarks/checked/`: short functions, each sound by default, and wrong in one way on request. A
+fault is found if a finding of grade error has one of the rules that may name it. A sound kernel is accused if it has
 any finding of grade error. The TPU compiler is not asked: only the rules and the run decide.
 """
 

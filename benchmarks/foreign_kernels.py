@@ -2,12 +2,12 @@
 
     python benchmarks/foreign_kernels.py --chip v5e,v6e,v7x --json build/foreign.json
 
-Imported from the installed JAX: its Pallas matmul, megablox' grouped product with even, skewed and
-partly empty groups, flash attention, splash attention and paged attention. Rewritten in small, after the Pallas TPU
-documentation: a pipelined addition, a product with an accumulator in scratch, a block-sparse product with scalar
-prefetch. And plain JAX: a product, a two-layer perceptron, softmax attention. Operands are shapes; group sizes, page
-tables and block lists are values, which the kernels branch on. `× XLA` is XLA's time for the same result, compiled and
-simulated in the same run, over the kernel's: above one the kernel is faster. Every time is simulated.
+Imported from the installed JAX: its Pallas matmul, megablox' grouped product with even, skewed and partly empty groups,
+flash attention, splash attention and paged attention. Rewritten in small, after the Pallas TPU documentation: a
+pipelined addition, a product with an accumulator in scratch, a block-sparse product with scalar prefetch. And plain
+JAX: a product, a two-layer perceptron, softmax attention. Operands are shapes; group sizes, page tables and block lists
+are values, which the kernels branch on. `× XLA` is XLA's time for the same result, compiled and simulated in the same
+run, over the kernel's: above one the kernel is faster. Every time is simulated.
 """
 
 from __future__ import annotations

@@ -9,18 +9,18 @@ simulated, and has a number: cycles for a full vector register of 4 KiB, which i
 bfloat16 or [32, 128] of int8.
 
 The method: two kernels differ only in the number of repetitions of the operation. Both hold 32 registers in VMEM; one
-repeats it R times on each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads, stores and
-the start of the kernel drop out. 32 independent chains keep the units full, so the cost is that of a busy unit, not
-the latency of one result.
+repeats it R times on each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads,
+stores and the start of the kernel drop out. 32 independent chains keep the units full, so the cost is that of a busy
+unit, not the latency of one result.
 
 The compiler must not fold the repetitions. So the step takes a register and its neighbor, a[i] = op(a[i], a[i−1]): a
-constant as the other operand would be added up, or divided by once for all registers. An operation that still folds (the
-absolute value of one) is followed by an addition, whose cost is subtracted. Issued instructions are counted in the same
-way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
+constant as the other operand would be added up, or divided by once for all registers. An operation that still folds
+(the absolute value of one) is followed by an addition, whose cost is subtracted. Issued instructions are counted in the
+same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
 
 For sums, broadcasts, transposes and reshapes the repetitions are blocks, 4 or 8: each is read from VMEM, goes through
-the operation and is added to a running result. "Read and add" is the cost without an operation; an operation that
-costs no more is free. A load may also broadcast a row or separate rows, and then these are free, too.
+the operation and is added to a running result. "Read and add" is the cost without an operation; an operation that costs
+no more is free. A load may also broadcast a row or separate rows, and then these are free, too.
 
 Before a page is written, every operation is run in interpret mode and compared with float64.
 """
