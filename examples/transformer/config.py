@@ -111,7 +111,7 @@ class Config:
         """Return the operations of a forward pass over sequences of `seq` tokens, by the usual count.
 
         Two for each weight and token, and for each token and head two products with the keys and values that it sees:
-        `seq` of them, half of these under a causal mask, or with a window as many as the window holds, except for
+        `seq` of them, half of these under a causal mask, or the tokens of a window, which is not yet full for
         the first tokens.
         """
         windows = [(min(seq, layer.window or seq), count) for layer, count in self.block]
