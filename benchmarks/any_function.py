@@ -1,19 +1,18 @@
-"""Every operation that XLA makes of ordinary functions: compiled, simulated, and held against what bounds its time.
+"""Compile and simulate the operations that XLA makes of ordinary functions, and compare times with lower bounds.
 
     python benchmarks/any_function.py --chip v5e,v6e --only softmax --json build/any_function.json
 
-Each function of `xla_functions.py` and `xla_products.py` gives a time or a refusal with its reason. A time is held
-against bounds that nothing of the simulator goes into:
+Each function of `xla_functions.py` and `xla_products.py` gives a time or a refusal with its reason. A time is compared
+with bounds that do not depend on the simulator:
   × bytes: over the time that its bytes (arguments and results, once each) take at the published bandwidth;
   × flops: over the time that its products take at the published peak;
   × libtpu: over libtpu's own static estimate of its operations, each as often as it was called.
 The first two have to be at least 1 (what lies in VMEM when the program starts counts as read: its prefetch is added).
-The last says nothing precise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
+The last is imprecise: the estimate knows no overlap and no stalls. Outside of 0.4 to 2 it is worth a look.
 
-Functions whose time depends on what they compute have to be refused. A compiler that needs more than 12 GiB or 600 s of
-CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code 1. Programs that
-were compiled before come from the program cache, so a run that was stopped goes on where it was; the estimates are kept
-beside it.
+Functions whose time depends on computed values have to be refused. A compiler that needs more than 12 GiB or 600 s of
+CPU time is a `limit`, of this benchmark. A row that is none of these is `wrong`, and the exit code is 1. Compiled
+programs are kept in the program cache, so a stopped run resumes there; the estimates are kept next to it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Progress, Runner
 
-# libtpu 0.0.42.1 dies of a failed check whenever it is to estimate a reduction for these.
+# libtpu 0.0.42.1 dies of a failed check whenever it estimates a reduction for these.
 WITHOUT_ESTIMATES = ("v7x",)
 
 
@@ -60,21 +59,21 @@ def functions() -> dict[str, Function]:
     return {**transformers(), **sorting(), **moving(), **products(), **transforms(), **loops(), **deep()}
 
 
-# ---- libtpu's own estimates, which it leaves where the worker is told to, once for each compilation ----
+# ---- libtpu's own estimates: it writes a file per compilation to a folder named by an environment variable ----
 
 
 def estimates_folder() -> Path:
-    """Where libtpu leaves its estimates, and where they are kept."""
+    """Return the folder that libtpu writes its estimates to and that keeps them."""
     return cache_folder() / "static_estimates"
 
 
 def estimates_file(chip: Chip, name: str) -> Path:
-    """Where the estimates of one function are kept."""
+    """Return the file that keeps the estimates of one function."""
     return estimates_folder() / f"{chip.name} {re.sub(r'[^A-Za-z0-9]+', '_', name)}.json"
 
 
 def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
-    """Runs functions on one chip, anew without an estimate where the compiler can't bear making it."""
+    """Run functions on one chip, and compile again without estimates if the compiler fails because of them."""
     files = {name: estimates_file(chip, name) for name in chosen}
     estimated = [name for name in chosen if chip.name not in WITHOUT_ESTIMATES and not is_empty(files[name])]
     with estimating():
@@ -84,27 +83,27 @@ def outcomes(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Itera
                 bar.planned(1)
             else:
                 yield name, outcome
-    rest = {name: its for name, its in chosen.items() if name not in estimated or is_empty(files[name])}
+    rest = {name: function for name, function in chosen.items() if name not in estimated or is_empty(files[name])}
     yield from run_all(chip, rest, bar)
 
 
 def is_empty(file: Path) -> bool:
-    """Whether the compiler had died of the estimates."""
+    """True if the compiler died while it estimated."""
     return file.exists() and file.read_text() == "{}"
 
 
 def run_all(chip: Chip, chosen: Mapping[str, Function], bar: Progress) -> Iterator[tuple[str, Outcome]]:
-    """Runs functions in a worker."""
+    """Run functions in a worker."""
     with WorkerPool(max_workers=1, time_limit_s=600, memory_limit_bytes=12 * 2**30) as pool:
         runner = Runner(functools.partial(submit, pool), bar)
-        running = {name: runner.start(experiment(name, chip, its)) for name, its in chosen.items()}
+        running = {name: runner.start(experiment(name, chip, function)) for name, function in chosen.items()}
         for name, job in running.items():
             yield name, job.outcome()
 
 
 @contextmanager
 def estimating() -> Iterator[None]:
-    """Lets the workers that start meanwhile leave estimates."""
+    """Let workers that start in this context write estimates."""
     before = os.environ.get("LIBTPU_INIT_ARGS", "")
     os.environ["LIBTPU_INIT_ARGS"] = f"{before} --xla_jf_dump_static_llo_profile_to={estimates_folder()}".strip()
     try:
@@ -114,33 +113,33 @@ def estimating() -> Iterator[None]:
 
 
 def experiment(name: str, chip: Chip, function: Function) -> Experiment:
-    """What is run for one function."""
+    """Return the experiment of one function."""
     return Experiment(fn=function.fn, args=function.args, chip=chip, label=f"{chip.name} {name}")
 
 
 def submit(pool: WorkerPool, its: Experiment) -> Future[Measurement]:
-    """Has a worker compile and simulate it."""
+    """Compile and simulate an experiment in a worker."""
     file = estimates_file(its.chip, its.label.removeprefix(f"{its.chip.name} "))
     values = argument_values(its.args)
     return pool.submit(timed, its, file, abstract_arguments(its.args), values, tracing_settings(), label=its.label)
 
 
 def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mapping[str, Any]) -> Measurement:
-    """In a worker: compiles and simulates, and keeps the estimates where it was compiled anew."""
+    """Compile and simulate, in a worker, and keep the estimates if it was compiled now."""
     try:
         return simulate_in_worker(its.fn, shapes, values, its.chip, its.cached, settings, its.spans)
     finally:
-        found: dict[str, int] = {}
+        estimates: dict[str, int] = {}
         for path in file.parent.glob("*_static_llo_profile.textproto"):
             pairs = re.findall(r'hlo_op_name: "([^"]+)"\s+estimated_cycles: (\d+)', path.read_text())
-            found.update({name: int(cycles) for name, cycles in pairs})
+            estimates.update({name: int(cycles) for name, cycles in pairs})
             path.unlink()
-        if found:
-            file.write_text(json.dumps(found))
+        if estimates:
+            file.write_text(json.dumps(estimates))
 
 
 def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None, str]:
-    """Time over estimate of all operations that have one; and of the one that is furthest off."""
+    """Return time over estimate: of all operations that have an estimate, and of the one that is furthest off."""
     file = estimates_file(chip, name)
     estimates = json.loads(file.read_text()) if file.exists() else {}
     clocks = chip.machine.clock_hz / chip.peak_clock_hz  # the estimate counts cycles of the peak's clock
@@ -151,8 +150,8 @@ def static_ratio(run: SimulatedRun, chip: Chip, name: str) -> tuple[float | None
     ]
     if not pairs:
         return None, ""
-    worst, ours, theirs = max(pairs, key=lambda pair: abs(pair[1] - pair[2]))
-    return sum(pair[1] for pair in pairs) / sum(pair[2] for pair in pairs), f"{worst} × {ours / theirs:.2f}"
+    worst, cycles, estimated_cycles = max(pairs, key=lambda pair: abs(pair[1] - pair[2]))
+    return sum(pair[1] for pair in pairs) / sum(pair[2] for pair in pairs), f"{worst} × {cycles / estimated_cycles:.2f}"
 
 
 # ---- rows ----
@@ -164,7 +163,6 @@ _VERDICTS = {
 
 
 def record(name: str, chip: Chip, function: Function, outcome: Outcome) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {"chip": chip.name, "function": name, "provenance": "simulated", "status": outcome.status}
     run = outcome.run
     if run is None:
@@ -194,7 +192,7 @@ def record(name: str, chip: Chip, function: Function, outcome: Outcome) -> dict[
 
 
 def touched_bytes(function: Function) -> int:
-    """Bytes of the arguments and of the results."""
+    """Return the bytes of the arguments and results."""
     leaves = jax.tree.leaves([function.args, jax.eval_shape(function.fn, *function.args)])
     return sum(math.prod(leaf.shape) * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
 
@@ -236,7 +234,7 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
         for chip in chips:
             for name, outcome in outcomes(chip, chosen, bar):
                 rows.append(record(name, chip, chosen[name], outcome))
-                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+                if json_file not in (None, "-"):  # a stopped run leaves its rows so far
                     write_json(str(json_file), "any_function", rows, summary(rows))
     if json_file == "-":
         write_json("-", "any_function", rows, summary(rows))
@@ -246,14 +244,14 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows there are of each verdict."""
+    """Return the number of rows of each verdict."""
     return {
         verdict: sum(row["verdict"] == verdict for row in rows) for verdict in ("time", "refusal", "limit", "wrong")
     }
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows, and the reasons of those without a time."""
+    """Print the rows, and the reasons of rows without a time."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

@@ -1,18 +1,18 @@
-"""How often do the static rules of `systolic check` and the TPU compiler say the same of a random kernel?
+"""Count how often the static rules of `systolic check` and the TPU compiler agree on random kernels.
 
     python benchmarks/check_configurations.py --count 1000 --seed 1
     python benchmarks/check_configurations.py --count 200 --seed 7 --chip v5e,v6e --csv build/check.csv --json -
 
 Eight kinds of small kernels (see `configuration_kernels.py`) with tiles, sizes, dtypes, precisions, buffers and memory
 limits drawn from a seed, most of them legal, many not. Each is traced, judged by the rules on blocks, dtypes and memory
-without compiling, then compiled for a chip that is not there. An error of a rule in REFUSED_BY_COMPILER foretells a
-refusal. What compiles and returns garbage, such as a grid of no steps, is an error of another rule and foretells
-nothing here.
+without compiling, then compiled for a chip that this machine does not have. An error of a rule in REFUSED_BY_COMPILER
+predicts a refusal. A kernel that compiles and returns garbage, such as one without grid steps, violates another rule,
+which predicts nothing here.
 
-VMEM is compared with the compiler's own account of the kernel where it was accepted and has at least one step: blocks
-and scratch should be the same, and what the compiler adds, for registers that do not fit, is shown beside them. Arrays
-that XLA holds in VMEM around the call need no window; which these are is read off the program, and their windows are
-left out of the estimate. A configuration of which nothing is left is not compared.
+If the kernel was accepted and has at least one step, VMEM is compared with the compiler's own account: blocks and
+scratch should be the same; the compiler's additions, for registers that do not fit, are shown next to them. Arrays that
+XLA holds in VMEM around the call need no window; they are read off the program, and their windows are left out of the
+estimate. A configuration without any window or scratch left is not compared.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ from systolic.compiler import (
 from systolic.report.columns import Column, numeric, textual
 from systolic.timing import target_of
 
-# Rules whose breach the compiler refuses. The others find what compiles and is wrong, or slow.
+# Rules whose violation the compiler refuses. The others find kernels that compile but are wrong or slow.
 _CSV = "benchmarks/data/check_configurations.csv"
 _KERNEL_OP = re.compile(r'%(\S+) = [^\n]*custom-call\([^\n]*custom_call_target="tpu_custom_call"')
 _WINDOW = re.compile(r"(input|output) window allocation for operator (?:input|output) (\d+)")
 
 
 def judged(one: Configuration, chip: Chip) -> tuple[KernelCall | None, list[Finding]]:
-    """The kernel as traced, and the errors that foretell a refusal."""
+    """Return the traced kernel, and the errors that predict a refusal."""
     fn, args = kernel(one)
     try:
         (call,) = kernel_calls(jax.make_jaxpr(fn)(*args))
     except Exception as error:  # noqa: BLE001 -- what cannot be traced cannot be compiled either
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return None, [Finding(rule="trace", grade="error", value=text, limit="", fix="")]
-    found = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
-    return call, [each for each in found if each.grade == "error" and each.rule in REFUSED_BY_COMPILER]
+    findings = [*block_findings(call), *dtype_findings(call, chip), *memory_findings(call, chip)]
+    return call, [finding for finding in findings if finding.grade == "error" and finding.rule in REFUSED_BY_COMPILER]
 
 
 def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
-    """The compiler's account of the kernel: bytes by role and number; what is neither window nor scratch is ("", 0)."""
+    """Return the compiler's account of the kernel: bytes by role and number; ("", 0) is neither window nor scratch."""
     named = _KERNEL_OP.search(program.top_level_hlo)
     breakdowns = json.loads(program.vmem_report or "{}") or {}
     if named is None or named[1] not in breakdowns:
         return None
-    found: dict[tuple[str, int], int] = {}
+    allocated_bytes: dict[tuple[str, int], int] = {}
     for block in breakdowns[named[1]].get("blocks", []):
         if block.get("block_type") != "SCOPED":
             continue
@@ -90,12 +90,12 @@ def reported(program: CompiledProgram) -> dict[tuple[str, int], int] | None:
             window = _WINDOW.search(tag)
             other = ("scratch", 0) if tag == "scratch operand" else ("", 0)
             key = (window[1], int(window[2])) if window else other
-            found[key] = found.get(key, 0) + int(allocation["size"])
-    return found
+            allocated_bytes[key] = allocated_bytes.get(key, 0) + int(allocation["size"])
+    return allocated_bytes
 
 
 def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str, Any]:
-    """Estimate against account."""
+    """Return the estimated bytes next to the compiler's."""
     account = reported(program)
     if not account or 0 in call.grid:
         return {}
@@ -103,20 +103,19 @@ def vmem_row(call: KernelCall, chip: Chip, program: CompiledProgram) -> dict[str
     roles = ("input", "output")
     windows = [(role, number) for role in roles for number, _ in enumerate(call.of(role))]
     parts = [part for part in estimate.buffers if part.kind == "window"]
-    held = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
+    held_by_xla = [part.size_bytes for key, part in zip(windows, parts, strict=True) if key not in account]
     added = account.get(("", 0), 0)
     return {
-        "vmem_estimate": estimate.total_bytes - sum(held),
+        "vmem_estimate": estimate.total_bytes - sum(held_by_xla),
         "vmem_reported": sum(account.values()) - added,
         "vmem_added": added,
-        "held_by_xla": len(held),
+        "held_by_xla": len(held_by_xla),
     }
 
 
 def row_of(
     one: Configuration, call: KernelCall | None, errors: Sequence[Finding], job: Future[CompiledProgram]
 ) -> dict[str, Any]:
-    """One line of the result."""
     row: dict[str, Any] = {
         **asdict(one),
         "rules": " ".join(dict.fromkeys(error.rule for error in errors)),
@@ -166,14 +165,14 @@ def main(
     with WorkerPool(max_workers=workers, time_limit_s=time_limit) as pool, progress_bar(quiet=quiet) as bar:
         bar.planned(len(drawn))
         jobs = []
-        for one in drawn:
-            chip = CHIPS[one.chip]
-            label = f"{one.chip} {one.family} {one.number}"
-            fn, args = kernel(one)
+        for configuration in drawn:
+            chip = CHIPS[configuration.chip]
+            label = f"{configuration.chip} {configuration.family} {configuration.number}"
+            fn, args = kernel(configuration)
             job = submit_compilation(pool, fn, args, target_of(chip), cache=ProgramCache(), label=label)
             job.add_done_callback(lambda _, label=label: bar.done(label))
-            jobs.append((one, *judged(one, chip), job))
-        rows = [row_of(*each) for each in jobs]
+            jobs.append((configuration, *judged(configuration, chip), job))
+        rows = [row_of(*job) for job in jobs]
     with Path(csv_file).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -187,7 +186,7 @@ def main(
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The confusion matrix of some rows, and in how many VMEM is as it was foretold."""
+    """Return the confusion matrix of rows, and the number of kernels whose VMEM was predicted exactly."""
     answered = [row for row in rows if row["compiler"] != "no answer"]
     counts = {
         (foretold, compiler): sum(row["foretold"] == foretold and row["compiler"] == compiler for row in answered)
@@ -213,7 +212,7 @@ def figures(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-# A chip, and what is counted of it.
+# A chip, and its counts.
 _Counted = tuple[str, dict[str, Any]]
 
 
@@ -241,7 +240,7 @@ _VMEM: tuple[Column[_Counted], ...] = (
 
 
 def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], seed: int) -> None:
-    """Prints the tables, then every disagreement."""
+    """Print the tables, then every disagreement."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · seed {seed} · {packages}")
@@ -249,10 +248,10 @@ def show(rows: Sequence[dict[str, Any]], summary: dict[str, dict[str, Any]], see
     show_table(out, _VMEM, summary.items())
     for row in rows:
         if row["compiler"] not in (row["foretold"], "no answer"):
-            told = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"
+            answers = f"{row['foretold']} foretold ({row['rules'] or 'no rule'}), {row['compiler']} by the compiler"
             shape = f"{row['m']}×{row['k']}×{row['n']} in {row['tile_m']}×{row['tile_k']}×{row['tile_n']}"
-            what = f"{row['chip']} {row['number']} {row['family']} {row['dtype_lhs']} {row['dtype_rhs']} {shape}"
-            out.print(f"{what}: {told} {row['reason']}", soft_wrap=True, markup=False)
+            case = f"{row['chip']} {row['number']} {row['family']} {row['dtype_lhs']} {row['dtype_rhs']} {shape}"
+            out.print(f"{case}: {answers} {row['reason']}", soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How many planted faults `systolic check` finds, by the right rule, and how many sound kernels it accuses.
+"""Count the planted faults that `systolic check` finds by the right rule, and the sound kernels that it accuses.
 
     python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
     python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
 
-The kernels are in `benchmarks/checked/`: short functions, each sound as it is, and wrong in one way if told to be so.
-A fault is found where a finding of grade error has one of the rules that may name it. A sound kernel is accused where
-there is any finding of grade error. The TPU compiler is not asked: only the rules and the run have a say.
+The kernels are in `benchmarks/checked/`: short functions, each sound by default, and wrong in one way on request. A
+fault is found if a finding of grade error has one of the rules that may name it. A sound kernel is accused if it has
+any finding of grade error. The TPU compiler is not asked: only the rules and the run decide.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODULES = {
     "subcores": subcores,
     "public": public,
 }
-CASES = {module: (*found.FAULTS, *found.SOUND) for module, found in MODULES.items()}
+CASES = {module: (*cases_of_module.FAULTS, *cases_of_module.SOUND) for module, cases_of_module in MODULES.items()}
 
 
 @click.command()
@@ -49,25 +49,27 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     if public.MISSING:
         click.echo(public.MISSING)
-    cases = [case for module, found in CASES.items() for case in found if only == module or only in case.name]
+    cases = [
+        case for module, module_cases in CASES.items() for case in module_cases if only == module or only in case.name
+    ]
     with WorkerPool(max_workers=workers, time_limit_s=300) as pool, progress_bar(quiet=False) as bar:
         bar.planned(len(cases))
         pending = [
             submit_check(
                 pool,
-                each.fn,
-                each.args,
-                (chip(each.chip),) if each.chip else chips,
-                reference=each.reference,
+                case.fn,
+                case.args,
+                (chip(case.chip),) if case.chip else chips,
+                reference=case.reference,
                 compiles=False,
                 seeds=(0, 1),
-                mesh=dict(each.mesh) or None,
+                mesh=dict(case.mesh) or None,
             )
-            for each in cases
+            for case in cases
         ]
         table = []
-        for case, each in zip(cases, pending, strict=True):
-            row = _row(case, each.result())
+        for case, job in zip(cases, pending, strict=True):
+            row = _row(case, job.result())
             bar.done(case.name)
             if row["right"] == "no":
                 click.echo(f"{row['kind']}: {row['case']}: {row['found'] or 'nothing found'}")
@@ -81,7 +83,7 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
 
 
 def _write(table: list[dict[str, str]], *, keep: bool) -> None:
-    """Writes rows, in place of those of the same cases where others are kept."""
+    """Write rows to the file, in place of its rows of the same cases."""
     rows = {(row["kind"], row["case"]): row for row in table}
     if keep:
         with ROWS.open(newline="") as file:
@@ -95,14 +97,16 @@ def _write(table: list[dict[str, str]], *, keep: bool) -> None:
 
 def _row(case: Case, report: CheckReport) -> dict[str, str]:
     grades = ("error", "warning") if case.at_least == "warning" else ("error",)
-    found = list(dict.fromkeys(each.rule for each in report.findings if each.grade in grades))
-    right = bool(case.rules & set(found)) if case.rules else not found
-    not_run = next((each.value for each in report.findings if each.rule == "run" and each.grade == "warning"), "")
+    rules = list(dict.fromkeys(finding.rule for finding in report.findings if finding.grade in grades))
+    right = bool(case.rules & set(rules)) if case.rules else not rules
+    not_run = next(
+        (finding.value for finding in report.findings if finding.rule == "run" and finding.grade == "warning"), ""
+    )
     return {
         "kind": "fault" if case.rules else "sound",
         "case": case.name,
         "expected": " ".join(sorted(case.rules)),
-        "found": " ".join(found),
+        "found": " ".join(rules),
         "right": "yes" if right else "no",
         "run": "yes" if report.run.ran else not_run or "ended",
     }

@@ -1,4 +1,4 @@
-"""Random configurations of small kernels, for `check_configurations.py`: drawn from a seed, good ones and bad ones."""
+"""Random configurations of small kernels for `check_configurations.py`, drawn from a seed, legal and illegal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 KIB = 2**10
 PRODUCTS = ("product in output", "product in scratch", "product whole k", "transposed rhs", "batched product")
 OTHERS = ("add a row", "row sum", "vector")
-# Operands of products, as often as they stand here.
+# Operands of products, drawn as often as they are listed.
 _PAIRS = (
     *[("bfloat16", "bfloat16")] * 8,
     *[("float32", "float32")] * 6,
@@ -46,7 +46,7 @@ _MOST_TILE_PRODUCT = 2**27  # about a second of compiling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One kernel on one chip. `rounding` is that of the grid: "down" drops a tail, or has no steps at all."""
+    """One kernel on one chip. `rounding` is the grid's: "down" drops a tail, or leaves no steps at all."""
 
     number: int
     chip: str
@@ -69,25 +69,25 @@ class Configuration:
 
     @property
     def limit_bytes(self) -> int | None:
-        """`vmem_limit_bytes`; None where it is not set."""
+        """Return `vmem_limit_bytes`, or None if it is not set."""
         return self.vmem_limit_kib * KIB or None
 
     @property
     def block_kib(self) -> int:
-        """Roughly what the blocks take, each twice."""
+        """Return the approximate KiB of all blocks, each twice."""
         sides = (self.tile_m * self.tile_k, self.tile_k * self.tile_n, self.tile_m * self.tile_n)
         dtypes = (self.dtype_lhs, self.dtype_rhs, self.dtype_out)
         return sum(2 * side * jnp.dtype(dtype).itemsize for side, dtype in zip(sides, dtypes, strict=True)) // KIB
 
 
 def configurations(seed: int, count: int, chips: tuple[str, ...]) -> Iterator[Configuration]:
-    """`count` configurations; the same seed and chips give the same ones."""
+    """Yield `count` configurations; the same seed and chips give the same ones."""
     source = random.Random(seed)
     for number in range(count):
         product = source.random() < 0.72
         draw = _product if product else _other
         drawn = draw(source, number, source.choice(chips))
-        if source.random() < 0.15:  # a limit about where it begins to matter
+        if source.random() < 0.15:  # a limit near the VMEM that the kernel needs
             drawn = replace(drawn, vmem_limit_kib=round(drawn.block_kib * source.uniform(0.5, 1.6)) + 8)
         yield drawn
 
@@ -116,8 +116,8 @@ def _product(source: random.Random, number: int, chip: str) -> Configuration:
         if tile_m * tile_k * tile_n <= _MOST_TILE_PRODUCT:
             break
     lhs, rhs = source.choice(_PAIRS)
-    whole = jnp.issubdtype(jnp.dtype(lhs), jnp.integer) and jnp.issubdtype(jnp.dtype(rhs), jnp.integer)
-    accumulator = "int32" if whole else "float32"
+    are_integers = jnp.issubdtype(jnp.dtype(lhs), jnp.integer) and jnp.issubdtype(jnp.dtype(rhs), jnp.integer)
+    accumulator = "int32" if are_integers else "float32"
     if source.random() < 0.03:
         accumulator = source.choice(("float32", "bfloat16", "int32"))
     out = accumulator
@@ -182,7 +182,7 @@ def _limit(source: random.Random) -> int:
 
 
 def kernel(one: Configuration) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
-    """The function of a configuration and its arguments."""
+    """Return the function of a configuration and its arguments."""
     lhs, rhs = jnp.dtype(one.dtype_lhs), jnp.dtype(one.dtype_rhs)
     shape = jax.ShapeDtypeStruct
     if one.family in PRODUCTS:
@@ -258,7 +258,7 @@ def product(one: Configuration, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def add_row(one: Configuration, rows: jax.Array, row: jax.Array) -> jax.Array:
-    """rows + row, with the row in blocks of its own."""
+    """rows + row, with the row in separate blocks."""
 
     def body(rows_vmem, row_vmem, out_vmem):
         out_vmem[...] = rows_vmem[...] + row_vmem[...]
@@ -275,7 +275,7 @@ def add_row(one: Configuration, rows: jax.Array, row: jax.Array) -> jax.Array:
 
 
 def row_sum(one: Configuration, rows: jax.Array) -> jax.Array:
-    """The sum of each row, which has all its columns in one block."""
+    """The sum of each row; a block has all columns."""
 
     def body(rows_vmem, out_vmem):
         out_vmem[...] = jnp.sum(rows_vmem[...].astype(jnp.float32), axis=1, keepdims=True)

@@ -1,13 +1,13 @@
-"""How near to the best of sixty tiles does the search of `systolic tune` come in twelve compiles?
+"""Compare the search of `systolic tune` in twelve compiles with the best of sixty tiles.
 
     python benchmarks/exhaustive_sweep.py sweep     # sixty tiles for each of sixteen products; an hour on two cores
     python benchmarks/exhaustive_sweep.py search    # the search against the committed sweep; ten minutes
     python benchmarks/exhaustive_sweep.py model     # rank correlation and error of the model over all its rows
 
-`sweep` writes `benchmarks/data/exhaustive_sweep.csv`, and goes on where it was stopped. For each product and each tile
-that the planner knows, the configuration with the best modelled time is a candidate; the forty best of these and twenty
+`sweep` writes `benchmarks/data/exhaustive_sweep.csv`, and resumes where it was stopped. For each product and each tile
+that the planner knows, the configuration with the best modeled time is a candidate; the forty best of these and twenty
 more, drawn with a fixed seed from the others, are compiled and simulated. `search` begins with neither trials nor
-compiled programs. All times are simulated or modelled, none is measured.
+compiled programs. All times are simulated or modeled, none is measured.
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ _COLUMNS: tuple[str, ...] = (
 
 
 def of_each_tile(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
-    """The best-modelled configuration of every tile, best first."""
-    found: dict[Tiles, TimedConfig] = {}
+    """Return the configuration with the best modeled time of every tile, best first."""
+    configs: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
-        found.setdefault(choice.config.tiles, choice)
-    return list(found.values())
+        configs.setdefault(choice.config.tiles, choice)
+    return list(configs.values())
 
 
 def candidates(spec: MatmulSpec, its: Chip) -> list[TimedConfig]:
-    """Forty by the model and twenty by lot."""
-    every = of_each_tile(spec, its)
-    rest = every[_BEST:]
-    return every[:_BEST] + random.Random(f"{spec}{its.name}").sample(rest, min(_DRAWN, len(rest)))
+    """Return the forty best by the model, and twenty drawn at random."""
+    configs = of_each_tile(spec, its)
+    rest = configs[_BEST:]
+    return configs[:_BEST] + random.Random(f"{spec}{its.name}").sample(rest, min(_DRAWN, len(rest)))
 
 
 def _products() -> Iterator[tuple[Chip, str, MatmulSpec]]:
@@ -116,7 +116,7 @@ def _key(row: dict[str, Any]) -> tuple[str, ...]:
 
 @click.group()
 def main() -> None:
-    """An exhaustive sweep, and what it says of the search and of the model."""
+    """Run an exhaustive sweep, and compare the search and the model with it."""
 
 
 @main.command()
@@ -128,69 +128,75 @@ def sweep() -> None:
     from systolic.timing import submit_simulation
 
     rows = _rows()
-    there = {_key(row) for row in rows}
+    existing_keys = {_key(row) for row in rows}
     with WorkerPool(max_workers=2, time_limit_s=300) as pool:
-        for its, kind, spec in _products():
-            programs = programs_of(spec, its)
+        for target, kind, spec in _products():
+            programs = programs_of(spec, target)
             jobs = []
-            for choice in candidates(programs.computed, its):
-                row = {"chip": its.name, "spec": kind, "m": spec.m, "k": spec.k, "n": spec.n}
+            for choice in candidates(programs.computed, target):
+                row = {"chip": target.name, "spec": kind, "m": spec.m, "k": spec.k, "n": spec.n}
                 row |= _fields(choice.config) | {"modelled_us": f"{choice.modelled.time_us:.2f}"}
-                if _key(row) not in there:
+                if _key(row) not in existing_keys:
                     fn = programs.kernel(choice.config)
-                    jobs.append((row, submit_simulation(pool, fn, programs.arguments, its, label=str(choice.config))))
+                    jobs.append(
+                        (row, submit_simulation(pool, fn, programs.arguments, target, label=str(choice.config)))
+                    )
             for row, job in jobs:
                 try:
-                    found = job.result()
-                    assert found.run is not None
-                    row |= {"simulated_us": f"{found.time_us:.2f}", "bundles": found.run.bundles, "reason": ""}
+                    measurement = job.result()
+                    assert measurement.run is not None
+                    row |= {
+                        "simulated_us": f"{measurement.time_us:.2f}",
+                        "bundles": measurement.run.bundles,
+                        "reason": "",
+                    }
                 except (CompilerError, SimulationError) as error:
                     row |= {"simulated_us": "", "bundles": "", "reason": str(error).splitlines()[0][:100]}
                 rows.append(row)
                 _write(rows)
-            click.echo(f"{its.name} {kind}: {len(jobs)} tried now")
+            click.echo(f"{target.name} {kind}: {len(jobs)} tried now")
 
 
 @main.command()
 @click.option("--time-budget", default=120.0, show_default=True)
 def search(time_budget: float) -> None:
-    """Search every product anew, in an empty cache, and compare with the sweep's best."""
+    """Search every product in an empty cache, and compare with the sweep's best."""
     from systolic.store import TrialStore
     from systolic.tuning import tune
 
     regrets = []
-    for its, kind, spec in _products():
-        best = min(float(row["simulated_us"]) for row in _of(its.name, kind) if row["simulated_us"])
+    for target, kind, spec in _products():
+        best = min(float(row["simulated_us"]) for row in _of(target.name, kind) if row["simulated_us"])
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = folder
-            begun = time.monotonic()
-            found = tune(
-                spec, its, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
+            start_s = time.monotonic()
+            tuned = tune(
+                spec, target, time_budget_s=time_budget, against_xla=False, store=TrialStore(Path(folder) / "t.sqlite")
             )
-        assert found.winner is not None
-        assert found.winner.time_us is not None
-        regrets.append(found.winner.time_us / best - 1)
+        assert tuned.winner is not None
+        assert tuned.winner.time_us is not None
+        regrets.append(tuned.winner.time_us / best - 1)
         click.echo(
-            f"{its.name} {kind:8} sweep {best:9.1f} µs  search {found.winner.time_us:9.1f} µs  {regrets[-1]:+6.1%}  "
-            f"{found.compiled:2} compiles, {time.monotonic() - begun:4.0f} s, {found.end}"
+            f"{target.name} {kind:8} sweep {best:9.1f} µs  search {tuned.winner.time_us:9.1f} µs  {regrets[-1]:+6.1%}  "
+            f"{tuned.compiled:2} compiles, {time.monotonic() - start_s:4.0f} s, {tuned.end}"
         )
-    near = sum(regret <= 0.02 for regret in regrets)
-    click.echo(f"within 2 % of the sweep's best: {near} of {len(regrets)}; at worst {max(regrets):+.1%}")
+    near_count = sum(regret <= 0.02 for regret in regrets)
+    click.echo(f"within 2 % of the sweep's best: {near_count} of {len(regrets)}; at worst {max(regrets):+.1%}")
 
 
 @main.command()
 def model() -> None:
-    """What the planner's arithmetic says of the sweep's rows."""
+    """Compare the planner's model with the sweep's rows."""
     for name in CHIPS:
-        every = [row for row in _of(name) if row["simulated_us"]]
-        for row in every:
+        measured = [row for row in _of(name) if row["simulated_us"]]
+        for row in measured:
             spec = MatmulSpec.of(int(row["m"]), int(row["k"]), int(row["n"]), "bfloat16")
             row["modelled_us"] = estimated_config(spec, _config(row), chip(name)).modelled.time_us
-        error = [row["modelled_us"] / float(row["simulated_us"]) - 1 for row in every]
+        error = [row["modelled_us"] / float(row["simulated_us"]) - 1 for row in measured]
         click.echo(
-            f"{name}: {len(every)} kernels, median error {statistics.median(map(abs, error)):.1%}, "
-            f"Spearman {_spearman(every):.3f} over all, of each product "
-            + ", ".join(f"{_spearman([row for row in every if row['spec'] == kind]):.3f}" for kind in PROBLEMS)
+            f"{name}: {len(measured)} kernels, median error {statistics.median(map(abs, error)):.1%}, "
+            f"Spearman {_spearman(measured):.3f} over all, of each product "
+            + ", ".join(f"{_spearman([row for row in measured if row['spec'] == kind]):.3f}" for kind in PROBLEMS)
         )
 
 

@@ -1,12 +1,12 @@
-"""Are the savings that `systolic explain` promises the ones that its user gets?
+"""Compare the savings that `systolic explain` promises with the savings that its user gets.
 
     python benchmarks/explained_savings.py --json build/explained_savings.json
 
-Of each kernel the first finding's estimated saving is compared with what comes of really applying it. The estimate is
+The first finding's estimated saving for each kernel is compared with the saving when it is applied. The estimate is
 made by changing the traced program (a call's VMEM limit, order, buffers) or by calling the function with other tiles.
 Here the change is made as the kernel's author would make it: the keyword is passed, the launcher's compiler parameters
-get the limit, the axis order of the source is another. Both are simulated; ten kernels, and the difference in points of
-the kernel's time. A difference above three points fails: exit code 1.
+get the limit, the source has another axis order. Both are simulated, for ten kernels; the difference is in percentage
+points of the kernel's time. A difference above three points fails: exit code 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ASSIGNED = re.compile(r"(\w+)(?:\[(\d+)\]|\.(\w+))?=(\d+)")
 
 
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of bfloat16."""
+    """Return a shape of bfloat16."""
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
@@ -57,7 +57,7 @@ SQUARE = (bf16(2048, 2048), bf16(2048, 2048))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A function to explain, and its author's keywords for changes that are no tile sizes, by the finding's title."""
+    """A function to explain, with its author's keywords by the finding's title, for changes other than tile sizes."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = SQUARE
@@ -90,7 +90,7 @@ KERNELS: dict[str, Kernel] = {
 
 
 class Applied:
-    """A kernel with a finding applied as its author would. Knows nothing of how the estimate was made."""
+    """A kernel with a finding applied as its author would, independently of the estimate."""
 
     def __init__(self, kernel: Kernel, saving: Saving) -> None:
         self._fn = kernel.fn
@@ -110,7 +110,7 @@ class Applied:
             raise ValueError(f"{saving.title}: nobody has said how its author would apply it")
 
     def __call__(self, *args: Any) -> Any:
-        """The kernel, changed."""
+        """Call the changed kernel."""
         changed = functools.partial(self._fn, **self._keywords)
         if self._limit is None:
             return changed(*args)
@@ -136,8 +136,8 @@ def main(only: str, tries: int, json_file: str | None, quiet: bool) -> None:
             request = ExplainRequest(
                 fn=kernel.fn, args=kernel.args, arguments=(), chip=chip_named(kernel.chip), tries=tries
             )
-            found = explain_with_pool(pool, request, progress=bar)
-            rows.append(_row(pool, name, kernel, found))
+            explanation = explain_with_pool(pool, request, progress=bar)
+            rows.append(_row(pool, name, kernel, explanation))
     worst = max((row["difference_points"] for row in rows), default=0.0)
     summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MOST_POINTS}
     if json_file is not None:
@@ -180,8 +180,10 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 def _show(rows: list[dict[str, Any]], worst: float) -> None:
     out = console()
-    found = versions()
-    out.print(f"jax {found['jax']}, libtpu {found['libtpu']} · times are simulated · operands are shapes")
+    used_versions = versions()
+    out.print(
+        f"jax {used_versions['jax']}, libtpu {used_versions['libtpu']} · times are simulated · operands are shapes"
+    )
     out.print(f"worst difference {worst:.2f} points of {_MOST_POINTS:g} allowed")
     show_table(out, _COLUMNS, rows)
 

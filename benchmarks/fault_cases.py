@@ -1,4 +1,4 @@
-"""What sections of `faults.py` share: the programs that cases mutate, and mutations of text, bytes and JSON."""
+"""Shared parts of the sections of `faults.py`: programs that cases mutate, and mutations of text, bytes and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from systolic.timing import target_of
 
 Attempt = Callable[[random.Random, Path, "Setting"], None]
 
-# A program of each kind that the readers know: one core and two, a copy ahead, v7x's branches; XLA's and a kernel's.
+# A program of each kind that the readers know: one core and two, an early copy, v7x's branches; XLA's and a kernel's.
 _PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
     ("v5e", "xla", 512),
     ("v5p", "xla", 256),
@@ -31,7 +31,7 @@ _PROGRAMS: tuple[tuple[str, Implementation, int], ...] = (
 )
 _TILES = (128, 128, 128)
 
-# Leaves that no document should hold, beside those that it may.
+# Leaves that no document should hold, and others that it may.
 HOSTILE_VALUES = [
     *("null", "true", "false", "-1", "0", "-0.0", "5e-324", "1e308", "1e999", "-1e999", "NaN", "Infinity", "1.5"),
     *("9223372036854775808", "1" + "0" * 400, "[]", "[[]]", "{}", '{"a": {}}', '""', '"5.0"', '"bfloat16"'),
@@ -43,18 +43,18 @@ _NUMBERS = ("0", "-1", "1", "4294967295", "4294967296", "99999999999999999999", 
 
 
 class CaseError(AssertionError):
-    """A case ended in another way than it may."""
+    """A case that ended in another way than it may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is made once, ahead of all cases: programs of the real compiler, by chip."""
+    """Programs of the real compiler, by chip, made once before all cases."""
 
     programs: dict[str, CompiledProgram]
 
     @classmethod
     def made(cls) -> Self:
-        """Compile them, or take them from the cache."""
+        """Compile the programs, or read them from the cache."""
 
         with WorkerPool() as pool:
             futures = {}
@@ -75,8 +75,8 @@ class Section:
 
     Attributes:
       name: on the command line.
-      tries: what is done, in a few words.
-      share: of all cases, beside the other sections' shares.
+      tries: the attempt, in a few words.
+      share: of all cases, relative to the other sections' shares.
       attempt: run one case in an empty folder; raises where the case fails.
     """
 
@@ -87,32 +87,32 @@ class Section:
 
 
 def damaged(data: bytes, choose: random.Random) -> bytes:
-    """A file's bytes with bits flipped, parts overwritten, cut off, moved, put in or taken out."""
-    held = bytearray(data or b"\0")
+    """Return a file's bytes with bits flipped, or parts overwritten, cut off, moved, inserted or removed."""
+    content = bytearray(data or b"\0")
     kind = choose.randrange(7)
-    at = choose.randrange(len(held))
-    length = min(choose.choice((1, 4, 64, 512, 4096)), len(held) - at)
+    at = choose.randrange(len(content))
+    length = min(choose.choice((1, 4, 64, 512, 4096)), len(content) - at)
     if kind == 0:
         for _ in range(choose.choice((1, 1, 2, 8, 64))):
-            held[choose.randrange(len(held))] ^= 1 << choose.randrange(8)
+            content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
     elif kind == 1:
-        held[at : at + length] = choose.randbytes(length)
+        content[at : at + length] = choose.randbytes(length)
     elif kind == 2:
-        held[at : at + length] = bytes([choose.choice((0, 0xFF, 0x20))]) * length
+        content[at : at + length] = bytes([choose.choice((0, 0xFF, 0x20))]) * length
     elif kind == 3:
-        del held[at:]
+        del content[at:]
     elif kind == 4:
-        del held[at : at + length]
+        del content[at : at + length]
     elif kind == 5:
-        held[at:at] = choose.randbytes(length)
+        content[at:at] = choose.randbytes(length)
     else:
-        other = choose.randrange(len(held))
-        held[at : at + length] = held[other : other + length]
-    return bytes(held)
+        other = choose.randrange(len(content))
+        content[at : at + length] = content[other : other + length]
+    return bytes(content)
 
 
 def mutated_text(text: str, choose: random.Random) -> str:
-    """A text with lines or words lost, doubled, swapped or replaced, numbers made extreme, or its end cut off."""
+    """Return text with lines or words lost, doubled, swapped or replaced, numbers made extreme, or its end cut off."""
     lines = text.split("\n")
     for _ in range(choose.choice((1, 1, 1, 2, 5))):
         at = choose.randrange(len(lines))
@@ -135,9 +135,9 @@ def mutated_text(text: str, choose: random.Random) -> str:
                 + line[cut:]
             )
         else:
-            found = list(_TOKEN.finditer(lines[at]))
-            if found:
-                token = choose.choice(found)
+            tokens = list(_TOKEN.finditer(lines[at]))
+            if tokens:
+                token = choose.choice(tokens)
                 others = _TOKEN.findall(choose.choice(lines)) or ["0"]
                 new = choose.choice((choose.choice(_NUMBERS), choose.choice(others), ""))
                 lines[at] = lines[at][: token.start()] + new + lines[at][token.end() :]
@@ -146,31 +146,31 @@ def mutated_text(text: str, choose: random.Random) -> str:
 
 
 def mutated_json(document: Any, choose: random.Random) -> bytes:
-    """The text of a JSON document with a leaf, a key or some bytes of it changed."""
+    """Return the text of a JSON document with a leaf, a key or some bytes changed."""
     if choose.random() < 0.15:
         return damaged(json.dumps(document).encode(), choose)
     paths = list(_paths(document))
-    wanted = choose.choice(paths)
+    chosen_path = choose.choice(paths)
     hostile = choose.choice(HOSTILE_VALUES)
     if choose.random() < 0.05:
         hostile = "[" * 100_000 + "]" * 100_000
     kind = choose.randrange(5)
 
     def written(value: Any, path: tuple[Any, ...]) -> str:
-        if path == wanted and kind > 1:
+        if path == chosen_path and kind > 1:
             return hostile
         if isinstance(value, dict):
             pairs = []
-            for key, one in value.items():
-                name, text = json.dumps(key), written(one, (*path, key))
-                if (*path, key) == wanted and kind == 0:
+            for key, item in value.items():
+                name, text = json.dumps(key), written(item, (*path, key))
+                if (*path, key) == chosen_path and kind == 0:
                     continue
-                if (*path, key) == wanted and kind == 1:
+                if (*path, key) == chosen_path and kind == 1:
                     pairs.append(f"{choose.choice((name, json.dumps(key + 's')))}: {hostile}")
                 pairs.append(f"{name}: {text}")
             return "{" + ", ".join(pairs) + "}"
         if isinstance(value, list):
-            return "[" + ", ".join(written(one, (*path, at)) for at, one in enumerate(value)) + "]"
+            return "[" + ", ".join(written(item, (*path, at)) for at, item in enumerate(value)) + "]"
         return json.dumps(value)
 
     return written(document, ()).encode("utf-8", "surrogatepass")
@@ -179,8 +179,8 @@ def mutated_json(document: Any, choose: random.Random) -> bytes:
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Any:
     yield path
     if isinstance(value, dict):
-        for key, one in value.items():
-            yield from _paths(one, (*path, key))
+        for key, item in value.items():
+            yield from _paths(item, (*path, key))
     elif isinstance(value, list):
-        for at, one in enumerate(value):
-            yield from _paths(one, (*path, at))
+        for at, item in enumerate(value):
+            yield from _paths(item, (*path, at))

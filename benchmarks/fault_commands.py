@@ -1,4 +1,4 @@
-"""Hostile options and files that are none: what was written counts, or there is one line of error, at once."""
+"""Hostile options and hostile files: the command obeys what was written, or prints one line of error at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from systolic.store import TrialStore
 from systolic.store.exported import read_trials_file
 from systolic.validation.published import read_published
 
-_LONGEST_S = 20.0  # for what is refused before any work; another section may have the machine
+_LONGEST_S = 20.0  # for refusals before any work; another section may use the machine
 
 # ---- options ----
 
@@ -105,7 +105,7 @@ def _arguments(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
 
 def _numbers(choose: random.Random) -> None:
-    """Check that an array holds what was written, and that what it does not hold is refused."""
+    """Check that an array holds the numbers that were written, and that a number it cannot hold is refused."""
     kind = choose.choice([*_INTEGERS, *_FLOATS])
     low, high = _INTEGERS.get(kind, (-(2**7), 2**7))
     edges = (low, high, low - 1, high + 1, 2 * high, choose.randint(low, high), 0, 2**63, -(10**30))
@@ -117,22 +117,22 @@ def _numbers(choose: random.Random) -> None:
     ]
     text = f"{kind}[{len(words)}]={','.join(words)}"
     values = [_fraction(word) for word in words]
-    made = _argument(text)
+    array = _argument(text)
     if kind in _INTEGERS:
         fits = all(value is not None and value.denominator == 1 and low <= value <= high for value in values)
-        if fits != (made is not None) or (made is not None and [int(value) for value in made] != values):
-            raise CaseError(f"{text} became {made}")
+        if fits != (array is not None) or (array is not None and [int(value) for value in array] != values):
+            raise CaseError(f"{text} became {array}")
         return
-    if made is not None:
+    if array is not None:
         limits: Any = jnp.finfo(_FLOATS[kind])
-        for value, word, result in zip(values, words, made.astype(np.float64), strict=True):
+        for value, word, result in zip(values, words, array.astype(np.float64), strict=True):
             if value is None:
                 if not (math.isnan(float(word)) and math.isnan(result)) and float(word) != result:
-                    raise CaseError(f"{text} became {made}")
+                    raise CaseError(f"{text} became {array}")
             elif abs(Fraction(float(result)) - value) > abs(value) * Fraction(float(limits.eps)) and abs(
                 value
             ) > Fraction(float(limits.tiny)):
-                raise CaseError(f"{text} became {made}")
+                raise CaseError(f"{text} became {array}")
     elif all(value is not None and abs(value) <= Fraction(float(limits_of(kind))) for value in values):
         raise CaseError(f"{text} was refused")
 
@@ -144,7 +144,7 @@ def limits_of(kind: str) -> Any:
 
 
 def _fraction(word: str) -> Fraction | None:
-    """Return the number that a word writes; None: it writes none that is finite."""
+    """Return the number that a word writes, or None if it is not a finite number."""
     try:
         return Fraction(word) if word.isascii() and "_" not in word and "/" not in word else None
     except ValueError:
@@ -166,17 +166,17 @@ def _argument_texts(choose: random.Random) -> None:
 
 
 def _argument(text: str) -> np.ndarray | None:
-    """Return the array of a text; None where it is refused, or is a shape alone."""
+    """Return the array of a text, or None if it is refused or is only a shape."""
     try:
-        made = named_argument(text)
+        array = named_argument(text)
     except NamedFunctionError as error:
         _check_line(str(error))
         return None
-    return made if isinstance(made, np.ndarray) else None
+    return array if isinstance(array, np.ndarray) else None
 
 
 def _literals(choose: random.Random) -> None:
-    """Check that commands with a hostile static argument end with 2: there is no such file, whatever else is wrong."""
+    """Check that commands with a hostile static argument exit with 2: the file does not exist either way."""
     value = choose.choice(_LITERALS)
     if choose.random() < 0.3:
         value = mutated_text(value, choose)
@@ -207,12 +207,12 @@ def _flags(choose: random.Random) -> None:
         (True, False, 65536, 65536.0, 0.5, float("nan"), "true", "", "a b", "x" * 2000, "\0", 10**400)
     )
     try:
-        (made,) = checked_flags({name: value}).values()
+        (flag,) = checked_flags({name: value}).values()
     except FlagError as error:
         _check_line(str(error))
     else:
-        if made != ("65536" if value == 65536 else str(value).lower() if isinstance(value, bool) else str(value)):
-            raise CaseError(f"{value!r} became {made!r}")
+        if flag != ("65536" if value == 65536 else str(value).lower() if isinstance(value, bool) else str(value)):
+            raise CaseError(f"{value!r} became {flag!r}")
 
 
 # ---- files ----
@@ -241,7 +241,7 @@ _COMMANDS: tuple[tuple[str, ...], ...] = (
 
 def _special_files(choose: random.Random, folder: Path, _setting: Setting) -> None:
     kind = choose.choice(_KINDS)
-    begun = time.monotonic()
+    start_s = time.monotonic()
     with contextlib.chdir(folder):
         if choose.random() < 0.5:
             name = choose.choice(list(_LOADERS))
@@ -259,8 +259,8 @@ def _special_files(choose: random.Random, folder: Path, _setting: Setting) -> No
             if (kind, command[:2]) == ("missing", ("table", "show")):
                 return
             _refused(*command)
-    if time.monotonic() - begun > _LONGEST_S:
-        raise CaseError(f"{time.monotonic() - begun:.0f} s to refuse a {kind}")
+    if time.monotonic() - start_s > _LONGEST_S:
+        raise CaseError(f"{time.monotonic() - start_s:.0f} s to refuse a {kind}")
 
 
 def _make(kind: str, path: Path) -> None:
@@ -287,7 +287,7 @@ def _make(kind: str, path: Path) -> None:
 
 
 def _refused(*arguments: str) -> None:
-    """Run a command that has to end with exit code 2 and one line."""
+    """Run a command that must end with exit code 2 and one line."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)

@@ -1,4 +1,4 @@
-"""Damaged caches and stores, hostile JSON and CSV: an answer, a warning of ours, or one line of error."""
+"""Damaged caches and stores, hostile JSON and CSV: each ends in an answer, a warning of ours, or one line of error."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PROGRAMS, _TRIALS = 3, 6
 
 
 def _database(folder: Path) -> Path:
-    """The largest file below a folder: where a database keeps what it has."""
+    """Return the largest file below a folder: a database keeps its rows in it."""
     return max((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
 
 
 def _folded(file: Path) -> None:
-    """Bring SQLite's journal into its file, so that damage to the file counts."""
+    """Merge SQLite's journal into its file, so that damage to the file has an effect."""
     with contextlib.suppress(sqlite3.DatabaseError), closing(sqlite3.connect(file)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -49,9 +49,9 @@ def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)
         for number in range(_PROGRAMS):
-            found = cache.get(str(number))
-            if found is not None:
-                fault_records.check_program(found, number)
+            program = cache.get(str(number))
+            if program is not None:
+                fault_records.check_program(program, number)
         cache.put("7", fault_records.program(7))
         cache.get("7")
 
@@ -78,12 +78,14 @@ def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
             json.loads(out)
         with contextlib.suppress(StoreError):
             store.keep(fault_records.SUBJECT, fault_records.trial(9))
-            if 9 not in {fault_records.number_of(one) for one in store.trials(fault_records.SUBJECT) if one.config}:
+            if 9 not in {
+                fault_records.number_of(trial) for trial in store.trials(fault_records.SUBJECT) if trial.config
+            }:
                 raise CaseError("what was kept after the damage is lost")
 
 
 def _hostile_rows(file: Path, choose: random.Random) -> None:
-    """Change one value of one row, or of all, by SQL, to one of any type."""
+    """Change one value, of one row or of all rows, to a value of any type, by SQL."""
     values = (None, -1, 2**63 - 1, 1e308, float("inf"), "", "x" * 1000, b"\xff\xfe", b"\xed\xa0\x80", "../../outside")
     values += (b"\x80\x04cos\nsystem\n(S'true'\ntR.", "[" * 100_000, "null", "{}", "[]", '{"a": 1e999}')
     with contextlib.suppress(sqlite3.DatabaseError), closing(sqlite3.connect(file)) as connection:
@@ -93,7 +95,7 @@ def _hostile_rows(file: Path, choose: random.Random) -> None:
         columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
         row = choose.choice([row for (row,) in connection.execute(f'SELECT rowid FROM "{table}"')] or [1])
         value = choose.choice(values)
-        # Text that is not UTF-8 gets in by a cast of its bytes.
+        # A cast of bytes stores text that is not UTF-8.
         place = "CAST(? AS TEXT)" if isinstance(value, bytes) and choose.random() < 0.7 else "?"
         statement = f'UPDATE "{table}" SET "{choose.choice(columns)}" = {place}'
         if choose.random() < 0.7:
@@ -112,16 +114,16 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
         exported.keep(fault_records.OTHER, fault_records.trial(number))
     _, text, _ = run_command("table", "export", "-", "--store", str(exported.file))
     source.write_bytes(mutated_json(json.loads(text), choose))
-    mine = TrialStore(target)
-    mine.keep(fault_records.SUBJECT, fault_records.trial(5))
-    before = {subject: mine.trials(subject) for subject in mine.subjects()}
+    store = TrialStore(target)
+    store.keep(fault_records.SUBJECT, fault_records.trial(5))
+    before = {subject: store.trials(subject) for subject in store.subjects()}
     code, _, _ = run_command("table", "import", str(source), "--store", str(target), "--quiet")
-    after = {subject: mine.trials(subject) for subject in mine.subjects()}
+    after = {subject: store.trials(subject) for subject in store.subjects()}
     if code and after != before:
         raise CaseError(f"exit code {code}, and something was imported")
     for trials in after.values():
-        for one in trials:
-            for time_us in (one.simulated_us, one.measured_us, one.modelled_us):
+        for trial in trials:
+            for time_us in (trial.simulated_us, trial.measured_us, trial.modelled_us):
                 if time_us is not None and not (type(time_us) in (int, float) and 0 < time_us < 1e12):
                     raise CaseError(f"a time of {time_us!r} µs was imported")
     run_command("table", "show", "--store", str(target))
@@ -131,14 +133,14 @@ def _import(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """What `simulate --json` wrote, read by commands that compare results."""
-    given = json.loads((Path(__file__).parents[1] / "tests" / "data" / "xla_matmul_v6e.json").read_text("utf-8"))
-    row = {"function": "a.py:f", "chip": "v6e", "status": "ok", "time_us": 10.0, "run": given}
+    """Check commands that compare results, on damaged output of `simulate --json`."""
+    saved_runs = json.loads((Path(__file__).parents[1] / "tests" / "data" / "xla_matmul_v6e.json").read_text("utf-8"))
+    row = {"function": "a.py:f", "chip": "v6e", "status": "ok", "time_us": 10.0, "run": saved_runs}
     document = {"command": "simulate", "versions": {"jax": "0.10.2"}, "rows": [row], "summary": {}}
-    whole, broken = folder / "whole.json", folder / "broken.json"
-    whole.write_text(json.dumps(document))
-    broken.write_bytes(mutated_json(document, choose))
-    order = [str(whole), str(broken)]
+    whole_file, broken_file = folder / "whole.json", folder / "broken.json"
+    whole_file.write_text(json.dumps(document))
+    broken_file.write_bytes(mutated_json(document, choose))
+    order = [str(whole_file), str(broken_file)]
     choose.shuffle(order)
     run_command("compare", *order)
 
@@ -157,13 +159,13 @@ def _published(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def run_command(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command, which ends in a way that a user may see."""
+    """Return exit code, standard output and standard error of a command that ends as a user may see it."""
     out, err = io.StringIO(), io.StringIO()
     streams = contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)
-    with streams[0], streams[1], warnings.catch_warnings(record=True) as given:
+    with streams[0], streams[1], warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         code = main(arguments)
-    foreign = [one for one in given if not issubclass(one.category, (StoreWarning, CacheWarning))]
+    foreign = [warning for warning in caught if not issubclass(warning.category, (StoreWarning, CacheWarning))]
     if foreign:
         raise CaseError(f"{' '.join(arguments[:2])} warns: {foreign[0].message}")
     if code not in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""Globals that the caller has changed: a worker sees them as the caller does."""
+"""Globals that the caller has changed: a worker sees the changed values."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _plain(choose: random.Random, depth: int = 0) -> Any:
     leaves = (None, True, 7, -1.5, float("inf"), "text", b"\xff", 2**70, 1j, "\ud800")
     if depth > 2 or choose.random() < 0.5:
         return choose.choice(leaves)
-    several = [_plain(choose, depth + 1) for _ in range(choose.randrange(4))]
-    return choose.choice((several, tuple(several), dict(enumerate(several))))
+    elements = [_plain(choose, depth + 1) for _ in range(choose.randrange(4))]
+    return choose.choice((elements, tuple(elements), dict(enumerate(elements))))
 
 
 def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Change some globals of a module and compare what a worker computes with what this process does."""
+    """Change some globals of a module, and compare a worker's result with this process's."""
     name = f"m{choose.getrandbits(60):x}"
     (folder / f"{name}_helper.py").write_text(_HELPER)
     (folder / f"{name}.py").write_text(_MODULE.format(helper=f"{name}_helper", value=choose.choice((1, "a", (1, 2)))))
@@ -78,12 +78,12 @@ def _worker_globals(choose: random.Random, folder: Path, _setting: Setting) -> N
     )
     with _on_path(folder):
         module = importlib.import_module(name)
-        for _ in range(3):  # each job sees the globals of its own time
+        for _ in range(3):  # each job sees the globals at its submission
             for change in choose.sample(changes, choose.randrange(4)):
                 change(module)
-            there, here = _pool().submit(module.function).result(), module.function()
-            if there != here:
-                raise CaseError(f"a worker has {there[:300]} and the caller {here[:300]}")
+            in_worker, in_caller = _pool().submit(module.function).result(), module.function()
+            if in_worker != in_caller:
+                raise CaseError(f"a worker has {in_worker[:300]} and the caller {in_caller[:300]}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Processes killed at any moment: what was acknowledged is there, files open, and the pool goes on."""
+"""Processes killed at any moment: acknowledged writes are still stored, files open, and the pool continues."""
 
 from __future__ import annotations
 
@@ -27,52 +27,54 @@ fault_records.write_{what}(Path(sys.argv[1]), int(sys.argv[2]))
 
 
 def _killed_writers(what: str, file: Path, choose: random.Random) -> set[int]:
-    """Numbers that writers have acknowledged before they were killed."""
+    """Return the numbers that writers acknowledged before they were killed."""
     script = _WRITE.format(folder=str(Path(__file__).parent), what=what)
     writers = [
         subprocess.Popen([sys.executable, "-c", script, str(file), str(number)], stdout=subprocess.PIPE, text=True)
         for number in range(_KILLS)
     ]
-    kept: set[int] = set()
+    acknowledged: set[int] = set()
     for writer in writers:  # all are at work
         assert writer.stdout is not None
-        kept.add(int(writer.stdout.readline()))
+        acknowledged.add(int(writer.stdout.readline()))
     for writer in choose.sample(writers, len(writers)):
         time.sleep(choose.random() / 20)
         writer.send_signal(signal.SIGKILL)
     for writer in writers:
-        said, _ = writer.communicate()
-        kept.update(int(line) for line in said.split("\n")[:-1])
-    return kept
+        output, _ = writer.communicate()
+        acknowledged.update(int(line) for line in output.split("\n")[:-1])
+    return acknowledged
 
 
 def _store(choose: random.Random, folder: Path, _setting: Setting) -> None:
     file = folder / "trials.sqlite"
-    kept = _killed_writers("trials", file, choose)
-    found = {fault_records.number_of(trial) for trial in TrialStore(file).trials(fault_records.ELSEWHERE)}
-    if not kept <= found:
-        raise CaseError(f"{len(kept - found)} of {len(kept)} acknowledged trials are lost")
+    acknowledged = _killed_writers("trials", file, choose)
+    stored = {fault_records.number_of(trial) for trial in TrialStore(file).trials(fault_records.ELSEWHERE)}
+    if not acknowledged <= stored:
+        raise CaseError(f"{len(acknowledged - stored)} of {len(acknowledged)} acknowledged trials are lost")
 
 
 def _cache(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    kept = _killed_writers("programs", folder / "programs", choose)
+    acknowledged = _killed_writers("programs", folder / "programs", choose)
     cache = ProgramCache(folder=folder / "programs")
-    for number in sorted(kept):
-        found = cache.get(str(number))
-        if found is None:
-            raise CaseError(f"program {number} of {len(kept)} acknowledged ones is lost")
-        fault_records.check_program(found, number)
+    for number in sorted(acknowledged):
+        program = cache.get(str(number))
+        if program is None:
+            raise CaseError(f"program {number} of {len(acknowledged)} acknowledged ones is lost")
+        fault_records.check_program(program, number)
 
 
 def _worker(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    how = choose.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, 0, 3])
+    ending = choose.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, 0, 3])
     with WorkerPool(max_workers=1) as pool:
         try:
-            pool.submit(fault_records.die, int(how), choose.random() / 50, isinstance(how, signal.Signals)).result()
+            pool.submit(
+                fault_records.die, int(ending), choose.random() / 50, isinstance(ending, signal.Signals)
+            ).result()
         except (CompilerCrash, FunctionExit) as error:
-            wanted = how.name if isinstance(how, signal.Signals) else f"exit({int(how)})"
-            if wanted not in str(error):
-                raise CaseError(f"died of {wanted}, but the error says: {error}") from error
+            expected = ending.name if isinstance(ending, signal.Signals) else f"exit({int(ending)})"
+            if expected not in str(error):
+                raise CaseError(f"died of {expected}, but the error says: {error}") from error
         else:
             raise CaseError("a dead worker gave a result")
         if pool.submit(os.getpid).result() == os.getpid():

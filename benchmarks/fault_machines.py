@@ -1,4 +1,4 @@
-"""TPU machines that answer with garbage: hostile results, and a `gcloud` that fails, babbles or is stopped."""
+"""TPU machines that answer with garbage: hostile results, and a `gcloud` that fails, prints nonsense or is stopped."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def _archive(choose: random.Random) -> bytes:
                 member.type = choose.choice(_KINDS)
                 member.linkname = choose.choice(("/etc/passwd", "../../outside", "exit_code"))
             members.addfile(member, io.BytesIO(content))
-    held = packed.getvalue()
+    archive = packed.getvalue()
     if choose.random() < 0.5:
-        held = damaged(held, choose)
-    whole = gzip.compress(held)
-    return damaged(whole, choose) if choose.random() < 0.2 else whole
+        archive = damaged(archive, choose)
+    original = gzip.compress(archive)
+    return damaged(original, choose) if choose.random() < 0.2 else original
 
 
 def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
@@ -88,7 +88,7 @@ def _results(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 
 def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Run a command on a machine whose gcloud fails at random, with results in a folder of the user's or a new one."""
+    """Run a command on a machine whose gcloud fails at random, with results in the user's folder or a new one."""
     work = folder / "work"
     (work / "mine").mkdir(parents=True)
     (work / "mine" / "notes.txt").write_text("mine")
@@ -100,8 +100,8 @@ def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
     options = [*(("--create",) if creates else ()), *(("--delete-after",) if deletes else ())]
     plan = {verb: choose.choices(_FAILURES, k=2) for verb in choose.sample(("describe", "create", "scp", "ssh"), 2)}
     plan["delete"] = choose.choices(("", "", "forbidden", "signed_out", "interrupt"))
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, interrupts(), contextlib.redirect_stderr(said), _silent_children():
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, interrupts(), contextlib.redirect_stderr(output), _silent_children():
         cloud = fake_cloud(folder / "cloud", patch)
         patch.setattr(systolic, "__file__", str(package))
         patch.chdir(work)
@@ -109,7 +109,7 @@ def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
             cloud.add("my-tpu")
         cloud.fail(**plan)
         code = main(["tpu", "run", "my-tpu", *options, "--results", results, "--", "chips", "--json", "x.json"])
-    words = said.getvalue()
+    words = output.getvalue()
     case = f"{plan} {options} ended with {code}: {words!r}"
     if code not in (0, 1, 130) or "Traceback" in words:
         raise CaseError(case)
@@ -124,15 +124,15 @@ def _runs(choose: random.Random, folder: Path, _setting: Setting) -> None:
 
 @contextlib.contextmanager
 def _silent_children() -> Iterator[None]:
-    """Send what child processes write to their terminal nowhere."""
-    kept = [os.dup(stream) for stream in (1, 2)]
+    """Discard the terminal output of child processes."""
+    saved_streams = [os.dup(stream) for stream in (1, 2)]
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         for stream in (1, 2):
             os.dup2(nowhere, stream)
         yield
     finally:
-        for stream, copy in zip((1, 2), kept, strict=True):
+        for stream, copy in zip((1, 2), saved_streams, strict=True):
             os.dup2(copy, stream)
             os.close(copy)
         os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Dense, gated and grouped products, their gradients beside float64, and plans of sizes up to 2³¹ − 1."""
+"""Dense, gated and grouped products, their gradients compared with float64, and plans of sizes up to 2³¹ − 1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT = {"float32": 4 * ROUNDING, "bfloat16": 2.0**-8, "float16": 2.0**-10}  # of
 THREE_PASSES = 2.0**-14 + 2.0**-15  # of a product: low × low is left out, and two low parts are rounded
 SIZES = (0, 1, 2, 7, 8, 9, 31, 64, 127, 128, 129, 200)
 PRESET = jax.lax.DotAlgorithmPreset
-# All spellings, with those that are refused behind the others.
+# All spellings; the refused ones are last.
 PRECISIONS: tuple[Any, ...] = (
     *(None, "default", "fastest", "bfloat16", "high", "bfloat16_3x", "tensorfloat32", "highest", "float32", "HIGHEST"),
     *(jax.lax.Precision.HIGH, ("high", "tensorfloat32"), PRESET.BF16_BF16_F32, PRESET.BF16_BF16_F32_X3),
@@ -60,7 +60,7 @@ def _numbers(choose: random.Random, shape: tuple[int, ...], dtype: str) -> np.nd
 
 
 def _integers(choose: random.Random, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
-    """Numbers whose products and sums float32 holds exactly."""
+    """Return numbers whose products and sums float32 holds exactly."""
     return np.random.default_rng(choose.getrandbits(32)).integers(-4, 5, shape).astype(dtype)
 
 
@@ -85,7 +85,7 @@ def _backend(choose: random.Random) -> dict[str, Any]:
 
 
 def _precision(choose: random.Random, run: Any) -> Any:
-    """One that is taken; one that is refused is tried first, now and then."""
+    """Return a precision that is accepted; now and then, first try one that is refused."""
     if choose.random() < 0.1:
         wrong = choose.choice(REFUSED)
         try:
@@ -98,12 +98,12 @@ def _precision(choose: random.Random, run: Any) -> Any:
 
 
 def _unit(dtype: str) -> float:
-    """The error of one product, of any precision: `high` is three passes in interpret mode."""
+    """Return the error bound of one product, for any precision: `high` is three passes in interpret mode."""
     return THREE_PASSES if dtype in ("float32", "float16") else 0.0
 
 
 def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """`(activation(lhs @ rhs + bias) + residual) · scale` and its gradients."""
+    """Check `(activation(lhs @ rhs + bias) + residual) · scale` and its gradients."""
     m, k, n = (choose.choice(SIZES) for _ in range(3))
     batch = choose.choice(((), (), (2,), (3, 1), (0,)))
     shared = choose.random() < 0.5
@@ -112,7 +112,7 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     name = choose.choice(list(ACTIVATIONS))
     x, w = _numbers(choose, (*batch, m, k), dtype), _numbers(choose, (k, n) if shared else (*batch, k, n), dtype)
     turned = {side: choose.random() < 0.3 for side in ("transpose_lhs", "transpose_rhs")}
-    beside: dict[str, Any] = {
+    fused: dict[str, Any] = {
         "bias": _numbers(choose, (n,), "float32") if choose.random() < 0.5 else None,
         "residual": _numbers(choose, choose.choice(((*batch, m, n), (n,), ())), dtype)
         if choose.random() < 0.5
@@ -124,58 +124,58 @@ def _matmul(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     def product(x: Any, w: Any, precision: Any = None) -> Any:
         left = jnp.swapaxes(x, -1, -2) if turned["transpose_lhs"] else x
         right = jnp.swapaxes(w, -1, -2) if turned["transpose_rhs"] else w
-        return systolic.matmul(left, right, **beside, **options, precision=precision)
+        return systolic.matmul(left, right, **fused, **options, precision=precision)
 
     precision = _precision(choose, lambda wrong: product(x, w, wrong))
-    found, back = jax.vjp(lambda x, w: product(x, w, precision), jnp.asarray(x), jnp.asarray(w))
-    dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
+    computed, back = jax.vjp(lambda x, w: product(x, w, precision), jnp.asarray(x), jnp.asarray(w))
+    dout = jnp.asarray(_numbers(choose, computed.shape, "float32")).astype(computed.dtype)
     x64, w64, c64 = _wide(x), _wide(w), _wide(dout)
-    bias, residual, scale = (0.0 if one is None else _wide(one) for one in beside.values())
-    scale = 1.0 if beside["out_scale"] is None else scale
+    bias, residual, scale = (0.0 if operand is None else _wide(operand) for operand in fused.values())
+    scale = 1.0 if fused["out_scale"] is None else scale
     z = x64 @ w64 + bias
     value, slope = ACTIVATIONS[name](z)
     off_z = (_unit(dtype) + (k + 2) * ROUNDING) * (abs(x64) @ abs(w64)) + 4 * ROUNDING * abs(bias)
     exact = (value + residual) * scale
     off = abs(scale) * (1.2 * off_z + 16 * ROUNDING * (1 + abs(value) + abs(z) + abs(residual)))
-    _within("the product", found, exact, off + KEPT[np.dtype(found.dtype).name] * (abs(exact) + off))
+    _within("the product", computed, exact, off + KEPT[np.dtype(computed.dtype).name] * (abs(exact) + off))
     if name == "relu" and (abs(z) < 2 * off_z + 2.0**-7 * abs(z)).any():
-        return  # on either side of zero the slope is another
-    kept = KEPT["bfloat16" if dtype == "bfloat16" else "float32"]
+        return  # the slope is different on either side of zero
+    stored_rounding = KEPT["bfloat16" if dtype == "bfloat16" else "float32"]
     dz = c64 * scale * slope
-    off_dz = abs(c64 * scale) * (1.2 * (off_z + kept * abs(z)) + 16 * ROUNDING * (1 + abs(z)))
-    off_dz = off_dz * (name is not None) + (kept + 4 * ROUNDING) * abs(dz)
+    off_dz = abs(c64 * scale) * (1.2 * (off_z + stored_rounding * abs(z)) + 16 * ROUNDING * (1 + abs(z)))
+    off_dz = off_dz * (name is not None) + (stored_rounding + 4 * ROUNDING) * abs(dz)
     _gradients(dtype, back(dout), (x64, w64), [(dz, off_dz, w64)])
 
 
 def _gradients(dtype: str, found: Any, shapes: tuple[np.ndarray, ...], factors: list[Any]) -> None:
-    """Check dx, and the gradient of each weight, made of cotangents of products that are off by something.
+    """Check dx and the gradient of each weight, which follow from cotangents with known error bounds.
 
     Args:
-      shapes: x and the weights, whose sizes gradients have.
-      factors: for each weight its product's cotangent, by how much that is off, and the weight.
+      shapes: x and the weights; gradients have their sizes.
+      factors: for each weight its product's cotangent, the error bound of that, and the weight.
     """
     x, *weights = shapes
     dx: Any = sum(d @ np.swapaxes(w, -1, -2) for d, _, w in factors)
     size: Any = sum(abs(d) @ abs(np.swapaxes(w, -1, -2)) for d, _, w in factors)
     off: Any = sum(o @ abs(np.swapaxes(w, -1, -2)) for _, o, w in factors)
-    made = [(found[0], x, dx, size, off, 2 * factors[0][0].shape[-1])]
+    gradients = [(found[0], x, dx, size, off, 2 * factors[0][0].shape[-1])]
     turned = np.swapaxes(x, -1, -2)
-    for got, weight, (d, o, _) in zip(found[1:], weights, factors, strict=True):
-        made.append((got, weight, turned @ d, abs(turned) @ abs(d), abs(turned) @ o, x.shape[-2]))
-    for got, like, exact, size, off, count in made:
+    for computed, weight, (d, o, _) in zip(found[1:], weights, factors, strict=True):
+        gradients.append((computed, weight, turned @ d, abs(turned) @ abs(d), abs(turned) @ o, x.shape[-2]))
+    for computed, like, exact, size, off, count in gradients:
         axes = tuple(range(exact.ndim - like.ndim)) + tuple(
             axis + exact.ndim - like.ndim
             for axis, length in enumerate(like.shape)
             if exact.shape[axis + exact.ndim - like.ndim] != length
         )
         summands = count * int(np.prod([exact.shape[axis] for axis in axes], initial=1))
-        exact, size, off = (np.sum(one, axis=axes).reshape(like.shape) for one in (exact, size, off))
+        exact, size, off = (np.sum(terms, axis=axes).reshape(like.shape) for terms in (exact, size, off))
         bound = off + (_unit(dtype) + (summands + 4) * ROUNDING) * (size + off)
-        _within("a gradient", got, exact, bound + KEPT[dtype] * (abs(exact) + bound))
+        _within("a gradient", computed, exact, bound + KEPT[dtype] * (abs(exact) + bound))
 
 
 def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """`activation(x @ w_gate) · (x @ w_up)` and its gradients."""
+    """Check `activation(x @ w_gate) · (x @ w_up)` and its gradients."""
     m, k, n = (choose.choice(SIZES) for _ in range(3))
     dtype, name = choose.choice(("float32", "float32", "bfloat16")), choose.choice((None, "silu", "gelu", "tanh"))
     batch = choose.choice(((), (), (2,), (0,)))
@@ -194,8 +194,8 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
     precision = _precision(choose, lambda wrong: product(x, gate, up, wrong))
     arrays = (jnp.asarray(x), jnp.asarray(gate), jnp.asarray(up))
-    found, back = jax.vjp(lambda x, gate, up: product(x, gate, up, precision), *arrays)
-    dout = jnp.asarray(_numbers(choose, found.shape, "float32")).astype(found.dtype)
+    out, back = jax.vjp(lambda x, gate, up: product(x, gate, up, precision), *arrays)
+    dout = jnp.asarray(_numbers(choose, out.shape, "float32")).astype(out.dtype)
     x64, gate64, up64, c64 = (_wide(array) for array in (x, gate, up, dout))
     first, second = x64 @ gate64, x64 @ up64
     value, slope = ACTIVATIONS[name](first)
@@ -205,38 +205,38 @@ def _gated(choose: random.Random, _folder: Path, _setting: Setting) -> None:
     off_slope = (name is not None) * (1.2 * off_first + 16 * ROUNDING * (1 + abs(first)))
     exact = value * second
     off = abs(second) * off_value + (abs(value) + off_value) * off_second + 4 * ROUNDING * abs(exact)
-    _within("the product", found, exact, off + KEPT[np.dtype(found.dtype).name] * (abs(exact) + off))
-    # Slopes are kept for the gradient, and multiplied by dout before the product.
-    kept = 2 * KEPT[dtype] + 4 * ROUNDING
+    _within("the product", out, exact, off + KEPT[np.dtype(out.dtype).name] * (abs(exact) + off))
+    # Slopes are stored for the gradient, and multiplied by dout before the product.
+    stored_rounding = 2 * KEPT[dtype] + 4 * ROUNDING
     dgate, dup = c64 * second * slope, c64 * value
     off_dgate = abs(c64) * (abs(second) * off_slope + (abs(slope) + off_slope) * off_second)
     factors = [
-        (dgate, (1 + kept) * off_dgate + kept * abs(dgate), gate64),
-        (dup, (1 + kept) * abs(c64) * off_value + kept * abs(dup), up64),
+        (dgate, (1 + stored_rounding) * off_dgate + stored_rounding * abs(dgate), gate64),
+        (dup, (1 + stored_rounding) * abs(c64) * off_value + stored_rounding * abs(dup), up64),
     ]
     _gradients(dtype, back(dout), (x64, gate64, up64), factors)
 
 
 def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Products of integers in groups of any sizes from any offset, traced; and refusals of what is known and wrong."""
+    """Check integer products in groups of any sizes from any traced offset, and refusals of known wrong arguments."""
     m, k, n = (choose.choice((0, 1, 7, 8, 40, 64)) for _ in range(3))
-    every, dtype = choose.choice((0, 1, 2, 3, 8)), choose.choice(("float32", "bfloat16"))
-    groups = choose.randrange(every + 1)
+    all_groups, dtype = choose.choice((0, 1, 2, 3, 8)), choose.choice(("float32", "bfloat16"))
+    groups = choose.randrange(all_groups + 1)
     drawn = (0, 1, 5, m // 2, m, LARGEST, -1, -LARGEST - 1, LARGEST - m)
-    sizes = np.array([choose.choice(drawn) for _ in range(every)], np.int32)
-    offset = choose.choice((-LARGEST - 1, -5, -1, 0, 1, 2, every - groups, every, 99, LARGEST))
-    if groups == every and choose.random() < 0.5:
+    sizes = np.array([choose.choice(drawn) for _ in range(all_groups)], np.int32)
+    offset = choose.choice((-LARGEST - 1, -5, -1, 0, 1, 2, all_groups - groups, all_groups, 99, LARGEST))
+    if groups == all_groups and choose.random() < 0.5:
         offset = None
     turned, plain = choose.random() < 0.4, choose.random() < 0.5
     x, w, up = (_integers(choose, shape, dtype) for shape in ((m, k), (groups, k, n), (groups, k, n)))
     bias, residual = _integers(choose, (groups, n)), _integers(choose, (m, n))
     scale = _integers(choose, (m,))
     existing: Any = _integers(choose, (m, n)) if choose.random() < 0.3 else None
-    beside: dict[str, Any] = (
+    fused: dict[str, Any] = (
         {} if plain else {"bias": bias, "residual": residual, "row_scale": scale, "activation": "relu", "up": up}
     )
     if turned and not plain:
-        beside["up"] = up.swapaxes(1, 2)
+        fused["up"] = up.swapaxes(1, 2)
     precision, backend = choose.choice(PRECISIONS), _backend(choose)
 
     def product(x: Any, w: Any, sizes: Any, offset: Any) -> Any:
@@ -247,7 +247,7 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
             transpose_rhs=turned,
             existing_out=existing,
             precision=precision,
-            **{"preferred_element_type": "float32", **beside, **backend},
+            **{"preferred_element_type": "float32", **fused, **backend},
         )
 
     def both(x: Any, w: Any, sizes: Any, offset: Any, dout: Any) -> Any:
@@ -256,7 +256,7 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
 
     dout = _integers(choose, (m, n))
     traced = None if offset is None else np.int32(offset)
-    found = jax.jit(both)(*map(jnp.asarray, (x, w)), sizes, traced, dout)
+    results = jax.jit(both)(*map(jnp.asarray, (x, w)), sizes, traced, dout)
     ends = np.minimum(np.cumsum(np.maximum(sizes.astype(np.int64), 0)), m)
     out = np.zeros((m, n)) if existing is None else _wide(existing)
     dx, dw = np.zeros((m, k)), np.zeros((groups, k, n))
@@ -269,24 +269,26 @@ def _grouped(choose: random.Random, _folder: Path, _setting: Setting) -> None:
                 total = np.maximum(total + bias[number], 0) * (x64[rows] @ up64[number])
                 total = total * scale[rows, None] + residual[rows]
             out[rows], dx[rows], dw[number] = total, d64[rows] @ w64[number].T, x64[rows].T @ d64[rows]
-    for name, got, exact in zip(("the product", "dx", "dw"), found, (out, dx, dw), strict=False):
-        _within(name, got, exact, 2.0**-8 * abs(exact) if name != "the product" and dtype == "bfloat16" else 0.0)
+    for name, computed, exact in zip(("the product", "dx", "dw"), results, (out, dx, dw), strict=False):
+        _within(name, computed, exact, 2.0**-8 * abs(exact) if name != "the product" and dtype == "bfloat16" else 0.0)
     wrong_sizes = bool((sizes < 0).any()) or int(sizes.astype(np.int64).sum()) > m
-    wrong = choose.choice((None, True, 1.5, [0], "x", np.array([0, 1]), 2**40, -1, every - groups + 1))
-    for known, given, is_wrong in (
+    wrong = choose.choice((None, True, 1.5, [0], "x", np.array([0, 1]), 2**40, -1, all_groups - groups + 1))
+    for group_sizes, group_offset, is_wrong in (
         (sizes, traced, wrong_sizes),
-        (np.zeros(every, np.int32), wrong, wrong is not None or groups != every),
+        (np.zeros(all_groups, np.int32), wrong, wrong is not None or groups != all_groups),
     ):
-        if is_wrong or (known is sizes and not 0 <= (offset or 0) <= every - groups):
+        if is_wrong or (group_sizes is sizes and not 0 <= (offset or 0) <= all_groups - groups):
             try:
-                product(x, w, known, given)
+                product(x, w, group_sizes, group_offset)
             except SpecError:
                 continue
-            raise CaseError(f"{known} and group_offset={given!r} of {every} were taken for {groups} matrices")
+            raise CaseError(
+                f"{group_sizes} and group_offset={group_offset!r} of {all_groups} were taken for {groups} matrices"
+            )
 
 
 def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """A plan of any sizes ends, with a time or an error that says why not."""
+    """Check that a plan of any sizes ends with a time, or with an error that says why not."""
 
     def size() -> int:
         near = (1, 127, 128, 4096, 5760, 2**20, 2**24, 2**30, 128 * 14414400, LARGEST - 127, LARGEST)
@@ -308,10 +310,10 @@ def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         spec: Any
         if kind == 0:
             batch = choose.choice((1, 1, 7, 4096, LARGEST))
-            each = choose.choice((1, batch))
+            batch_rhs = choose.choice((1, batch))
             spec = MatmulSpec(
                 m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=dtype, dtype_out=dtype, batch=batch, batch_lhs=batch,
-                batch_rhs=each, transpose_rhs=choose.random() < 0.3,
+                batch_rhs=batch_rhs, transpose_rhs=choose.random() < 0.3,
             )  # fmt: skip
         elif kind == 1:
             spec = GatedSpec.of(m, k, n, dtype)

@@ -1,4 +1,4 @@
-"""Quantized products with all their options crossed, against float64 references made of codes and scales."""
+"""Quantized products with all their options crossed, compared with float64 references made from codes and scales."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEEPEST = 1.2  # of the activations' derivatives
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Approximate:
-    """Float64 numbers, and how far from each a result may be."""
+    """Float64 numbers, and a bound of a result's distance from each."""
 
     numbers: np.ndarray
     bounds: np.ndarray
@@ -43,7 +43,7 @@ class _Approximate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Side:
-    """An operand, the numbers that it stands for, and the share by which a product may round each."""
+    """An operand, the numbers that it represents, and the relative rounding error of a product with each."""
 
     operand: Any
     numbers: np.ndarray
@@ -51,7 +51,7 @@ class _Side:
 
 
 def exact(q: systolic.Quantized) -> np.ndarray:
-    """Codes times scales, by NumPy alone."""
+    """Return codes times scales, by NumPy only."""
     scales = np.asarray(q.scales).astype(np.float64)
     for axis, (size, part) in enumerate(zip(q.values.shape, q.scales.shape, strict=True)):
         scales = scales.repeat(size // part, axis) if part else scales
@@ -60,7 +60,9 @@ def exact(q: systolic.Quantized) -> np.ndarray:
 
 
 def _blocks(choose: random.Random, size: int, *, of_kernel: bool) -> int | None:
-    divisors = [one for one in range(1, size + 1) if size % one == 0 and (not of_kernel or one % 32 == 0)]
+    divisors = [
+        divisor for divisor in range(1, size + 1) if size % divisor == 0 and (not of_kernel or divisor % 32 == 0)
+    ]
     return choose.choice([None, *divisors])
 
 
@@ -120,7 +122,7 @@ def _rhs(
 
 
 def _rows_rounded(side: _Side, name: str) -> _Side:
-    """The rows that the product quantizes: a number in the middle of two may go either way."""
+    """Return the rows that the product quantizes; a number halfway between two codes may go either way."""
     q = jax.jit(functools.partial(systolic.quantize, dtype=name, axis=-1))(side.operand)
     one_up = {"int8": 1 / 127, "int4": 1 / 7, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}[name]
     return _Side(operand=side.operand, numbers=exact(q), share=one_up)
@@ -139,14 +141,14 @@ def _applied(fn: Callable[[Any], Any], value: _Approximate) -> _Approximate:
 
 
 def _compare(found: Any, expected: _Approximate, what: str, *, any_class: bool = False) -> None:
-    """Compare values, and where the reference is not finite its class: infinities with their signs, and NaN."""
+    """Compare values; where the reference is not finite, compare classes: infinities with their signs, and NaN."""
     out = np.asarray(found).astype(np.float64)
     if out.shape != expected.numbers.shape:
         raise CaseError(f"{what} is of shape {out.shape}, not {expected.numbers.shape}")
     finite = np.isfinite(expected.numbers)
-    # What is above float32's largest number, or nearly, may be an infinity.
+    # A number near or above float32's largest may be an infinity.
     finite &= ~((np.abs(expected.numbers) > _NEARLY_INFINITE) & (out == np.sign(expected.numbers) * np.inf))
-    if any_class:  # of a row with a number that is not finite every number is
+    if any_class:  # if one number of a row is not finite, none is
         wrong = np.isfinite(out) & ~finite
     else:
         is_same = (out == expected.numbers) | (np.isnan(out) & np.isnan(expected.numbers))
@@ -185,7 +187,7 @@ def _one_product(choose: random.Random) -> None:
     keywords["preferred_element_type"] = choose.choice([None, "float32", "bfloat16"])
     special = not np.isfinite(left.numbers).all()
     rows = left if row_format is None else _rows_rounded(left, row_format)
-    # Beside rows of codes the codes of weights are multiplied, and are exact: nothing but sums is rounded.
+    # With rows of codes the codes of weights are multiplied, and are exact: only sums are rounded.
     of_integers = of_codes and not plain
     keywords["activation"] = name = choose.choice(list(_ACTIVATIONS)) if not special else None
     expected = _applied(
@@ -200,14 +202,14 @@ def _one_product(choose: random.Random) -> None:
         expected = _with_rest(choose, generator, keywords, expected, n)
         fn, operands = functools.partial(systolic.matmul, **keywords), (left.operand, right.operand)
     try:
-        found = jax.jit(fn)(*operands)
+        out = jax.jit(fn)(*operands)
     except IllegalTilesError as error:
         if not of_kernel:
             raise
         if "scale-block" in str(error) or "VMEM" in str(error) or "tile-of-scales" in str(error):
             return  # blocks of both sides have a common divisor that no kernel takes
         raise
-    _compare(found, expected, "result", any_class=of_kernel or gated)
+    _compare(out, expected, "result", any_class=of_kernel or gated)
     if name is None and not gated and not special and not of_kernel and not batch:
         _check_gradients(generator, fn, left, right, rows, keywords)
 
@@ -248,15 +250,15 @@ def _check_gradients(
     rows: _Side,
     keywords: dict[str, Any],
 ) -> None:
-    """Cotangents of floats and of scales of a product without an activation; values have none."""
+    """Check cotangents of floats and of scales of a product without an activation; values have none."""
     out, back = jax.vjp(jax.jit(fn), left.operand, right.operand)
     cotangent = jnp.asarray(generator.standard_normal(out.shape), out.dtype)
     to_left, to_right = back(cotangent)
-    given = np.asarray(cotangent).astype(np.float64) * keywords.get("out_scale", 1.0)
-    given, numbers = np.atleast_2d(given), np.atleast_2d(rows.numbers)
-    for side, found, of_numbers, magnitudes in (
-        (left, to_left, given @ right.numbers.T, np.abs(given) @ np.abs(right.numbers.T)),
-        (right, to_right, numbers.T @ given, np.abs(numbers.T) @ np.abs(given)),
+    dout = np.asarray(cotangent).astype(np.float64) * keywords.get("out_scale", 1.0)
+    dout, numbers = np.atleast_2d(dout), np.atleast_2d(rows.numbers)
+    for side, got, of_numbers, magnitudes in (
+        (left, to_left, dout @ right.numbers.T, np.abs(dout) @ np.abs(right.numbers.T)),
+        (right, to_right, numbers.T @ dout, np.abs(numbers.T) @ np.abs(dout)),
     ):
         name = "cotangent of lhs" if side is left else "cotangent of rhs"
         expected = _Approximate(numbers=of_numbers, bounds=4 * _BFLOAT16 * magnitudes)
@@ -266,15 +268,15 @@ def _check_gradients(
                 numbers=_summed(codes * expected.numbers, q.scales.shape),
                 bounds=_summed(np.abs(codes) * expected.bounds, q.scales.shape),
             )
-            _compare(found.scales, expected, f"{name}'s scales")
+            _compare(got.scales, expected, f"{name}'s scales")
             continue
         shape = side.numbers.shape
         expected = _Approximate(numbers=expected.numbers.reshape(shape), bounds=expected.bounds.reshape(shape))
-        _compare(found, expected, name)
+        _compare(got, expected, name)
 
 
 def _summed(numbers: np.ndarray, parts: tuple[int, ...]) -> np.ndarray:
-    """Sums over the blocks that share a scale."""
+    """Return sums over the blocks that share a scale."""
     for axis, (size, part) in enumerate(zip(numbers.shape, parts, strict=True)):
         if part != size:
             blocked = np.moveaxis(numbers, axis, -1)

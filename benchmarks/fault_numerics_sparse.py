@@ -1,4 +1,4 @@
-"""Sections of block-sparse products: random products beside float64, and records made from hostile arguments."""
+"""Sections on block-sparse products: random products compared with float64, and records made from hostile arguments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class _Case:
     """A product and its options.
 
     Attributes:
-      grid, block: of the sparse matrix as it is stored.
-      sweep: the size that the sparse matrix has not.
-      dtypes: of the sparse matrix and the dense one; of lhs and rhs beside a mask.
-      batches: likewise.
+      grid, block: of the stored sparse matrix.
+      sweep: the size that the sparse matrix does not have.
+      dtypes: of the sparse matrix and the dense one; with a mask, of lhs and rhs.
+      batches: of the same two operands.
     """
 
     kind: str  # dsd, dds or sdd
@@ -81,28 +81,28 @@ class _Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the sparse matrix as it is stored."""
+        """Return the shape of the stored sparse matrix."""
         return self.grid[0] * self.block[0], self.grid[1] * self.block[1]
 
     @property
     def multiplied(self) -> str:
-        """The dtype of the products."""
+        """Return the dtype of the products."""
         return max(self.dtypes, key=["int8", "bfloat16", "float32"].index)
 
     @property
     def out(self) -> str:
-        """The dtype of the result."""
+        """Return the dtype of the result."""
         return self.preferred or ("int32" if self.multiplied == "int8" else self.multiplied)
 
     @property
     def is_smooth(self) -> bool:
-        """Whether a second derivative says something, and is not one of rounded numbers."""
+        """True if the product has a meaningful second derivative, not one of rounded numbers."""
         return {*self.dtypes, self.out} == {"float32"} and self.activation != "relu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Arrays:
-    """Operands of a case, and where the sparse matrix has blocks."""
+    """Operands of a case, and the mask of the sparse matrix's blocks."""
 
     matrix: BlockSparse  # with NaN as padding; of sdd its places are the mask
     wanted: np.ndarray  # [*batch, m, n], bool
@@ -123,9 +123,9 @@ def _arrays(case: _Case, choose: random.Random) -> _Arrays:
     sparse_batch, dense_batch = case.batches
     masks = draw.random((*sparse_batch, *case.grid)) < density
     room = int(masks.sum((-2, -1)).max(initial=0)) + choose.choice([0, 0, 1, 3])
-    wanted = np.kron(masks, np.ones((*(1 for _ in sparse_batch), *case.block), bool))
+    mask = np.kron(masks, np.ones((*(1 for _ in sparse_batch), *case.block), bool))
     if case.kind == "sdd":
-        whole = np.zeros(wanted.shape, "float32")
+        dense = np.zeros(mask.shape, "float32")
         sides = [(case.sweep, rows) if case.transposes[0] else (rows, case.sweep)]
         sides += [(columns, case.sweep) if case.transposes[1] else (case.sweep, columns)]
         first, second = (
@@ -133,27 +133,30 @@ def _arrays(case: _Case, choose: random.Random) -> _Arrays:
             for batch, side, dtype in zip((dense_batch, ()), sides, case.dtypes, strict=True)
         )
     else:
-        whole = first = _values(draw, wanted.shape, case.dtypes[0]) * wanted
+        dense = first = _values(draw, mask.shape, case.dtypes[0]) * mask
         sparse_is_turned, dense_is_turned = case.transposes[:: 1 if case.kind == "dsd" else -1]
         shared = rows if (case.kind == "dsd") == sparse_is_turned else columns
         side = (shared, case.sweep) if (case.kind == "dsd") != dense_is_turned else (case.sweep, shared)
         second = _values(draw, (*dense_batch, *side), case.dtypes[1])
-    matrix = BlockSparse.from_dense(whole.astype(first.dtype), case.block, masks, most_blocks=room)
+    matrix = BlockSparse.from_dense(dense.astype(first.dtype), case.block, masks, most_blocks=room)
     is_padding = np.asarray(matrix.rows) >= case.grid[0]
     blocks = np.where(is_padding[..., None, None], 99 if case.dtypes[0] == "int8" else np.nan, matrix.blocks)
     order = draw.permuted(np.broadcast_to(np.arange(room), is_padding.shape), axis=-1)
-    places = [np.take_along_axis(np.asarray(one), order, -1) for one in (matrix.rows, matrix.columns)]
+    places = [
+        np.take_along_axis(np.asarray(places_along_axis), order, -1)
+        for places_along_axis in (matrix.rows, matrix.columns)
+    ]
     blocks = np.take_along_axis(blocks.astype(first.dtype), order[..., None, None], -3)
     make: Any = jax.jit(BlockSparse, static_argnums=3) if choose.random() < 0.3 else BlockSparse
     matrix = make(blocks, *places, case.shape)
     columns_out = case.sweep if case.kind == "dsd" else rows if case.kind == "dds" and case.transposes[1] else columns
     return _Arrays(
-        matrix=matrix, wanted=wanted, first=first, second=second, bias=_values(draw, (columns_out,), "float32")
+        matrix=matrix, wanted=mask, first=first, second=second, bias=_values(draw, (columns_out,), "float32")
     )
 
 
 def _ours(case: _Case, arrays: _Arrays, first: Any, second: Any, bias: Any) -> Any:
-    """The result as a whole; `first` are the blocks of a sparse matrix."""
+    """Return the whole result; `first` holds the blocks of a sparse matrix."""
     options: dict[str, Any] = {
         "transpose_lhs": case.transposes[0],
         "transpose_rhs": case.transposes[1],
@@ -174,7 +177,7 @@ def _ours(case: _Case, arrays: _Arrays, first: Any, second: Any, bias: Any) -> A
 
 
 def _reference(case: _Case, wanted: Any, first: Any, second: Any, bias: Any) -> Any:
-    """The same of whole matrices, in the dtype that they have."""
+    """Return the product of whole matrices, in their dtype."""
     if case.kind != "sdd":
         first = jnp.where(wanted, first, 0)
     lhs, rhs = (second, first) if case.kind == "dds" else (first, second)
@@ -204,28 +207,28 @@ def _attempt_product(choose: random.Random, _folder: Path, _setting: Setting) ->
     case = _Case.drawn(choose)
     arrays = _arrays(case, choose)
     first: Any = arrays.first if case.kind == "sdd" else arrays.matrix.blocks
-    given = (first, arrays.second, arrays.bias)
+    our_operands = (first, arrays.second, arrays.bias)
     wide = (arrays.first.astype(np.float64), arrays.second.astype(np.float64), arrays.bias.astype(np.float64))
     with jax.enable_x64(True):
         expected = np.asarray(_reference(case, arrays.wanted, *wide))
     rounding = 8 * max(*case.shape, case.sweep, 8) * _EPSILON["float32"]  # of a sum over the largest size
     epsilon = rounding + 2 * _EPSILON[case.out]
-    value = _ours(case, arrays, *given)
+    value = _ours(case, arrays, *our_operands)
     if value.dtype != case.out:
         raise CaseError(f"the result is {value.dtype}, not {case.out}: {case}")
     _check("the result", value, expected, epsilon, case)
 
     twice = case.is_smooth and choose.random() < _TWICE_SHARE
     weights = np.random.default_rng(choose.randrange(2**32)).normal(size=expected.shape)
-    numbers = [at for at, array in enumerate(given) if array.dtype != np.int8 and (at < 2 or case.bias)]
+    numbers = [at for at, array in enumerate(our_operands) if array.dtype != np.int8 and (at < 2 or case.bias)]
     if not numbers or (case.out == "int32"):
         return
 
     def loss(fn: Any, dtype: Any) -> Any:
         def weighted(some: list[Any], rest: tuple[Any, ...]) -> Any:
             operands = list(rest)
-            for at, one in zip(numbers, some, strict=True):
-                operands[at] = one
+            for at, array in zip(numbers, some, strict=True):
+                operands[at] = array
             out = fn(*operands)
             return (out.astype(dtype) * weights.astype(dtype)).sum(), out
 
@@ -238,33 +241,33 @@ def _attempt_product(choose: random.Random, _folder: Path, _setting: Setting) ->
         return loss(lambda *operands: _reference(case, arrays.wanted, *operands), "float64")(some, rest)
 
     def derivatives(fn: Any, operands: tuple[Any, ...]) -> Any:
-        """The value, the gradients, and those of their squares."""
-        some = [operands[at] for at in numbers]
-        (_, out), first_order = jax.value_and_grad(fn, has_aux=True)(some, operands)
+        """Return the value, the gradients, and the gradients of their squares."""
+        arrays_at_numbers = [operands[at] for at in numbers]
+        (_, out), first_order = jax.value_and_grad(fn, has_aux=True)(arrays_at_numbers, operands)
         if not twice:
             return out, first_order, []
 
         def squares(some: list[Any]) -> Any:
-            return sum((jnp.square(one).sum() for one in jax.grad(fn, has_aux=True)(some, operands)[0]), 0.0)
+            return sum((jnp.square(gradient).sum() for gradient in jax.grad(fn, has_aux=True)(some, operands)[0]), 0.0)
 
-        return out, first_order, jax.grad(squares)(some)
+        return out, first_order, jax.grad(squares)(arrays_at_numbers)
 
-    out, *found = jax.jit(derivatives, static_argnums=0)(ours, given)
+    out, *our_orders = jax.jit(derivatives, static_argnums=0)(ours, our_operands)
     with jax.enable_x64(True):
         _, *orders = derivatives(plain, wide)
     _check("the value under value_and_grad", out, expected, epsilon, case)
     epsilon = 4 * rounding + 8 * max(_EPSILON[dtype] for dtype in (case.out, *case.dtypes))
-    for order, (some, others) in enumerate(zip(found, orders, strict=True)):
-        for number, one, other in zip(numbers, some, others, strict=False):
+    for order, (our_order, plain_order) in enumerate(zip(our_orders, orders, strict=True)):
+        for number, got, exact in zip(numbers, our_order, plain_order, strict=False):
             if number == 0 and case.kind != "sdd":
-                other = np.where(arrays.wanted, other, 0)
-                one = arrays.matrix.with_blocks(one)
-                is_padding = np.asarray(one.rows) >= case.grid[0]
-                if np.any(np.asarray(one.blocks, np.float64)[is_padding] != 0):
+                exact = np.where(arrays.wanted, exact, 0)
+                got = arrays.matrix.with_blocks(got)
+                is_padding = np.asarray(got.rows) >= case.grid[0]
+                if np.any(np.asarray(got.blocks, np.float64)[is_padding] != 0):
                     raise CaseError(f"padding has a gradient: {case}")
-                one = one.to_dense()
+                got = got.to_dense()
             name = ("the sparse operand's" if case.kind != "sdd" else "lhs'", "the dense operand's", "bias'")[number]
-            _check(f"{name} derivative {order + 1}", one, other, epsilon, case)
+            _check(f"{name} derivative {order + 1}", got, exact, epsilon, case)
 
 
 SECTIONS = (

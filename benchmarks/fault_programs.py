@@ -1,4 +1,4 @@
-"""Mutated compiler output: the simulator gives a result or its own error, in bounded time, and runs nothing of it."""
+"""Mutated compiler output: the simulator returns a result or its own error, in bounded time, and runs no text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.compiler import CompiledProgram
 from systolic.simulator import SimulationError
 from systolic.timing.compiled import prepare_program
 
-# A mutated loop may go round for ever. Real programs of this size take a few hundred rounds.
+# A mutated loop may run forever. Real programs of this size take a few hundred rounds.
 _MAX_ITERATIONS = 20_000
 _REGISTER = re.compile(r"%[\w.]+")
 _BUNDLE = re.compile(r"^ *\w+ .*?:[ >]*\{ ", re.MULTILINE)
@@ -50,7 +50,7 @@ def _beside(choose: random.Random, _folder: Path, setting: Setting) -> None:
 
 
 def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
-    """Python in place of a name: if any of it ran, there would be a file."""
+    """Return Python code in place of a name; if it ran, it would create a file."""
     program = choose.choice(list(setting.programs.values()))
     sentinel = folder / "ran"
     name = choose.choice(list(program.listings))
@@ -69,20 +69,20 @@ def _injected(choose: random.Random, folder: Path, setting: Setting) -> None:
         )
     )
     code = choose.choice((code, code.replace(" ", ""), f"_s1={code}", f"q_{code}"))
-    found = list(_REGISTER.finditer(text))
+    result = list(_REGISTER.finditer(text))
     kind = choose.randrange(6)
-    if kind > 3:  # one more instruction in a bundle, whose result nobody reads
+    if kind > 3:  # one more instruction in a bundle; nothing reads its result
         bundles = list(_BUNDLE.finditer(text))
         at = choose.choice(bundles)
-        own = choose.choice(("s", "p", "v")) + "31"
+        register_name = choose.choice(("s", "p", "v")) + "31"
         opcode = choose.choice(("vpop.ccrf %9", "spop.drf %9", "smov 0", "sadd.s32 1, 2", "sld [smem:[#allocation1]]"))
-        more = f"%q_{own}=0;{act};{own} = {opcode}"
-        text = f"{text[: at.end()]}{more}  ;;  {text[at.end() :]}"
+        instruction = f"%q_{register_name}=0;{act};{register_name} = {opcode}"
+        text = f"{text[: at.end()]}{instruction}  ;;  {text[at.end() :]}"
     elif kind < 2:  # one register, read or written
-        at = choose.choice(found)
+        at = choose.choice(result)
         text = f"{text[: at.start()]}%{code}{text[at.end() :]}"
     elif kind == 2:  # all places of one register
-        register = choose.choice(found).group()
+        register = choose.choice(result).group()
         text = re.sub(re.escape(register) + r"\b", lambda _: f"%q_{code}", text)
     else:  # any other word
         words = list(re.finditer(r"[\w.#$]+", text))

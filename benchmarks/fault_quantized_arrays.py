@@ -29,7 +29,7 @@ _DTYPES = (
     *LARGEST,
     *("bfloat16", "float16", "float32", "uint8", "int16", "int32", "bool", "complex64", "uint4", "float8_e4m3b11fnuz"),
 )
-# How a product or another function reads a weight, and the same of its exact numbers.
+# Functions of a weight, such as a product, each with the same function of its exact numbers.
 _USES: tuple[tuple[Callable[[Any], Any], Callable[[np.ndarray], np.ndarray]], ...] = (
     (lambda q: systolic.matmul(_X, q), lambda w: _X @ w),
     (lambda q: jax.jit(systolic.matmul)(_X, q), lambda w: _X @ w),
@@ -58,7 +58,7 @@ def _changed(choose: random.Random, array: Any) -> Any:
 
 
 def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Change arrays of a weight as trees are changed, where no constructor looks at them."""
+    """Change arrays of a weight by tree operations, which no constructor checks."""
     weight = np.random.default_rng(choose.getrandbits(32)).standard_normal((_K, _N)).astype(np.float32)
     q = systolic.quantize(weight, choose.choice(list(LARGEST)), block=choose.choice([None, 32]))
     arrays, structure = jax.tree.flatten(q)
@@ -77,26 +77,28 @@ def _casts(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         valid = False
     with np.errstate(all="ignore"):
         try:
-            found = np.asarray(use(changed)).astype(np.float64)
-        except (SpecError, IllegalTilesError) as error:  # also of sizes that do not go together
+            numbers = np.asarray(use(changed)).astype(np.float64)
+        except (SpecError, IllegalTilesError) as error:  # also for sizes that do not match
             if str(error).count("\n"):
                 raise CaseError(f"the error has several lines: {error}") from error
             return
         except (TypeError, AttributeError):
             if any(array is None or isinstance(array, tuple) for array in arrays):
-                return  # no pytree of arrays: JAX's own error
+                return  # not a pytree of arrays: JAX's own error
             raise
         if not valid:
             shapes = [getattr(array, "dtype", array) for array in arrays]
             raise CaseError(f"arrays of {shapes} gave a result")
         expected = reference(exact(changed))
     scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
-    if found.shape != expected.shape or not np.allclose(found, expected, rtol=0.03, atol=0.03 * scale, equal_nan=True):
+    if numbers.shape != expected.shape or not np.allclose(
+        numbers, expected, rtol=0.03, atol=0.03 * scale, equal_nan=True
+    ):
         raise CaseError("a result is wrong")
 
 
 def _plans(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Plan a large product: the buffers of the kernel as traced are those of the plan, and fit."""
+    """Plan a large product: the traced kernel has the plan's buffers, and they fit."""
     chip = CHIPS[choose.choice(["v4", "v5e", "v5p", "v6e", "v7x"])]
     k = choose.choice([4096, 7168, 11008, 16384, 28672, 65536, 131072, 262144])
     block = choose.choice([k, k, 32, 128, 512])

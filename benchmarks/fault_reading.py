@@ -35,13 +35,13 @@ def _places(document: Any, place: Place = ()) -> list[Place]:
     pairs = document.items() if isinstance(document, dict) else enumerate(document)
     places = []
     for name, value in pairs:
-        here = (*place, name)
-        places += _places(value, here) if isinstance(value, dict | list) and value else [here]
+        inner_place = (*place, name)
+        places += _places(value, inner_place) if isinstance(value, dict | list) and value else [inner_place]
     return places
 
 
 def _change(document: Any, place: Place, value: Any) -> Any:
-    """Change a document, and return the value that was there."""
+    """Change a document, and return the previous value."""
     *way, last = place
     for step in way:
         document = document[step]
@@ -63,18 +63,18 @@ def _strict(choose: random.Random, folder: Path, _setting: Setting) -> None:
     is_run = choose.random() < 0.5
     document = _run_document() if is_run else _explanation_document(choose)
     kind: type[SimulatedRun] | type[Explanation] = SimulatedRun if is_run else Explanation
-    whole: Any = kind.from_json(json.dumps(document))
+    original: Any = kind.from_json(json.dumps(document))
     place, value = choose.choice(_places(document)), choose.choice(_VALUES)
     before = _change(document, place, value)
     try:
-        read: Any = kind.from_json(json.dumps(document))
+        read_back: Any = kind.from_json(json.dumps(document))
     except ValueError as error:
         one_line(str(error))
     else:
         _check_type(place, before, value)
-        for found in (compare(whole, read), compare(read, whole)):
-            json.dumps([[row.before, row.after, row.change] for row in found.rows], allow_nan=False)
-            if min(found.before_us, found.after_us) <= 0 or not found.verdict:
+        for difference in (compare(original, read_back), compare(read_back, original)):
+            json.dumps([[row.before, row.after, row.change] for row in difference.rows], allow_nan=False)
+            if min(difference.before_us, difference.after_us) <= 0 or not difference.verdict:
                 raise CaseError(f"{place}: {value!r} makes a time that is not above 0")
     row = {"function": "a.py:f", "chip": "v6e", "run": document} if is_run else document
     (folder / "broken.json").write_text(json.dumps({"command": "explain", "versions": {}, "rows": [row]}))
@@ -95,36 +95,36 @@ def _check_type(place: Place, before: Any, value: Any) -> None:
 
 
 def _gates(choose: random.Random, folder: Path, _setting: Setting) -> None:
-    """Put what is no time in place of a time: no gate passes."""
+    """Replace a time by a value that is no time: no gate passes."""
     value = choose.choice((-5, 0, math.nan, math.inf, "nan", "7", True, None, 10**19, 5e-324, [], {}))
     if choose.random() < 0.5:
         document = _run_document()
-        whole, broken = folder / "whole.json", folder / "broken.json"
+        whole_file, broken_file = folder / "whole.json", folder / "broken.json"
         row = {"function": "a.py:f", "chip": "v6e", "run": document}
-        whole.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
+        whole_file.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
         _change(document, choose.choice((("clock_hz",), ("cores", 0, "cycles"))), value)
-        broken.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
-        order = [str(whole), str(broken)]
+        broken_file.write_text(json.dumps({"command": "simulate", "versions": {}, "rows": [row]}))
+        order = [str(whole_file), str(broken_file)]
         choose.shuffle(order)
         code, _, _ = run_command("compare", *order, "--fail-above", "2")
         if code == 0:
             raise CaseError(f"{value!r} passes")
         return
     times = TimesFile(file=folder / "times.json")
-    now = KeptTime(time_us=10.0, stalls_us={"copy": 1.0}, versions={})
-    times.keep("a", now)
+    kept_time = KeptTime(time_us=10.0, stalls_us={"copy": 1.0}, versions={})
+    times.keep("a", kept_time)
     content = json.loads(times.file.read_text())
     content["times"]["a"]["time_us"] = value
     times.file.write_text(json.dumps(content))
     try:
-        times.compare("a", now, 0.02)
+        times.compare("a", kept_time, 0.02)
     except (NoTimeKeptError, KernelSlowerError):
         return
     raise CaseError(f"a kept time of {value!r} passes")
 
 
 def _markdown(choose: random.Random, _folder: Path, _setting: Setting) -> None:
-    """Render a text made of hostile parts: the reader sees the same characters, and nothing but text."""
+    """Render a text of hostile parts: the reader sees the same characters, and nothing but text."""
     text = choose.choice(("", " ", "\n")).join(choose.choices(_NAMES, k=choose.randint(1, 4)))
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     paragraphs = parser.parse(f"before\n{markdown_text(text)}")
@@ -137,9 +137,9 @@ def _markdown(choose: random.Random, _folder: Path, _setting: Setting) -> None:
         parts = [part for token in tokens for part in (token.children or ())]
         if kinds := {part.type for part in parts} - {"text", "softbreak", "text_special"}:
             raise CaseError(f"{text!r} makes {kinds}")
-        seen = "".join(part.content or "\n" for part in parts)
-        if _LIVE.search(seen) or seen.replace("\u200b", "").split() != expected.split():
-            raise CaseError(f"{text!r} is shown as {seen!r}")
+        shown_text = "".join(part.content or "\n" for part in parts)
+        if _LIVE.search(shown_text) or shown_text.replace("\u200b", "").split() != expected.split():
+            raise CaseError(f"{text!r} is shown as {shown_text!r}")
 
 
 SECTIONS = (

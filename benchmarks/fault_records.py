@@ -1,4 +1,4 @@
-"""Trials and programs that cases of `faults.py` write and read, and what runs in the processes that are killed."""
+"""Trials and programs that cases of `faults.py` write and read, and functions that run in processes to be killed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from systolic.store import Subject, Trial, TrialStore
 
 PROBLEM = MatmulSpec.of(512, 1024, 2048, "bfloat16")
 SUBJECT = Subject.here(PROBLEM, "v6e")
-# Of another compiler: its trials need not be legal here, so there may be any number of them.
+# Another compiler's subject: its trials need not be legal here, so there may be any number of them.
 ELSEWHERE = replace(SUBJECT, libtpu="0.0")
 OTHER = Subject.here(MatmulSpec.of(2048, 4096, 512, "int8"), "v5e")
 WRITERS = 4
 
 
 def trial(number: int, *, tile_m: int = 128) -> Trial:
-    """A trial that no other number has: `num` stands in its reason, its time and its tiles along n."""
+    """Return a trial unique to a number: its reason, its time and its tile along n hold `num`."""
     tiles = Tiles(tile_m=tile_m, tile_k=256, tile_n=128 * number)
     config = KernelConfig(tiles=tiles, subtile_m=tile_m, subtile_n=128 * number)
     return Trial(
@@ -37,13 +37,13 @@ def trial(number: int, *, tile_m: int = 128) -> Trial:
 
 
 def number_of(trial: Trial) -> int:
-    """The number of which `trial` made it."""
+    """Return the number that `trial` was called with."""
     assert trial.config is not None
     return trial.config.tiles.tile_n // 128
 
 
 def program(number: int) -> CompiledProgram:
-    """A program that no other number has."""
+    """Return a program unique to a number."""
     return CompiledProgram(
         listings={"TLP": f"bundles of {number}\n" * (1000 + number), "mm.1": "more é"},
         utilization={"TLP": "table"},
@@ -66,7 +66,7 @@ def program(number: int) -> CompiledProgram:
 
 
 def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None:
-    """Check that this is the program of that number, to the letter.
+    """Check that this is exactly the program of that number.
 
     Raises:
       AssertionError: it is not.
@@ -76,24 +76,24 @@ def check_program(found: CompiledProgram | CompilerRefusal, number: int) -> None
 
 
 def write_trials(file: Path, writer: int) -> None:
-    """Keep trials until killed, and print the number of each once it is kept."""
+    """Store trials until killed, and print the number of each after it is stored."""
     store = TrialStore(file)
     for number in count(1):
-        own = writer + WRITERS * number
-        store.keep(ELSEWHERE, trial(own))
-        print(own, flush=True)
+        number_written = writer + WRITERS * number
+        store.keep(ELSEWHERE, trial(number_written))
+        print(number_written, flush=True)
 
 
 def write_programs(folder: Path, writer: int) -> None:
-    """Keep programs until killed, and print the number of each once it is kept."""
+    """Store programs until killed, and print the number of each after it is stored."""
     cache = ProgramCache(folder=folder)
     for number in count(1):
-        own = writer + WRITERS * number
-        with warnings.catch_warnings(record=True) as given:  # such as that others hold the lock
+        number_written = writer + WRITERS * number
+        with warnings.catch_warnings(record=True) as caught:  # for example that another process holds the lock
             warnings.simplefilter("always")
-            cache.put(str(own), program(own))
-        if not given:
-            print(own, flush=True)
+            cache.put(str(number_written), program(number_written))
+        if not caught:
+            print(number_written, flush=True)
 
 
 def die(how: int, after_s: float, by_signal: bool) -> None:

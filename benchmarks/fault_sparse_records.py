@@ -1,4 +1,4 @@
-"""Block masks and sparse matrices made from hostile arguments: each is a named error, or the right matrix."""
+"""Block masks and sparse matrices from hostile arguments: each is a named error, or the right matrix."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def attempt_record(choose: random.Random, _folder: Path, _setting: Setting) -> N
 
 
 def _places(choose: random.Random, grid: tuple[int, int]) -> list[tuple[int, int]]:
-    """Different places in any order, and padding."""
-    every = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
-    chosen = choose.sample(every, choose.randrange(len(every) + 1))
+    """Return different places in any order, and padding."""
+    all_places = [(row, column) for row in range(grid[0]) for column in range(grid[1])]
+    chosen = choose.sample(all_places, choose.randrange(len(all_places) + 1))
     chosen += [(grid[0], choose.randrange(5))] * choose.choice([0, 0, 1, 2])
     choose.shuffle(chosen)
     return chosen
@@ -51,7 +51,7 @@ def _drawn(choose: random.Random) -> tuple[list[tuple[int, int]], tuple[int, int
 
 
 def _damaged(places: list[tuple[int, int]], choose: random.Random) -> list[tuple[int, int]]:
-    """Places of which some are outside, or there twice."""
+    """Return places, some of them outside or repeated."""
     places = list(places)
     for _ in range(choose.choice([0, 1, 1, 3])):
         row, column = choose.choice([-1, -9, 0, 1, 4, 9, 120]), choose.choice([-1, -9, 0, 1, 4, 9, 120])
@@ -71,11 +71,11 @@ def _blocks(choose: random.Random, number: int, block: tuple[int, int]) -> np.nd
 def _whole(
     places: list[tuple[int, int]], blocks: np.ndarray, grid: tuple[int, int], block: tuple[int, int]
 ) -> np.ndarray:
-    """The matrix: the first block of each place in it."""
+    """Return the whole matrix, with the first block at each place."""
     dense = np.zeros((grid[0] * block[0], grid[1] * block[1]), "float32")
-    for (row, column), one in reversed(list(zip(places, blocks, strict=True))):
+    for (row, column), content in reversed(list(zip(places, blocks, strict=True))):
         if 0 <= row < grid[0] and 0 <= column < grid[1]:
-            dense[row * block[0] :, column * block[1] :][: block[0], : block[1]] = one
+            dense[row * block[0] :, column * block[1] :][: block[0], : block[1]] = content
     return dense
 
 
@@ -95,7 +95,7 @@ def _check_matrix(matrix: BlockSparse, dense: np.ndarray) -> None:
 
 def _check_mask(mask: BlockMask, wanted: np.ndarray) -> None:
     rows, columns = np.indices(wanted.shape)
-    diagonal = (columns - rows).astype(object)  # beside any int
+    diagonal = (columns - rows).astype(object)  # in addition to any int
     if mask.lower is not None:
         wanted = wanted & (diagonal >= mask.lower).astype(bool)
     if mask.upper is not None:
@@ -112,7 +112,7 @@ def _check_equal(found: Any, expected: np.ndarray, name: str) -> None:
 
 
 def _constructed(choose: random.Random) -> None:
-    """Both constructors, with valid arguments of which some are made invalid."""
+    """Call both constructors with valid arguments, and make some of them invalid."""
     places, grid, block = _drawn(choose)
     if choose.random() < 0.4:
         places = _damaged(places, choose)
@@ -147,7 +147,7 @@ def _constructed(choose: random.Random) -> None:
 
 
 def _corrupt(arguments: dict[str, Any], choose: random.Random) -> None:
-    """Replace an argument, or what is in it."""
+    """Replace an argument, or an element of it."""
     name = choose.choice(list(arguments))
     value = arguments[name]
     if isinstance(value, tuple) and choose.random() < 0.6:
@@ -172,7 +172,7 @@ def _corrupt(arguments: dict[str, Any], choose: random.Random) -> None:
 
 
 def _check_fields(record: Any) -> None:
-    """Check that what was not refused can be multiplied, and gives finite numbers."""
+    """Check that an accepted record can be multiplied and gives finite numbers."""
     (m, n), (rows, columns) = record.shape, record.block
     if not all(type(size) is int and size >= 0 for size in (m, n, rows, columns)) or m % rows or n % columns:
         raise CaseError(f"shape {record.shape} and block {record.block} were taken")
@@ -189,7 +189,7 @@ def _check_fields(record: Any) -> None:
 
 
 def _traced(choose: random.Random) -> None:
-    """Both constructors of traced rows and columns: nothing outside of the matrix is read, the first of two counts."""
+    """Trace both constructors: they read nothing outside of the matrix, and the first of two equal places counts."""
     places, grid, block = _drawn(choose)
     places = _damaged(places, choose)
     signed = choose.choice(["int8", "int16", "int32"])
@@ -205,7 +205,7 @@ def _traced(choose: random.Random) -> None:
 
 
 def _made(choose: random.Random) -> None:
-    """What makes a record of something else, of something hostile."""
+    """Make a record from a hostile value."""
     hostile = choose.choice(_HOSTILE)
     other = choose.choice([*_HOSTILE, (2, 2), (3, 2), (1, 1)])
     room: Any = choose.choice([None, None, 0, 1, 9, -1, 1.5, "2", 2**40])

@@ -1,4 +1,4 @@
-"""Does anything hostile or broken end in something other than an answer or a named error?
+"""Run hostile and broken inputs; each must end in an answer or a named error.
 
     python benchmarks/faults.py                                # 3,500 cases, some ten minutes on two cores
     python benchmarks/faults.py --cases 200 --seed 7 --json -
@@ -86,22 +86,22 @@ class Failure:
 
 
 class _HungError(BaseException):
-    """Beyond the reach of `except Exception`."""
+    """A hang; a `BaseException`, so that `except Exception` does not catch it."""
 
 
 def attempt(section: Section, case: int, seed: int, setting: Setting) -> Failure | None:
-    """Run one case in a folder of its own; what failed, or None."""
+    """Run one case in its own folder; return its failure, or None."""
     choose = random.Random(f"{seed}/{section.name}/{case}")
     folder = Path(tempfile.mkdtemp(prefix="systolic-faults-"))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a section says itself which warnings it expects
+            warnings.simplefilter("error")  # a section states the warnings that it expects
             signal.signal(signal.SIGALRM, _hung)
             signal.alarm(_LIMIT_S)
             section.attempt(choose, folder, setting)
     except (Exception, _HungError) as error:  # noqa: BLE001 -- whatever it is, the case has failed
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        return Failure(section=section.name, case=case, what=said, trace=traceback.format_exc())
+        message = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        return Failure(section=section.name, case=case, what=message, trace=traceback.format_exc())
     finally:
         signal.alarm(0)
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,14 +119,14 @@ def _limit_memory() -> None:
 
 
 def _attempt_all(name: str, cases: Sequence[int], seed: int, setting: Setting) -> list[Failure]:
-    found = (attempt(SECTIONS[name], case, seed, setting) for case in cases)
-    return [failure for failure in found if failure is not None]
+    attempts = (attempt(SECTIONS[name], case, seed, setting) for case in cases)
+    return [failure for failure in attempts if failure is not None]
 
 
 def run_sections(
     names: Sequence[str], cases: int, seed: int, setting: Setting, *, quiet: bool
 ) -> dict[str, tuple[int, list[Failure]]]:
-    """For each section how many cases were tried, and those that failed."""
+    """Return, for each section, the number of tried cases and the failed ones."""
     shares = sum(SECTIONS[name].share for name in names)
     counts = {name: max(1, round(cases * SECTIONS[name].share / shares)) for name in names}
     chunks = [
@@ -151,7 +151,7 @@ def run_sections(
                         bar.done(name)
                     except BrokenProcessPool:
                         crashed.append((name, part))
-            # Which of them brought the process down is not known: smaller pieces show it.
+            # The case that brought the process down is not known: smaller pieces show it.
             chunks = []
             for name, part in crashed:
                 if len(part) == 1:
@@ -171,22 +171,27 @@ def run_sections(
 @click.option("--json", "json_file", metavar="FILE|-", help="Write the results as one JSON object.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def main(cases: int, seed: int, only: str | None, one: int | None, json_file: str | None, quiet: bool) -> None:
-    """Try what is hostile or broken, in cases from a seed."""
+    """Try hostile and broken inputs, in cases drawn from a seed."""
     names = only.split(",") if only else list(SECTIONS)
     if unknown := [name for name in names if name not in SECTIONS]:
         raise click.UsageError(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
     setting = Setting.made()
     if one is not None:
         (name,) = names
-        found = attempt(SECTIONS[name], one, seed, setting)
-        click.echo(found.trace if found else f"case {one} of {name}: ok")
-        sys.exit(1 if found else 0)
+        outcome = attempt(SECTIONS[name], one, seed, setting)
+        click.echo(outcome.trace if outcome else f"case {one} of {name}: ok")
+        sys.exit(1 if outcome else 0)
     started = time.monotonic()
     results = run_sections(names, cases, seed, setting, quiet=quiet)
     tried = sum(count for count, _ in results.values())
     failed = sum(len(failures) for _, failures in results.values())
     rows = [
-        {"section": name, "tried": count, "failed": len(failures), "failures": [asdict(one) for one in failures]}
+        {
+            "section": name,
+            "tried": count,
+            "failed": len(failures),
+            "failures": [asdict(failure) for failure in failures],
+        }
         for name, (count, failures) in results.items()
     ]
     if json_file is not None:

@@ -1,13 +1,13 @@
-"""JAX's own kernels, unchanged, and others that know nothing of this library: compiled, simulated, beside XLA.
+"""Compile and simulate JAX's own kernels, unchanged, and others that do not know this library, compared with XLA.
 
     python benchmarks/foreign_kernels.py --chip v5e,v6e,v7x --json build/foreign.json
 
-Imported from the installed JAX: its Pallas matmul, megablox' grouped product with groups that are even, skewed and
-partly empty, flash attention, splash attention and paged attention. Written anew in small, after the Pallas TPU
-documentation: a pipelined addition, a product with an accumulator in scratch, a block-sparse product with scalar
-prefetch. And plain JAX: a product, a two-layer perceptron, softmax attention. Operands are shapes; group sizes, page
-tables and block lists are values, which the kernels branch on. `× XLA` is XLA's time for the same result, compiled and
-simulated in the same run, over the kernel's: above one the kernel is faster. Every time is simulated.
+Imported from the installed JAX: its Pallas matmul, megablox' grouped product with even, skewed and partly empty groups,
+flash attention, splash attention and paged attention. Rewritten in small, after the Pallas TPU documentation: a
+pipelined addition, a product with an accumulator in scratch, a block-sparse product with scalar prefetch. And plain
+JAX: a product, a two-layer perceptron, softmax attention. Operands are shapes; group sizes, page tables and block lists
+are values, which the kernels branch on. `× XLA` is XLA's time for the same result, compiled and simulated in the same
+run, over the kernel's: above one the kernel is faster. Every time is simulated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from systolic.timing import Measurement, submit_simulation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A function and its arguments; `flops` where they are known, `xla` the program that XLA would run instead."""
+    """A function and its arguments; `flops` if they are known; `xla` is the program that XLA would run instead."""
 
     fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -57,12 +57,12 @@ class Program:
 
 
 def bf16(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of bfloat16."""
+    """Return a shape of bfloat16."""
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """A shape of float32."""
+    """Return a shape of float32."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
@@ -108,7 +108,7 @@ def scratch_matmul(lhs, rhs):
 
 
 def block_sparse_matmul(rows, columns, blocks, rhs):
-    """A matrix of 512² blocks at (rows, columns), sorted by row and each row present, times rhs."""
+    """A matrix of 512² blocks at (rows, columns), sorted by row with every row present, times rhs."""
 
     def kernel(rows_smem, columns_smem, block_vmem, rhs_vmem, out_vmem, acc_vmem):
         del columns_smem
@@ -156,7 +156,7 @@ def attention(q, k, v):
 
 
 def batched_matmul(lhs, rhs):
-    """What a grouped product with even groups is."""
+    """A batched product: a grouped product with even groups."""
     groups = rhs.shape[0]
     return lhs.reshape(groups, -1, lhs.shape[1]) @ rhs
 
@@ -180,7 +180,7 @@ def _grouped(sizes: list[int]) -> Program:
 
 
 def programs() -> dict[str, Program]:
-    """Every program by name."""
+    """Return every program by name."""
     square, cube = bf16(4096, 4096), 2.0 * 4096**3
     heads = bf16(1, 8, 2048, 128)
     random = np.random.default_rng(0)
@@ -236,7 +236,6 @@ def programs() -> dict[str, Program]:
 
 
 def record(name: str, chip: Chip, program: Program, found: Measurement | str) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {"chip": chip.name, "program": name, "provenance": "simulated", "xla_program": program.xla}
     if isinstance(found, str) or found.run is None:
         return {**row, "time_us": None, "reason": found}
@@ -260,11 +259,11 @@ def record(name: str, chip: Chip, program: Program, found: Measurement | str) ->
 def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet: bool) -> None:
     """Compile and simulate every program for every chip."""
     check_target(json_file)
-    known = programs()
-    chosen = {name: program for name, program in known.items() if only is None or only in name}
+    all_programs = programs()
+    chosen = {name: program for name, program in all_programs.items() if only is None or only in name}
     if not chosen:
-        raise click.UsageError(f"no program's name contains {only!r}; there are {', '.join(known)}")
-    needed = {**chosen, **{program.xla: known[program.xla] for program in chosen.values() if program.xla}}
+        raise click.UsageError(f"no program's name contains {only!r}; there are {', '.join(all_programs)}")
+    needed = {**chosen, **{program.xla: all_programs[program.xla] for program in chosen.values() if program.xla}}
     with WorkerPool() as pool, progress_bar(quiet=quiet) as bar:
         bar.planned(len(chips) * len(needed))
         jobs: dict[tuple[str, str], Future[Measurement]] = {}
@@ -291,7 +290,7 @@ def main(chips: tuple[Chip, ...], only: str | None, json_file: str | None, quiet
 
 
 def outcome(job: Future[Measurement]) -> Measurement | str:
-    """What came of a job: a measurement, or why there is none."""
+    """Return the result of a job: a measurement, or the reason why it has none."""
     try:
         return job.result()
     except (CompilerError, SimulationError) as error:
@@ -315,7 +314,6 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

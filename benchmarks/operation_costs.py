@@ -1,4 +1,4 @@
-"""Writes docs/operation_costs.md: what an operation costs on a register, in cycles, on each chip.
+"""Write docs/operation_costs.md: the cost of an operation on a register, in cycles, on each chip.
 
     python benchmarks/operation_costs.py docs/operation_costs.md --chip v5e,v5p,v6e,v7x
 
@@ -8,19 +8,19 @@ The details page sorts operations into cheap, medium and expensive. Here each op
 simulated, and has a number: cycles for a full vector register of 4 KiB, which is [8, 128] of float32, [16, 128] of
 bfloat16 or [32, 128] of int8.
 
-The method: two kernels differ in nothing but how often they do the operation. Both hold 32 registers in VMEM; one does
-it R times to each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads, stores and
-the start of the kernel drop out. 32 independent chains keep the units full, so it is the cost where there is work
-enough, not the latency of one result.
+The method: two kernels differ only in the number of repetitions of the operation. Both hold 32 registers in VMEM; one
+repeats it R times on each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads,
+stores and the start of the kernel drop out. 32 independent chains keep the units full, so the cost is that of a busy
+unit, not the latency of one result.
 
-The compiler must not fold the repetitions. So the step takes a register and its neighbour, a[i] = op(a[i], a[i−1]): a
-constant as the other operand would be added up, or divided by once for all registers. What still folds (the absolute
-value of one) is followed by an addition, whose cost is taken off. The instructions that were issued are counted in the
+The compiler must not fold the repetitions. So the step takes a register and its neighbor, a[i] = op(a[i], a[i−1]): a
+constant as the other operand would be added up, or divided by once for all registers. An operation that still folds
+(the absolute value of one) is followed by an addition, whose cost is subtracted. Issued instructions are counted in the
 same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
 
 For sums, broadcasts, transposes and reshapes the repetitions are blocks, 4 or 8: each is read from VMEM, goes through
-the operation and is added to a running result. "Read and add" is the cost without an operation; what costs no more is
-free. A load may broadcast a row or take rows apart on its way, and then these are free too.
+the operation and is added to a running result. "Read and add" is the cost without an operation; an operation that costs
+no more is free. A load may also broadcast a row or separate rows, and then these are free, too.
 
 Before a page is written, every operation is run in interpret mode and compared with float64.
 """
@@ -79,7 +79,7 @@ def repeated_kernel(
     operation: Elementwise,
     times: int,
 ):
-    """Does an operation to every register, `times` in a row; the neighbour is the other operand."""
+    """Apply an operation to every register, `times` in a row; the neighbor is the other operand."""
     registers = [x_vmem[i] for i in range(x_vmem.shape[0])]
     for _ in range(times):
         registers = [operation.step(a, registers[i - 1]) for i, a in enumerate(registers)]
@@ -88,7 +88,7 @@ def repeated_kernel(
 
 
 def repeated(x: Array, *, operation: Elementwise, times: int) -> Array:
-    """An elementwise operation, `times` to each register."""
+    """Apply an elementwise operation `times` to each register."""
     kernel = functools.partial(repeated_kernel, operation=operation, times=times)
     return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), name="repeated")(x)
 
@@ -100,7 +100,7 @@ def summed_kernel(
     operation: Shaping,
     times: int,
 ):
-    """The sum of what an operation makes of the first `times` blocks."""
+    """Add up an operation's results for the first `times` blocks."""
     total = operation.function(x_vmem[0])
     for i in range(1, times):
         total = total + operation.function(x_vmem[i])
@@ -108,31 +108,31 @@ def summed_kernel(
 
 
 def summed(x: Array, *, operation: Shaping, times: int) -> Array:
-    """An operation on shapes, of `times` blocks."""
+    """Call `summed_kernel` on `times` blocks."""
     out = jax.eval_shape(operation.function, jax.ShapeDtypeStruct(x.shape[1:], x.dtype))
     kernel = functools.partial(summed_kernel, operation=operation, times=times)
     return pl.pallas_call(kernel, out_shape=out, name="summed")(x)
 
 
 def repeated_reference(x: Array, *, operation: Elementwise, times: int) -> Array:
-    """`repeated` without registers."""
+    """Compute `repeated` without registers."""
     for _ in range(times):
         x = operation.step(x, jnp.roll(x, 1, axis=0))
     return x
 
 
 def summed_reference(x: Array, *, operation: Shaping, times: int) -> Array:
-    """`summed` without a kernel."""
+    """Compute `summed` without a kernel."""
     return sum(operation.function(x[i]) for i in range(times))  # pyright: ignore[reportReturnType]
 
 
 def register_shape(dtype: str) -> tuple[int, int]:
-    """Rows and lanes of a full register."""
+    """Return rows and lanes of a full register."""
     return REGISTER_BYTES // 128 // jnp.dtype(dtype).itemsize, 128
 
 
 def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, ...], float]:
-    """The two programs whose difference is the cost, their arguments, and how many operations they differ by."""
+    """Return the two programs whose difference is the cost, their arguments, and the difference in operations."""
     if isinstance(operation, Elementwise):
         times = operation.repetitions
         args = (jax.ShapeDtypeStruct((REGISTERS, *register_shape(operation.dtype)), operation.dtype),)
@@ -143,12 +143,12 @@ def programs(operation: Operation) -> tuple[tuple[Program, Program], tuple[Any, 
         counted = jax.eval_shape(operation.function, block) if operation.after else block
         args = (jax.ShapeDtypeStruct((2 * BLOCKS, *operation.shape), operation.dtype),)
         fn, registers = summed, counted.size * counted.dtype.itemsize / REGISTER_BYTES
-    once, twice = (functools.partial(fn, operation=operation, times=many) for many in (times, 2 * times))
+    once, twice = (functools.partial(fn, operation=operation, times=count) for count in (times, 2 * times))
     return (once, twice), args, times * registers
 
 
 def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tuple[Array, ...]:
-    """Every operation once, of an array of its own: for the run in interpret mode, and its reference."""
+    """Run every operation once on its own array, by the kernels or in plain JAX."""
     results = []
     for x, operation in zip(arrays, operations, strict=True):
         if isinstance(operation, Elementwise):
@@ -159,26 +159,29 @@ def together(*arrays: Array, operations: Sequence[Operation], plain: bool) -> tu
 
 
 def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
-    """What is wrong with the operations: each is run in interpret mode and compared with float64, integers exactly."""
+    """Return the errors of the operations, run in interpret mode and compared with float64; integers must be exact."""
     shapes = [
-        (2, *(register_shape(each.dtype) if isinstance(each, Elementwise) else each.shape)) for each in operations
+        (2, *(register_shape(operation.dtype) if isinstance(operation, Elementwise) else operation.shape))
+        for operation in operations
     ]
     outcome = run_checks(
         functools.partial(together, operations=operations, plain=False),
-        tuple(jax.ShapeDtypeStruct(shape, each.dtype) for shape, each in zip(shapes, operations, strict=True)),
+        tuple(
+            jax.ShapeDtypeStruct(shape, operation.dtype) for shape, operation in zip(shapes, operations, strict=True)
+        ),
         reference=functools.partial(together, operations=operations, plain=True),
         chip=chip,
         seeds=(0, 1),
     )
-    found = [str(each) for each in outcome.findings if each.grade == "error"]
-    return found if outcome.summary.ran else [*found, "the operations did not run"]
+    errors = [str(finding) for finding in outcome.findings if finding.grade == "error"]
+    return errors if outcome.summary.ran else [*errors, "the operations did not run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """The cost of one operation on one chip, for a register; what it needs besides is taken off.
+    """The cost of one operation on one chip, per register, without the cost of its additional operation.
 
-    `issued` are instructions by unit. Refused by the compiler: `cycles` is None, and there is a reason.
+    `issued` are instructions by unit. If the compiler refuses the operation, `cycles` is None and `reason` says why.
     """
 
     operation: Operation
@@ -188,7 +191,7 @@ class Cost:
     reason: str = ""
 
     def less(self, other: Cost) -> Cost:
-        """Without the cost of another operation."""
+        """Return this cost less the cost of another operation."""
         if self.cycles is None or other.cycles is None:
             return replace(self, cycles=None, reason=self.reason or other.reason)
         issued = {unit: count - other.issued[unit] for unit, count in self.issued.items()}
@@ -196,10 +199,10 @@ class Cost:
 
 
 def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost, ...]:
-    """The cost of every operation on every chip.
+    """Return the cost of every operation on every chip.
 
     Args:
-      operations: those that another one names as `beside` among them.
+      operations: must include those that another one names as `beside`.
       chips: to compile for.
 
     Raises:
@@ -208,18 +211,18 @@ def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost,
     check_available()
     with WorkerPool(max_workers=2) as pool:
         jobs = [(operation, chip, *_submitted(pool, operation, chip)) for operation in operations for chip in chips]
-        whole = {(job[0].name, job[0].dtype, job[1].name): _cost(*job) for job in jobs}
-    found = []
-    for (_, dtype, chip), cost in whole.items():
-        beside = cost.operation.beside if isinstance(cost.operation, Elementwise) else ""
-        found.append(cost.less(whole[beside, dtype, chip]) if beside else cost)
-    return tuple(found)
+        gross_costs = {(job[0].name, job[0].dtype, job[1].name): _cost(*job) for job in jobs}
+    net_costs = []
+    for (_, dtype, chip), cost in gross_costs.items():
+        subtracted = cost.operation.beside if isinstance(cost.operation, Elementwise) else ""
+        net_costs.append(cost.less(gross_costs[subtracted, dtype, chip]) if subtracted else cost)
+    return tuple(net_costs)
 
 
 def _submitted(pool: WorkerPool, operation: Operation, chip: Chip) -> tuple[list[Future[Measurement]], float]:
     pair, args, count = programs(operation)
     label = f"{operation.dtype} {operation.name} for {chip.name}"
-    return [submit_simulation(pool, each, args, chip, label=label) for each in pair], count
+    return [submit_simulation(pool, fn, args, chip, label=label) for fn in pair], count
 
 
 def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]], count: float) -> Cost:
@@ -228,7 +231,7 @@ def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]],
     except CompilerMissing:
         raise
     except (CompilerError, SimulationError) as error:
-        # After the reason the compiler quotes its own code, and where it was written.
+        # After the reason the compiler quotes its own code and source location.
         reason = str(error).splitlines()[0].split(" (at ")[0].split(": %")[0].split(", but")[0]
         return Cost(operation=operation, chip=chip.name, reason=reason)
     return Cost(
@@ -241,14 +244,14 @@ def _cost(operation: Operation, chip: Chip, pair: Sequence[Future[Measurement]],
 
 def _kernel(measured: Measurement) -> OpRun:
     assert measured.run is not None
-    # XLA may turn the result round afterwards, which is an operation of its own.
+    # XLA may transpose the result afterwards, in a separate operation.
     return next(op for op in measured.run.cores[0].ops if op.name.startswith(("repeated", "summed")))
 
 
 def page(found: Sequence[Cost]) -> str:
-    """The page, in Markdown."""
-    known = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-    parts = [INTRODUCTION, f"Made by ({known}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
+    """Return the page, in Markdown."""
+    used_versions = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
+    parts = [INTRODUCTION, f"Made by ({used_versions}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
     for group in dict.fromkeys(cost.operation.group for cost in found):
         parts.append(f"## {group.capitalize()}\n\n{table([cost for cost in found if cost.operation.group == group])}")
     if refused := dict.fromkeys(
@@ -259,19 +262,19 @@ def page(found: Sequence[Cost]) -> str:
 
 
 def table(found: Sequence[Cost]) -> str:
-    """A line for each operation, a column for each chip."""
+    """Return a table with a line for each operation and a column for each chip."""
     chips = list(dict.fromkeys(cost.chip for cost in found))
     cells = {(cost.operation.name, cost.operation.dtype, cost.chip): cell(cost) for cost in found}
     lines = [["operation", "type", "page", *chips], ["---", "---", "---", *["---:"] * len(chips)]]
-    for name, dtype, said in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
+    for name, dtype, page_name in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
         # A bar inside a code span still ends a cell.
         code = name.replace("|", "\\|")
-        lines.append([f"`{code}`", dtype, said, *(cells[name, dtype, chip] for chip in chips)])
+        lines.append([f"`{code}`", dtype, page_name, *(cells[name, dtype, chip] for chip in chips)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(cost: Cost) -> str:
-    """Cycles, and instructions of each unit."""
+    """Return cycles, and instructions of each unit."""
     if cost.cycles is None:
         return "refused"
     counts = {letter: round(cost.issued.get(unit, 0.0), 1) for unit, letter in UNITS.items()}
@@ -283,10 +286,10 @@ def cell(cost: Cost) -> str:
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @chip_option("v5e,v5p,v6e,v7x")
 def main(target: Path, chips: tuple[Chip, ...]) -> None:
-    """Writes TARGET."""
+    """Write TARGET."""
     operations = (*ELEMENTWISE, *SHAPINGS)
-    if found := faults(operations, chips[0]):
-        raise click.ClickException("; ".join(found))
+    if problems := faults(operations, chips[0]):
+        raise click.ClickException("; ".join(problems))
     priced = costs(operations, chips)
     folded = [
         f"{cost.operation.name} ({cost.operation.dtype}) on {cost.chip}"

@@ -1,7 +1,7 @@
-"""The operations in the table of costs: what each does, and what the details page says of it.
+"""The operations in the table of costs: the computation of each, and its rating on the details page.
 
-An elementwise operation is a step: of one register and its neighbour it makes the next. One that could be left out when
-it is repeated (|‖x‖| is |x|) is followed by an addition, whose own cost is taken off again: `beside`. An operation on
+An elementwise operation is a step: it makes the next register from a register and its neighbor. A step that repetition
+does not change (|‖x‖| is |x|) is followed by an addition, whose cost is subtracted again: `beside`. An operation on
 shapes is a function of one block.
 """
 
@@ -24,11 +24,11 @@ class Elementwise:
     Attributes:
       name: as it is written.
       group: of the table.
-      step: the next value of a register `a`, of it and its neighbour `b`, both full registers.
+      step: the next value of a register `a`, of it and its neighbor `b`, both full registers.
       dtype: of a and b.
-      page: what the details page calls it; "" where it does not say.
-      beside: name of the operation that the step does besides, of the same dtype, to be taken off; "" for none.
-      repetitions: of the step; few of long ones.
+      page: its rating on the details page; "" if there is none.
+      beside: name of the additional operation in the step, of the same dtype, to be subtracted; "" for none.
+      repetitions: of the step; fewer for long steps.
     """
 
     name: str
@@ -47,11 +47,11 @@ class Shaping:
     Attributes:
       name: as a reader would say it.
       group: of the table.
-      shape: of the block before.
+      shape: of the block, before the operation.
       function: of the block.
       dtype: of its elements.
-      page: what the details page says of it.
-      after: whether the registers that are counted are those of the result (a broadcast), not of the block.
+      page: its rating on the details page.
+      after: True if the counted registers are the result's (a broadcast), not the block's.
     """
 
     name: str
@@ -140,7 +140,7 @@ def _narrow_steps() -> tuple[Elementwise, ...]:
             ("int16", ("a + b", "max(a, b)")),
             ("int8", ("a + b", "max(a, b)")),
         )
-        for name, step in ((each.name, each.step) for each in _float_steps() if each.name in steps)
+        for name, step in ((step.name, step.step) for step in _float_steps() if step.name in steps)
     )
 
 
@@ -173,7 +173,7 @@ def _casts() -> tuple[Elementwise, ...]:
 
 ELEMENTWISE = (*_float_steps(), *_integer_steps(), *_narrow_steps(), *_casts())
 
-SLOWEST, SLOWER, FREE = "slowest", "slower", "free"  # as the page ranks the axes, and what it calls free
+SLOWEST, SLOWER, FREE = "slowest", "slower", "free"  # the page's ranking of axes, and its free operations
 READ = "read and add"
 
 

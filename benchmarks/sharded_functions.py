@@ -1,17 +1,17 @@
-"""Functions that are sharded over eight devices: compiled and simulated on slices of v5e, v6e, v5p and v7x.
+"""Compile and simulate functions that are sharded over eight devices, on slices of v5e, v6e, v5p and v7x.
 
     python benchmarks/sharded_functions.py --chip v6e,v7x --only MLP --json build/sharded_functions.json
 
-Each function gives a time, or a refusal with its reason: how long it takes on the device that ends last, how much of
-that is communication that nothing hides, and what carries it: XLA's collectives by kind, its collective matmul (a loop
-that multiplies what has come while the next part travels), or Pallas kernels.
+Each function gives a time, or a refusal with its reason: the time of the device that ends last, the part of it that is
+exposed communication, and the carrier of that: XLA's collectives by kind, its collective matmul (a loop that multiplies
+one part while the next part travels), or Pallas kernels.
 
     x @ w …           `jit` of a product of 1024×2048 and 2048×4096, with one of four shardings each of x, w and the
                       result over a mesh data=2, model=4: -,- whole; data,-; -,model; data,model. XLA does the rest
     tensor-parallel   a perceptron of 1024×2048×8192 whose hidden axis is cut over all devices, forward and backward
     FSDP              the same with its rows cut, and every weight gathered where it is used
-    ppermute          a loop that passes 1 MiB to the next device, each time with what came in
-    ring lessons      the kernels of `systolic lessons between_chips`: a block of 1 MiB a device
+    ppermute          a loop that passes 1 MiB to the next device, each time the block that it received
+    ring lessons      the kernels of `systolic lessons between_chips`: a block of 1 MiB per device
     right neighbour   one remote copy of 1 MiB, as in the first kernel of Pallas' pages on distributed kernels
     pallas.ops.tpu    JAX's own all-gather, which keeps everything in VMEM
 """
@@ -47,7 +47,6 @@ MATMUL_LOOP = "collective matmul"
 
 
 def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
-    """One row of the result."""
     row: dict[str, Any] = {
         "chip": chip.name,
         "topology": topology_of_eight(chip),
@@ -76,21 +75,21 @@ def record(name: str, chip: Chip, outcome: Outcome) -> dict[str, Any]:
 
 
 def used(run: SliceRun, *, permutes: bool) -> dict[str, int]:
-    """What carries the communication, and how many operations of each kind there are.
+    """Return the carriers of the communication, and the number of operations of each kind.
 
     Args:
-      permutes: whether the function permutes by itself; else XLA does, in its collective matmul where that is a loop.
+      permutes: True if the function permutes; else XLA does, in a loop if that is its collective matmul.
     """
-    found: dict[str, int] = {}
-    for each in run.collectives:
-        looped = each.kind == "collective-permute" and each.calls > 1
-        kind = MATMUL_LOOP if looped and not permutes else each.kind
-        found[kind] = found.get(kind, 0) + 1
-    return found
+    counts: dict[str, int] = {}
+    for collective in run.collectives:
+        looped = collective.kind == "collective-permute" and collective.calls > 1
+        kind = MATMUL_LOOP if looped and not permutes else collective.kind
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def used_text(row: Mapping[str, Any]) -> str:
-    """What carries the communication, in words."""
+    """Return the carriers of the communication, in words."""
     return ", ".join(f"{kind} × {count}" if count > 1 else kind for kind, count in row.get("used", {}).items())
 
 
@@ -122,20 +121,22 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
     rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         for chip in chips:
-            chosen = {name: each for name, each in functions(chip).items() if only is None or only in name}
+            chosen = {name: function for name, function in functions(chip).items() if only is None or only in name}
             if not chosen:
                 raise click.UsageError(f"no function's name contains {only!r}")
             bar.planned(len(chosen))
             topology, runner = topology_of_eight(chip), Runner(pool, bar)
             running = {
                 name: runner.start(
-                    Experiment(fn=each.fn, args=each.args, chip=chip, topology=topology, label=f"{name} {chip.name}")
+                    Experiment(
+                        fn=function.fn, args=function.args, chip=chip, topology=topology, label=f"{name} {chip.name}"
+                    )
                 )
-                for name, each in chosen.items()
+                for name, function in chosen.items()
             }
-            for name, each in running.items():
-                rows.append(record(name, chip, each.outcome()))
-                if json_file not in (None, "-"):  # a run that is stopped leaves what it has found
+            for name, job in running.items():
+                rows.append(record(name, chip, job.outcome()))
+                if json_file not in (None, "-"):  # a stopped run leaves its rows so far
                     write_json(str(json_file), "sharded_functions", rows, summary(rows))
     if json_file == "-":
         write_json("-", "sharded_functions", rows, summary(rows))
@@ -145,12 +146,12 @@ def main(chips: tuple[Chip, ...], only: str | None, workers: Workers, json_file:
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """How many rows there are, and how many have a time."""
+    """Return the number of rows, and the number of rows with a time."""
     return {"rows": len(rows), "times": sum(row["time_us"] is not None for row in rows)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Prints the rows, and the reasons of those without a time."""
+    """Print the rows, and the reasons of rows without a time."""
     out = console()
     packages = ", ".join(f"{name} {text}" for name, text in versions().items() if text)
     out.print(f"{Path(sys.argv[0]).name} · {packages} · every time is simulated")

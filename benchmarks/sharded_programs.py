@@ -1,4 +1,4 @@
-"""Functions that are sharded over eight devices: what `sharded_functions.py` compiles and simulates."""
+"""Sharded functions over eight devices, for `sharded_functions.py` to compile and simulate."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Sharded:
 
 
 def topology_of_eight(chip: Chip) -> str:
-    """A slice of eight devices."""
+    """Return a slice of eight devices."""
     if chip.links is not None and chip.links.dimensions == 2:
         return "2x4"
     return "2x2x1" if chip.devices_per_chip == 2 else "2x2x2"
 
 
 def placed(mesh: Mesh, spec: P, *sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
-    """A shape with its sharding."""
+    """Return a shape with its sharding."""
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
 
 
@@ -52,23 +52,23 @@ def placed(mesh: Mesh, spec: P, *sizes: int, dtype: Any = jnp.bfloat16) -> jax.S
 
 
 def product(x, w):
-    """What XLA makes of it is what the shardings ask for."""
+    """A product whose communication XLA derives from the shardings."""
     return x @ w
 
 
 def spec_of(text: str) -> P:
-    """The partition of an array: "data,-" cuts rows along the axis data."""
+    """Return the partition of an array: "data,-" cuts rows along the axis data."""
     return P(*(None if part == "-" else part for part in text.split(",")))
 
 
 def products(mesh: Mesh) -> dict[str, Sharded]:
-    """One product with every choice of the three shardings."""
-    found = {}
+    """Return one product with every choice of the three shardings."""
+    programs = {}
     for x, w, out in itertools.product(SHARDINGS, repeat=3):
         arguments = placed(mesh, spec_of(x), TOKENS, WIDTH), placed(mesh, spec_of(w), WIDTH, HIDDEN)
         fn = jax.jit(product, out_shardings=NamedSharding(mesh, spec_of(out)))
-        found[f"x[{x}] @ w[{w}] → [{out}]"] = Sharded(fn=fn, args=arguments)
-    return found
+        programs[f"x[{x}] @ w[{w}] → [{out}]"] = Sharded(fn=fn, args=arguments)
+    return programs
 
 
 # ---- perceptrons ----
@@ -80,43 +80,45 @@ def perceptron(x, up, down):
 
 
 def gathered_perceptron(x, up, down, *, whole: NamedSharding):
-    """The same with weights that are whole on every device while they are used."""
+    """A perceptron that gathers its weights on every device before it uses them."""
     return perceptron(x, *(lax.with_sharding_constraint(weight, whole) for weight in (up, down)))
 
 
 def loss(x, up, down, *, fn: Callable[..., Any]):
-    """One number, to be differentiated."""
+    """Return one number, to be differentiated."""
     return fn(x, up, down).astype(jnp.float32).sum()
 
 
 def perceptrons(mesh: Mesh) -> dict[str, Sharded]:
-    """A perceptron that is cut along its hidden axis, and one whose weights are gathered before they are used."""
-    every = tuple(mesh.axis_names)
-    parallel = (P(None, None), P(None, every), P(every, None))
-    gathered = (P(every, None), P(every, None), P(every, None))
+    """Return a perceptron cut along its hidden axis, and one whose weights are gathered before they are used."""
+    axes = tuple(mesh.axis_names)
+    parallel = (P(None, None), P(None, axes), P(axes, None))
+    gathered = (P(axes, None), P(axes, None), P(axes, None))
     sizes = ((TOKENS, WIDTH), (WIDTH, 2 * HIDDEN), (2 * HIDDEN, WIDTH))
-    found = {}
+    programs = {}
     fsdp = functools.partial(gathered_perceptron, whole=NamedSharding(mesh, P()))
     for name, specs, fn in (("tensor-parallel", parallel, perceptron), ("FSDP", gathered, fsdp)):
-        arguments = tuple(placed(mesh, spec, *each) for spec, each in zip(specs, sizes, strict=True))
+        arguments = tuple(
+            placed(mesh, spec, *shape_and_dtype) for spec, shape_and_dtype in zip(specs, sizes, strict=True)
+        )
         shardings = tuple(argument.sharding for argument in arguments)
         forward = jax.jit(fn, out_shardings=shardings[0])
         backward = jax.jit(jax.grad(functools.partial(loss, fn=fn), (0, 1, 2)), out_shardings=shardings)
-        found[f"{name} MLP, forward"] = Sharded(fn=forward, args=arguments)
-        found[f"{name} MLP, backward"] = Sharded(fn=backward, args=arguments)
-    return found
+        programs[f"{name} MLP, forward"] = Sharded(fn=forward, args=arguments)
+        programs[f"{name} MLP, backward"] = Sharded(fn=backward, args=arguments)
+    return programs
 
 
 # ---- collectives and kernels ----
 
 
 def manual(fn: Callable[..., Any], mesh: Mesh, spec: P, out: P | None = None) -> Callable[..., Any]:
-    """The function of one device's part, on all devices."""
+    """Apply a function of one device's part on all devices."""
     return jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec if out is None else out, check_vma=False)
 
 
 def passed_on(x, *, count: int):
-    """Passes a block to the next device, again and again."""
+    """Pass a block to the next device, again and again."""
     to_next = [(device, (device + 1) % count) for device in range(count)]
     return lax.fori_loop(0, REPEATS, lambda _, x: lax.optimization_barrier(lax.ppermute(x, RING, to_next)), x)
 
@@ -129,7 +131,7 @@ def right_neighbour_kernel(
     *,
     count: int,
 ):
-    """Copies a block to the device on the right."""
+    """Copy a block to the right neighbor."""
     right = lax.rem(lax.axis_index(RING) + 1, count)
     copy = pltpu.make_async_remote_copy(x_hbm, out_hbm, send_sem, recv_sem, device_id=(right,))
     copy.start()
@@ -137,7 +139,7 @@ def right_neighbour_kernel(
 
 
 def right_neighbour(x, *, count: int):
-    """The block of the device on the left."""
+    """Return the left neighbor's block."""
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         functools.partial(right_neighbour_kernel, count=count),
@@ -149,11 +151,11 @@ def right_neighbour(x, *, count: int):
 
 
 def kernels(ring: Mesh) -> dict[str, Sharded]:
-    """XLA's ppermute, and collectives of Pallas, on a ring of neighbours."""
+    """Return XLA's ppermute, and Pallas collectives, on a ring of neighbors."""
     count, cut = ring.size, P(RING)
     block = placed(ring, cut, count * BLOCK[0], BLOCK[1], dtype=jnp.float32)
     blocks = placed(ring, cut, count * count * BLOCK[0], BLOCK[1], dtype=jnp.float32)
-    found = {
+    programs = {
         f"ppermute, {REPEATS} times 1 MiB": Sharded(
             fn=manual(functools.partial(passed_on, count=count), ring, cut), args=(block,)
         ),
@@ -168,23 +170,23 @@ def kernels(ring: Mesh) -> dict[str, Sharded]:
     for ways in ((1,), (1, -1)):
         name = "one way" if len(ways) == 1 else "both ways"
         gather, scatter = (functools.partial(fn, ways=ways) for fn in (all_gather, reduce_scatter))
-        found[f"ring lesson, all-gather {name}"] = Sharded(fn=manual(gather, ring, cut), args=(block,))
-        found[f"ring lesson, reduce-scatter {name}"] = Sharded(fn=manual(scatter, ring, cut), args=(blocks,))
-    return found
+        programs[f"ring lesson, all-gather {name}"] = Sharded(fn=manual(gather, ring, cut), args=(block,))
+        programs[f"ring lesson, reduce-scatter {name}"] = Sharded(fn=manual(scatter, ring, cut), args=(blocks,))
+    return programs
 
 
 def functions(chip: Chip) -> dict[str, Sharded]:
-    """Every function on the chip's slice, by name."""
+    """Return every function on the chip's slice, by name."""
     topology = topology_of_eight(chip)
     mesh, ring = slice_mesh(chip, topology, data=2, model=4), ring_mesh(chip, topology)
     return {**products(mesh), **perceptrons(mesh), **kernels(ring)}
 
 
 def ring_mesh(chip: Chip, topology: str) -> Mesh:
-    """The devices in a ring of neighbours: that of the lessons, and round the corners of a cube."""
+    """Return a mesh whose devices form a ring of neighbors: the lessons' ring, or around the corners of a cube."""
     devices = slice_devices(chip, topology)
     if topology != "2x2x2":
         return ring_of(devices)
     by_id = {device.id: device for device in devices}
-    # From one number to the next a Gray code changes one bit: one axis of the cube.
+    # A Gray code changes one bit from one number to the next: one axis of the cube.
     return Mesh(np.array([by_id[number ^ number >> 1] for number in range(len(devices))]), (RING,))

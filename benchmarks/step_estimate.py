@@ -1,11 +1,11 @@
-"""How well does the arithmetic that chooses tiles predict simulated times?
+"""Compare the model that chooses tiles with simulated times.
 
     python benchmarks/step_estimate.py [--chip v5e,v6e,v7x] [--problem 4096,4096,4096 …] [--samples 12] [--json FILE]
 
 For each product, configurations are drawn among the planner's best two hundred (seeded), compiled by the TPU compiler,
 simulated, and compared with the pipeline model over estimated steps. It prints the error of the model, the rank
 correlation, and the regret: how much slower the planner's choice is than the fastest that was simulated. Operands have
-no contents: only shapes matter. All times are simulated or modelled, none is measured.
+no contents: only shapes matter. All times are simulated or modeled, none is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from systolic.cost import code_bundles, estimated_config, ranked_configs
 from systolic.schedule import KernelConfig, vmem_limit
 from systolic.spec import MatmulSpec, Operands
 
-# The model's constants are fitted to the first; the second were not looked at for that.
+# The model's constants are fitted to the first; the second were not used.
 _FITTED = (
     "512,512,512",
     "2048,2048,2048",
@@ -48,7 +48,7 @@ _AMONG = 200
 
 
 def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Any:
-    """The kernel alone with this configuration."""
+    """Return the kernel alone with this configuration."""
     from systolic.kernels.epilogue import Functions
     from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
     from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
@@ -66,10 +66,10 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
 
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
-    """The planner's choice, and configurations drawn among its best."""
-    found = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
-    drawn = random.Random(f"{spec}{chip.name}").sample(found[1:], min(count - 1, len(found) - 1))
-    return [found[0], *drawn]
+    """Return the planner's choice, and configurations drawn among its best."""
+    configs = [choice.config for choice in ranked_configs(spec, chip, count=_AMONG)[0]]
+    drawn = random.Random(f"{spec}{chip.name}").sample(configs[1:], min(count - 1, len(configs) - 1))
+    return [configs[0], *drawn]
 
 
 @click.command()
@@ -79,7 +79,7 @@ def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:
 @click.option("--samples", default=12, show_default=True, help="Configurations of each product.")
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Keep all rows.")
 def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: int, json_file: Path | None) -> None:
-    """Compare modelled with simulated times of many configurations."""
+    """Compare modeled with simulated times of many configurations."""
     import jax
 
     from systolic.bench import abstract_operands
@@ -100,13 +100,13 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     job = submit_simulation(pool, fn, abstract_operands(spec), chip, label=str(config))
                     jobs.append((chip, spec, config, job))
         for chip, spec, config, job in jobs:
-            modelled = estimated_config(spec, config, chip).modelled
+            modeled = estimated_config(spec, config, chip).modelled
             try:
-                found = job.result()
+                measurement = job.result()
             except (CompilerError, SimulationError) as error:
                 click.echo(f"{chip.name} {spec.m},{spec.k},{spec.n} {config}: {error}"[:200], err=True)
                 continue
-            assert found.run is not None
+            assert measurement.run is not None
             rows.append(
                 {
                     "chip": chip.name,
@@ -118,9 +118,9 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
                     "num_stages": config.num_stages,
                     "grid_order": config.grid_order,
                     "fill_chunks": config.fill_chunks,
-                    "simulated_us": found.time_us,
-                    "modelled_us": modelled.time_us,
-                    "bundles": found.run.bundles,
+                    "simulated_us": measurement.time_us,
+                    "modelled_us": modeled.time_us,
+                    "bundles": measurement.run.bundles,
                     "modelled_bundles": code_bundles(spec, config, chip),
                 }
             )
@@ -133,22 +133,22 @@ def main(chips: tuple[Chip, ...], specs: tuple[str, ...], dtype: str, samples: i
 def _report(chip: str, rows: list[dict[str, Any]]) -> None:
     click.echo(f"\n{chip}: modelled against simulated, {len(rows)} kernels")
     for name in dict.fromkeys(row["spec"] for row in rows):
-        mine = [row for row in rows if row["spec"] == name]
-        error = _errors(mine)
-        ranks = [_ranks([row[key] for row in mine]) for key in ("modelled_us", "simulated_us")]
+        matching_rows = [row for row in rows if row["spec"] == name]
+        error = _errors(matching_rows)
+        ranks = [_ranks([row[key] for row in matching_rows]) for key in ("modelled_us", "simulated_us")]
         click.echo(
             f"  {name:15} median error {statistics.median(map(abs, error)):6.1%} bias {statistics.median(error):+6.1%} "
-            f"Spearman {statistics.correlation(*ranks) if len(mine) > 2 else float('nan'):5.2f}  "
-            f"chosen {mine[0]['simulated_us']:9.1f} µs  regret {_regret(mine):5.1%}"
+            f"Spearman {statistics.correlation(*ranks) if len(matching_rows) > 2 else float('nan'):5.2f}  "
+            f"chosen {matching_rows[0]['simulated_us']:9.1f} µs  regret {_regret(matching_rows):5.1%}"
         )
-    for what, names in (("fitted", _FITTED), ("checked", _CHECKED)):
-        mine = [row for row in rows if row["spec"] in names]
-        if mine:
-            error = [abs(one) for one in _errors(mine)]
-            there = dict.fromkeys(row["spec"] for row in mine)
-            regrets = [_regret([row for row in mine if row["spec"] == name]) for name in there]
+    for group, names in (("fitted", _FITTED), ("checked", _CHECKED)):
+        matching_rows = [row for row in rows if row["spec"] in names]
+        if matching_rows:
+            error = [abs(error) for error in _errors(matching_rows)]
+            specs = dict.fromkeys(row["spec"] for row in matching_rows)
+            regrets = [_regret([row for row in matching_rows if row["spec"] == name]) for name in specs]
             click.echo(
-                f"  {what}: median error {statistics.median(error):.1%}, "
+                f"  {group}: median error {statistics.median(error):.1%}, "
                 f"regret {statistics.fmean(regrets):.1%} on average, {max(regrets):.1%} at worst"
             )
     code = [row["modelled_bundles"] / row["bundles"] - 1 for row in rows]
@@ -160,7 +160,7 @@ def _errors(rows: list[dict[str, Any]]) -> list[float]:
 
 
 def _regret(rows: list[dict[str, Any]]) -> float:
-    """How much slower the planner's choice, the first row, is than the fastest."""
+    """Return how much slower the planner's choice, the first row, is than the fastest."""
     return rows[0]["simulated_us"] / min(row["simulated_us"] for row in rows) - 1
 
 

@@ -1,6 +1,6 @@
-"""How the published steps of `data/published_steps.csv` are called here: model, mesh, flags, and what differs.
+"""Recipes that repeat the published steps of `data/published_steps.csv`: model, mesh, flags, and differences.
 
-Parameters are those of the recipes that each row names; what a row does not say is MaxText's base.yml of that time.
+Parameters come from the recipe that a row names; the others from MaxText's base.yml of that time.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Recipe:
     """One published step.
 
     Attributes:
-      chip, op: by which its row is found; of several with both, `topology_note` begins the row's topology.
+      chip, op: of the row; if several rows have both, `topology_note` begins the row's topology.
       topology: chips of the slice along each axis.
       mesh: axes with their sizes.
       parameters: of `examples/transformer:train`.
       flags: of the compiler.
-      rate_tflops: a chip's, where the row has no time: the model's operations, attention in full, over the time.
-      differs: from what was measured, as far as it is known.
-      unsupported: why it is not predicted; "" if it is tried.
+      rate_tflops: of a chip, for a row without a time: the model's operations, attention in full, over the time.
+      differs: known differences from the measured step.
+      unsupported: the reason why it is not predicted; "" if it is.
     """
 
     chip: str
@@ -198,6 +198,6 @@ RECIPES = (
 
 
 def recipe_of(row: Mapping[str, str]) -> Recipe | None:
-    """How a row of the file is called here; None: it is not listed."""
-    found = [each for each in RECIPES if (each.chip, each.op) == (row["chip"], row["op"])]
-    return next((each for each in found if row["topology"].split(" ")[0].startswith(each.topology_note)), None)
+    """Return the recipe of a row of the file, or None if none is listed."""
+    recipes = [recipe for recipe in RECIPES if (recipe.chip, recipe.op) == (row["chip"], row["op"])]
+    return next((recipe for recipe in recipes if row["topology"].split(" ")[0].startswith(recipe.topology_note)), None)

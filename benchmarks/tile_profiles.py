@@ -1,11 +1,11 @@
-"""How good are times from profiles of tiles, and the tiles that are chosen by them, with no compile at all?
+"""Compare times from profiles of tiles, and tiles chosen by them without a compile, with full simulations.
 
     python benchmarks/tile_profiles.py accuracy [--chip v5e,v5p,v6e,v7x] [--dtype bfloat16]   # 60 shapes each
     python benchmarks/tile_profiles.py regret [--chip …]    # 40 shapes each: the plan against ten that are simulated
     python benchmarks/tile_profiles.py others               # tiles that others have published, from a CSV file
 
-None of the shapes is among those for which `tuning/profiling.py` picks tiles, and no profile is made at them. What is
-compiled is kept, so that a second run takes a minute. All times are simulated, profiled or modelled, none is measured.
+`tuning/profiling.py` picks tiles for other shapes, and no profile is made at these. Compiled programs are kept, so a
+second run takes a minute. All times are simulated, profiled or modeled, none is measured.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ _BEST = 10
 
 
 def shapes(count: int) -> list[tuple[int, int, int]]:
-    """So many of the weights with numbers of rows, always the same."""
-    every = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
-    return random.Random("shapes").sample(every, count)
+    """Return `count` shapes, weights times numbers of rows, always the same ones."""
+    all_shapes = [(rows, k, n) for k, n in WEIGHTS for rows in ROWS]
+    return random.Random("shapes").sample(all_shapes, count)
 
 
 @contextmanager
 def _simulator() -> Iterator[Any]:
-    """Compiles and simulates a configuration of a product."""
+    """Yield a function that compiles and simulates a configuration of a product."""
     from systolic.compiler import WorkerPool
     from systolic.ops.matmul.programs import programs_of
     from systolic.timing import submit_simulation
@@ -112,7 +112,7 @@ def _time_us(job: Future[Measurement]) -> float | None:
 
 @click.group()
 def main() -> None:
-    """Profiles of tiles against full simulations."""
+    """Compare profiles of tiles with full simulations."""
 
 
 @main.command()
@@ -120,33 +120,34 @@ def main() -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--count", default=60, show_default=True, help="Shapes of each chip.")
 def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
-    """Compares the profiled with the simulated time of one tile a shape, drawn by lot from the ten best profiled."""
+    """Compare profiled with simulated time of one tile per shape, drawn from the ten best profiled."""
     with _simulator() as submit:
-        for its in chips:
+        for target in chips:
             jobs = []
             seconds = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                begun = time.thread_time()
-                profiled_configs(spec, its)
-                seconds.append(time.thread_time() - begun)
-                choices = profiled_configs(spec, its, _BEST).configs
+                start_s = time.thread_time()
+                profiled_configs(spec, target)
+                seconds.append(time.thread_time() - start_s)
+                choices = profiled_configs(spec, target, _BEST).configs
                 if choices:
-                    drawn = random.Random(f"{spec}{its.name}").choice(choices)
-                    jobs.append((spec, drawn, submit(spec, its, drawn.config)))
+                    drawn = random.Random(f"{spec}{target.name}").choice(choices)
+                    jobs.append((spec, drawn, submit(spec, target, drawn.config)))
             errors = []
             for spec, choice, job in jobs:
-                found = _time_us(job)
-                if found is not None:
-                    error = choice.modelled.time_us / found - 1
+                time_us = _time_us(job)
+                if time_us is not None:
+                    error = choice.modelled.time_us / time_us - 1
                     errors.append(error)
                     if abs(error) > 0.02:
                         click.echo(f"  {spec.m},{spec.k},{spec.n} {choice.config}: {error:+.1%}")
             size = [abs(error) for error in errors]
-            took_ms = [one * 1e3 for one in seconds[1:]]  # the first one reads the profiles
+            took_ms = [second * 1e3 for second in seconds[1:]]  # the first one reads the profiles
             click.echo(
-                f"{its.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
-                f"{statistics.median(size):.2%}, worst {max(size):.1%}, within 2 % {sum(one <= 0.02 for one in size)}; "
+                f"{target.name} {dtype}: {len(size)} of {count} shapes have profiled tiles; error median "
+                f"{statistics.median(size):.2%}, worst {max(size):.1%}, "
+                f"within 2 % {sum(error <= 0.02 for error in size)}; "
                 f"ranking takes a core {statistics.median(took_ms):.1f} ms (median), {max(took_ms):.1f} at the longest"
             )
 
@@ -156,67 +157,68 @@ def accuracy(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--count", default=40, show_default=True, help="Shapes of each chip.")
 def regret(chips: tuple[Chip, ...], dtype: str, count: int) -> None:
-    """What the plan takes, against the fastest of ten: the best by profiles and by the model, all simulated."""
+    """Compare the plan's simulated time with the fastest of ten: the best by profiles and by the model."""
     with _simulator() as submit:
-        for its in chips:
+        for target in chips:
             jobs = []
             for m, k, n in shapes(count):
                 spec = MatmulSpec.of(m, k, n, dtype)
-                made = plan(spec, its)
-                best = [made.config, *_ten(made.computed, its)]
-                jobs.append((spec, made, [submit(spec, its, one) for one in dict.fromkeys(best)]))
+                chosen_plan = plan(spec, target)
+                best = [chosen_plan.config, *_ten(chosen_plan.computed, target)]
+                jobs.append((spec, chosen_plan, [submit(spec, target, config) for config in dict.fromkeys(best)]))
             regrets = []
-            for spec, made, its_jobs in jobs:
-                times = [_time_us(job) for job in its_jobs]
+            for spec, chosen_plan, plan_jobs in jobs:
+                times = [_time_us(job) for job in plan_jobs]
                 if times[0] is None:
                     click.echo(f"  {spec}: the plan has no time")
                     continue
-                lost = times[0] / min(one for one in times if one is not None) - 1
+                lost = times[0] / min(time_us for time_us in times if time_us is not None) - 1
                 regrets.append(lost)
                 if lost > 0.02:
                     sizes = f"{spec.m},{spec.k},{spec.n}"
                     click.echo(
-                        f"  {sizes} {made.provenance} {made.time_us:,.1f}, simulated {times[0]:,.1f}: {lost:+.1%}"
+                        f"  {sizes} {chosen_plan.provenance} {chosen_plan.time_us:,.1f}, "
+                        f"simulated {times[0]:,.1f}: {lost:+.1%}"
                     )
-            known = [made.provenance for _, made, _ in jobs]
+            provenances = [chosen_plan.provenance for _, chosen_plan, _ in jobs]
             click.echo(
-                f"{its.name} {dtype}: {len(regrets)} shapes ({known.count('profiled')} from profiles), regret median "
-                f"{statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
+                f"{target.name} {dtype}: {len(regrets)} shapes ({provenances.count('profiled')} from profiles), "
+                f"regret median {statistics.median(regrets):.2%}, worst {max(regrets):.1%}"
             )
 
 
 def _ten(spec: MatmulSpec, its: Chip) -> Sequence[KernelConfig]:
-    """The best by profiles and the best by the model of other tiles, five each where there are so many."""
+    """Return up to five best by profiles, and up to five of other tiles that are best by the model."""
     profiled: list[TimedConfig] = profiled_configs(spec, its, _BEST // 2).configs
-    there = {choice.config.tiles for choice in profiled}
-    modelled: dict[Tiles, TimedConfig] = {}
+    profiled_tiles = {choice.config.tiles for choice in profiled}
+    modeled: dict[Tiles, TimedConfig] = {}
     for choice in ranked_configs(spec, its)[0]:
-        if choice.config.tiles not in there:
-            modelled.setdefault(choice.config.tiles, choice)
-    others = list(modelled.values())[: _BEST - len(profiled)]
+        if choice.config.tiles not in profiled_tiles:
+            modeled.setdefault(choice.config.tiles, choice)
+    others = list(modeled.values())[: _BEST - len(profiled)]
     return [choice.config for choice in (*profiled, *others)]
 
 
 @main.command()
 def others() -> None:
-    """The plan against the tiles that others have published for the same product, in this project's kernel."""
+    """Compare the plan with published tiles for the same product, in this project's kernel."""
     with OTHERS.open(encoding="utf-8", newline="") as opened:
         rows = list(csv.DictReader(opened))
     with _simulator() as submit:
         jobs = []
         for row in rows:
-            its = chip(row["chip"])
+            target = chip(row["chip"])
             m, k, n = (int(row[name]) for name in "mkn")
             spec = MatmulSpec.of(m, k, n, row["dtype"])
-            theirs = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
+            published_tiles = Tiles(**{name: int(row[name]) for name in ("tile_m", "tile_k", "tile_n")})
             try:
-                # With the slices, buffers and order that suit their tiles best.
-                their_config = plan(spec, its, tiles=theirs).config
+                # With the best slices, buffers and order for their tiles.
+                their_config = plan(spec, target, tiles=published_tiles).config
             except ValueError as error:
                 click.echo(f"  {row['chip']} {m},{k},{n}: {str(error).splitlines()[0]}")
                 continue
-            ours = plan(spec, its).config
-            jobs.append((row, submit(spec, its, their_config), submit(spec, its, ours)))
+            own_config = plan(spec, target).config
+            jobs.append((row, submit(spec, target, their_config), submit(spec, target, own_config)))
         ratios = []
         for row, their_job, our_job in jobs:
             times = _time_us(their_job), _time_us(our_job)
@@ -228,9 +230,9 @@ def others() -> None:
                 f"{row['chip']} {row['dtype']:14} {sizes:18} theirs {row['tile_m']}/{row['tile_k']}/{row['tile_n']} "
                 f"{times[0]:9.1f} µs  ours {times[1]:9.1f} µs  {ratios[-1]:.3f}  {row['source']}"
             )
-    near = sum(ratio >= 0.995 for ratio in ratios)
+    near_count = sum(ratio >= 0.995 for ratio in ratios)
     click.echo(
-        f"{len(ratios)} tiles of others: ours as fast (to 0.5 %) or faster on {near}, "
+        f"{len(ratios)} tiles of others: ours as fast (to 0.5 %) or faster on {near_count}, "
         f"geometric mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
     )
 

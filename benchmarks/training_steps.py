@@ -1,4 +1,4 @@
-"""Predicted and published times of whole training steps, row by row of `data/published_steps.csv`.
+"""Compare predicted with published times of whole training steps, row by row of `data/published_steps.csv`.
 
     python benchmarks/training_steps.py --only "32b" --json build/training_steps.json
 
@@ -7,7 +7,7 @@ reason why not. Nothing here, and no constant of any chip, was fitted to a step.
 time is the model's operations (attention in full, as MaxText counted) over that rate.
 
 A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
-stopped goes on where it was.
+stopped resumes there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ MODEL = Path(__file__).parents[1] / "examples" / "transformer"
 
 
 def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
-    """Rows of the published file whose chip, topology or name contains a text."""
+    """Return rows of the published file whose chip, topology or name contains a text."""
     with file.open(newline="") as lines:
-        every = list(csv.DictReader(lines))
-    return [row for row in every if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
+        published = list(csv.DictReader(lines))
+    return [row for row in published if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
 
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
-    """The published time; where there is a rate only, the model's operations over it."""
+    """Return the published time; for a row with a rate only, the model's operations over the rate."""
     if row["time_us"]:
         return float(row["time_us"])
     chips = run.devices / chip_named(run.chip).devices_per_chip
@@ -56,8 +56,7 @@ def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | N
 
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
-    """One row of the result."""
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "chip": row["chip"],
         "topology": row["topology"],
         "step": row["op"],
@@ -69,9 +68,9 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "reason": reason,
     }
     if run is None or recipe is None:
-        return found
+        return values
     published = published_us(row, recipe, run)
-    found |= {
+    values |= {
         "published_s": None if published is None else published / 1e6,
         "predicted_s": run.time_us / 1e6,
         "error_percent": None if published is None else 100 * (run.time_us / published - 1),
@@ -81,21 +80,21 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "simulate_s": run.simulate_s,
         "parts": [
             {
-                "part": each.part,
-                "pass": each.in_pass,
-                "s": run.us(each.cycles) / 1e6,
-                "exposed_s": run.us(each.exposed_cycles) / 1e6,
-                "limit": each.limit,
-                "limit_share": each.limit_share,
+                "part": part.part,
+                "pass": part.in_pass,
+                "s": run.us(part.cycles) / 1e6,
+                "exposed_s": run.us(part.exposed_cycles) / 1e6,
+                "limit": part.limit,
+                "limit_share": part.limit_share,
             }
-            for each in run.parts
+            for part in run.parts
         ],
     }
-    return found
+    return values
 
 
 def summary_of(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Errors over all rows that are predicted."""
+    """Return errors over all predicted rows."""
     errors = [abs(row["error_percent"]) for row in rows if row["error_percent"] is not None]
     return {
         "predicted": len(errors),
@@ -126,7 +125,7 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
     """
     check_target(json_file)
     published = rows_of(PUBLISHED, only)
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(published))
         jobs = []
@@ -146,21 +145,21 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
             recipe = recipe_of(row)
             if job is None:
                 reason = recipe.unsupported if recipe is not None else "not listed in step_recipes.py"
-                found.append(record(row, recipe, None, reason))
+                rows.append(record(row, recipe, None, reason))
                 continue
             try:
-                found.append(record(row, recipe, result_of(job, pool, bar), ""))
+                rows.append(record(row, recipe, result_of(job, pool, bar), ""))
             except Exception as error:  # noqa: BLE001 -- why it is not predicted
                 outcome = Outcome.failed(row["op"], error)
-                found.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
+                rows.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
     if json_file is not None:
-        write_json(json_file, "training_steps", found, summary_of(found))
+        write_json(json_file, "training_steps", rows, summary_of(rows))
     if json_file != "-":
         out = console()
         out.print(", ".join(f"{name} {version}" for name, version in versions().items() if version), markup=False)
-        show_table(out, _COLUMNS, found)
-        out.print(", ".join(f"{name} {value}" for name, value in summary_of(found).items()), markup=False)
-    sys.exit(0 if found else 1)
+        show_table(out, _COLUMNS, rows)
+        out.print(", ".join(f"{name} {value}" for name, value in summary_of(rows).items()), markup=False)
+    sys.exit(0 if rows else 1)
 
 
 if __name__ == "__main__":

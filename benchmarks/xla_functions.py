@@ -1,7 +1,7 @@
-"""Functions of plain JAX whose operations are all XLA's: what `any_function.py` compiles and simulates.
+"""Functions of plain JAX, whose operations XLA compiles, for `any_function.py`.
 
-Sizes are small enough to compile in seconds and large enough that a time is more than a launch. Operands are shapes but
-where a value decides how long the function takes: a predicate, a trip count, group sizes.
+Sizes are small enough to compile in seconds and large enough that a time is more than a launch. Operands are shapes,
+except for values that decide how long the function takes: a predicate, a trip count, group sizes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Function:
       args: arrays or shapes.
       flops: of its products on the matrix units: a lower bound of the time at the chip's peak for `dtype`.
       dtype: of the products' operands.
-      touched_bytes: the bytes that it has to read and write at the least; None: all its arguments and results.
-      unknown: whether how long it takes depends on what it computes, so that the answer is a refusal.
-      known_on: chips for which XLA makes a program of it that takes equally long whatever it computes.
+      touched_bytes: the least bytes that it has to read and write; None: all its arguments and results.
+      unknown: True if its time depends on computed values, so that the answer is a refusal.
+      known_on: chips on which XLA's program always takes the same time.
     """
 
     fn: Callable[..., Any]
@@ -44,7 +44,7 @@ class Function:
 
 
 def shaped(dtype: Any, *sizes: int) -> Shape:
-    """The shape of an array."""
+    """Return the shape of an array."""
     return Shape(sizes, dtype)
 
 
@@ -112,38 +112,38 @@ def transformer_layer(x, weights):
 
 
 def transformer_layers(x, every):
-    """One layer after the other."""
+    """Apply one layer after the other."""
     return lax.scan(lambda x, weights: (transformer_layer(x, weights), None), x, every)[0]
 
 
 def cross_entropy(logits, labels):
-    """Mean loss of a batch of tokens."""
+    """Return the mean loss of a batch of tokens."""
     logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    return (jax.nn.logsumexp(logits, axis=-1) - chosen).mean()
+    label_logits = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - label_logits).mean()
 
 
 def total(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function's result as one number, to be differentiated."""
+    """Return a function's result as one number, to be differentiated."""
     return lambda *args: fn(*args).astype(jnp.float32).sum()
 
 
 def decode(x, cache_k, cache_v, position):
-    """One token of attention over a cache that it adds to."""
+    """Decode one token by attention over a cache, and append to the cache."""
     cache_k = lax.dynamic_update_slice(cache_k, x[:, None, :], (0, position, 0))
     cache_v = lax.dynamic_update_slice(cache_v, x[:, None, :], (0, position, 0))
     return attention(x[:, None, :], cache_k, cache_v), cache_k, cache_v
 
 
 def adamw(weights, gradient, first, second):
-    """One step of AdamW in float32."""
+    """Apply one step of AdamW in float32."""
     first = 0.9 * first + 0.1 * gradient
     second = 0.95 * second + 0.05 * gradient * gradient
     return weights - 1e-3 * (first / (jnp.sqrt(second) + 1e-8) + 0.1 * weights), first, second
 
 
 def transformers() -> dict[str, Function]:
-    """What a transformer is made of, forward and backward."""
+    """Return the parts of a transformer, forward and backward."""
     heads = bf16(HEADS, TOKENS, 128)
     x, logits, labels = bf16(TOKENS, WIDTH), bf16(512, VOCABULARY), i32(512)
     flops = 4.0 * HEADS * TOKENS * TOKENS * 128
@@ -176,14 +176,14 @@ def transformers() -> dict[str, Function]:
 
 
 def deep() -> dict[str, Function]:
-    """Whole layers, which take minutes to compile."""
+    """Return whole layers, which take minutes to compile."""
     x, layer_backward = bf16(TOKENS, WIDTH), jax.grad(total(transformer_layer), (0, 1))
     return {
         "transformer layer": Function(fn=transformer_layer, args=(x, _LAYER), flops=_LAYER_FLOPS),
         "transformer layer, backward": Function(fn=layer_backward, args=(x, _LAYER), flops=2.5 * _LAYER_FLOPS),
         "4 transformer layers, backward": Function(
             fn=jax.grad(total(transformer_layers)),
-            args=(x, {name: Shape((4, *each.shape), each.dtype) for name, each in _LAYER.items()}),
+            args=(x, {name: Shape((4, *weight.shape), weight.dtype) for name, weight in _LAYER.items()}),
             flops=4 * 1.5 * _LAYER_FLOPS,
         ),
     }
@@ -193,7 +193,7 @@ def deep() -> dict[str, Function]:
 
 
 def sorting() -> dict[str, Function]:
-    """Functions that sort and search."""
+    """Return functions that sort and search."""
     row_bytes = WIDTH * 4
     return {
         "top-k": Function(fn=lambda x: lax.top_k(x, 64), args=(f32(64, VOCABULARY),)),
@@ -251,7 +251,7 @@ def sorting() -> dict[str, Function]:
 
 
 def moving() -> dict[str, Function]:
-    """Functions that move and reduce."""
+    """Return functions that move and reduce."""
     wide = f32(2048, 2048)
     return {
         "add": Function(fn=jnp.add, args=(f32(4096, 4096),) * 2),

@@ -17,7 +17,7 @@ def convolution(x, kernel, stride: int = 1, groups: int = 1):
 
 
 def products() -> dict[str, Function]:
-    """Products and convolutions of every kind of operand."""
+    """Return products and convolutions of every kind of operand."""
     cube, flops = (1024, 1024), 2.0 * 1024**3
     image, kernel = bf16(32, 56, 56, 64), bf16(3, 3, 64, 128)
     image_flops = 2.0 * 32 * 56 * 56 * 64 * 128 * 9
@@ -84,7 +84,7 @@ def products() -> dict[str, Function]:
 
 
 def transforms() -> dict[str, Function]:
-    """Transforms, solvers and random numbers."""
+    """Return transforms, solvers and random numbers."""
     key = shaped(jnp.uint32, 2)
     small = f32(8, 256, 256)
     return {
@@ -109,7 +109,7 @@ def transforms() -> dict[str, Function]:
 
 
 def loops() -> dict[str, Function]:
-    """Loops and branches."""
+    """Return loops and branches."""
     square = f32(512, 512)
     flops = 2.0 * 512**3
 

@@ -1,4 +1,4 @@
-"""A kernel that copies to the device beside it, for `systolic check --mesh`.
+"""A kernel that copies to the next device, for `systolic check --mesh`.
 
     systolic check examples/between_devices.py:shifted --arg "f32[64,128]" --mesh x=4 --chip v6e
     systolic check examples/between_devices.py:shifted --arg "f32[64,128]" --mesh x=4 --param barrier=False
@@ -18,14 +18,14 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def shifted(x: jax.Array, *, barrier: bool = True) -> jax.Array:
-    """Rows of x, which are cut over the axis `x` of the mesh, moved to the next device; without a barrier it races."""
+    """Move rows of x, which are cut over the mesh axis `x`, to the next device; without a barrier it races."""
     cut = jax.sharding.PartitionSpec("x")
     copied = functools.partial(_copied, barrier=barrier)
     return jax.shard_map(copied, in_specs=cut, out_specs=cut, check_vma=False)(x)
 
 
 def shifted_reference(x: jax.Array) -> jax.Array:
-    """The same for a mesh of four."""
+    """Compute `shifted` for a mesh of four."""
     return jnp.roll(x, x.shape[0] // 4, axis=0)
 
 
@@ -44,7 +44,7 @@ def _copied(x: jax.Array, *, barrier: bool) -> jax.Array:
 def _body(x_hbm: Any, out_hbm: Any, send_sem: Any, recv_sem: Any, *, barrier: bool) -> None:
     me, count = jax.lax.axis_index("x"), jax.lax.axis_size("x")
     left, right = jax.lax.rem(me + count - 1, count), jax.lax.rem(me + 1, count)
-    if barrier:  # the next device is told that this one is in the kernel, by which it may be written to
+    if barrier:  # tell the next device that this one is in the kernel and may be written to
         pl.semaphore_signal(pltpu.get_barrier_semaphore(), 1, device_id=(left,))
         pl.semaphore_wait(pltpu.get_barrier_semaphore(), 1)
     copy = pltpu.make_async_remote_copy(x_hbm, out_hbm, send_sem, recv_sem, device_id=(right,))

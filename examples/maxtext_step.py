@@ -1,4 +1,4 @@
-"""MaxText's own training step as a `systolic.Step`: its model, its sharding, its optimiser, unchanged.
+"""MaxText's own training step as a `systolic.Step`, with its model, sharding and optimizer unchanged.
 
     pip install "maxtext[tpu]==0.2.5"
     systolic step examples/maxtext_step.py:train --config llama3.1-8b --batch 1 --seq 2048 \\
@@ -39,34 +39,34 @@ _SCOPES = (
     ("experts", RoutedMoE, "__call__"),
     ("embedding", NNXDecoder, "_apply_embedding"),
     ("logits", NNXDecoder, "apply_output_head"),
-    ("norms", NNXDecoder, "__call__"),  # and what else is in no other part of the decoder
+    ("norms", NNXDecoder, "__call__"),  # and everything that is in no other part of the decoder
     ("loss", trainer, "loss_fn"),
 )
 PARTS = tuple(part for part, _, _ in _SCOPES)
 
-# How MaxText's names of slices begin.
+# Prefixes of MaxText's names of slices.
 _CHIPS = {"TPU v4": "v4", "TPU v5": "v5p", "TPU v5 lite": "v5e", "TPU v6 lite": "v6e", "TPU7x": "tpu7x"}
 
 
 def train(
     mesh: Mesh | None, *, config: str = "llama3.1-8b", batch: float = 1, seq: int = 2048, **settings: Any
 ) -> Step:
-    """MaxText's training step on the devices of a mesh, whose axes are its own: data, fsdp, tensor, expert, …
+    """Return MaxText's training step on the devices of a mesh, whose axes are MaxText's: data, fsdp, tensor, expert, …
 
     Args:
-      mesh: devices, and how many of them each axis has.
-      config: one of MaxText's models; "default" is that of its base.yml.
-      batch: sequences a device.
-      seq: tokens of a sequence.
+      mesh: devices, with the sizes of the axes.
+      config: one of MaxText's models; "default" is the model of its base.yml.
+      batch: sequences per device.
+      seq: tokens per sequence.
       settings: anything else that base.yml names, such as remat_policy="full".
 
     Raises:
-      ValueError: there is no mesh, or MaxText knows no slice with as many devices.
+      ValueError: there is no mesh, or MaxText knows no slice with this number of devices.
     """
     if mesh is None:
         raise ValueError("MaxText's step is made for a slice; say which, such as --topology 2x4")
     _name_parts()
-    given = {
+    overrides = {
         "run_name": "step",
         "base_output_directory": tempfile.gettempdir(),
         "model_name": config,
@@ -82,22 +82,22 @@ def train(
         **settings,
     }
     base = resources.files("maxtext") / "configs" / "base.yml"
-    known = pyconfig.initialize(["", str(base), *(f"{name}={value}" for name, value in given.items())])
-    devices = Mesh(maxtext_utils.create_device_mesh(known, mesh.devices.flatten().tolist()), known.mesh_axes)
-    args, _, shardings, _, model = train_compile.get_shaped_inputs(devices, known)
-    parameters, shardings = sharding.maybe_update_params_sharding_with_opt(known, shardings)
-    shardings = sharding.build_zero1_input_state_mesh_shardings(known, shardings, parameters)
-    data = sharding.get_input_data_sharding(known, devices)
+    run_config = pyconfig.initialize(["", str(base), *(f"{name}={value}" for name, value in overrides.items())])
+    devices = Mesh(maxtext_utils.create_device_mesh(run_config, mesh.devices.flatten().tolist()), run_config.mesh_axes)
+    args, _, shardings, _, model = train_compile.get_shaped_inputs(devices, run_config)
+    parameters, shardings = sharding.maybe_update_params_sharding_with_opt(run_config, shardings)
+    shardings = sharding.build_zero1_input_state_mesh_shardings(run_config, shardings, parameters)
+    data = sharding.get_input_data_sharding(run_config, devices)
     step, given_in, given_out, _, donated = maxtext_utils.get_functional_train_with_signature(
-        trainer.train_step, data, shardings, model, known, parameters
+        trainer.train_step, data, shardings, model, run_config, parameters
     )
 
     @functools.wraps(step)
     def under_rules(*args: Any) -> Any:
-        with logical_axis_rules(known.logical_axis_rules):
+        with logical_axis_rules(run_config.logical_axis_rules):
             return step(*args)
 
-    total, _, attention = maxtext_utils.calculate_tflops_training_per_device(known, log=False)
+    total, _, attention = maxtext_utils.calculate_tflops_training_per_device(run_config, log=False)
     causal = total * 1e12 * devices.size  # MaxText counts half of the attention
     return Step(
         fn=jax.jit(under_rules, in_shardings=given_in, out_shardings=given_out, donate_argnums=donated),
@@ -126,11 +126,11 @@ def _scoped(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _slice(mesh: Mesh) -> str:
-    """MaxText's name of a slice with as many devices, from which it takes their number only."""
+    """Return MaxText's name of a slice with this number of devices; MaxText reads only the number from it."""
     chip = _CHIPS[mesh.devices.flat[0].device_kind]
-    known = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
+    systems = accelerator_to_spec_map.UserFacingNameToSystemCharacteristics
     size = mesh.devices.size
-    slices = {its.devices_per_slice: name for name, its in known.items() if name.startswith(f"{chip}-")}
+    slices = {system.devices_per_slice: name for name, system in systems.items() if name.startswith(f"{chip}-")}
     if size not in slices:
         raise ValueError(f"MaxText knows no slice of {size} devices of {chip}; it knows {sorted(slices)}")
     return slices[size]

@@ -3,7 +3,7 @@
     systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1100,2048]" --arg "bf16[2048,1024]" \\
         --reference examples/planted_faults.py:reference
 
-    dropped_tail                whole tiles only are counted: what is left of m, n or k behind them is lost
+    dropped_tail                only whole tiles are counted: the rest of m, n or k after them is lost
     racing_copy                 the next block of lhs is copied into the buffer that is being multiplied
     uninitialised_accumulator   the sum starts with whatever the memory held
 
@@ -28,7 +28,7 @@ def reference(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 def dropped_tail(
     lhs: jax.Array, rhs: jax.Array, *, tile_m: int = 256, tile_k: int = 512, tile_n: int = 256
 ) -> jax.Array:
-    """lhs @ rhs, but the grid counts whole tiles only."""
+    """lhs @ rhs, but the grid counts only whole tiles."""
 
     def kernel(lhs_vmem, rhs_vmem, out_vmem, acc_vmem):
         @pl.when(pl.program_id(2) == 0)
@@ -60,7 +60,7 @@ def dropped_tail(
 def racing_copy(
     lhs: jax.Array, rhs: jax.Array, *, tile_m: int = 256, tile_k: int = 512, tile_n: int = 256
 ) -> jax.Array:
-    """lhs @ rhs with copies by hand, but lhs has one buffer, and its next block comes while that is being read."""
+    """lhs @ rhs with explicit copies, but lhs has one buffer, and its next block arrives while it is being read."""
 
     def kernel(lhs_hbm, rhs_hbm, out_vmem, lhs_vmem, rhs_vmem, lhs_sem, rhs_sems):
         i, j, steps = pl.program_id(0), pl.program_id(1), lhs_hbm.shape[1] // tile_k
@@ -110,7 +110,7 @@ def racing_copy(
 def uninitialised_accumulator(
     lhs: jax.Array, rhs: jax.Array, *, tile_m: int = 256, tile_k: int = 512, tile_n: int = 256
 ) -> jax.Array:
-    """lhs @ rhs, but nobody clears the sum."""
+    """lhs @ rhs, but no step clears the sum."""
 
     def kernel(lhs_vmem, rhs_vmem, out_vmem, acc_vmem):
         # The fault: @pl.when(pl.program_id(2) == 0) clears acc_vmem.

@@ -1,4 +1,4 @@
-"""Products and attention as somebody might call them, with their tiles as keywords, and float64 references.
+"""Products and attention as a user might call them, with their tiles as keywords, and float64 references.
 
     systolic check examples/products.py:v5 --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" \\
         --reference examples/products.py:product_reference
@@ -21,7 +21,7 @@ from systolic.spec import accumulator_dtype
 
 
 def _climbed(name: str, lhs: jax.Array, rhs: jax.Array, tiles: tuple[int, int, int] | None) -> jax.Array:
-    """A rung of the ladder; `tiles` are of m, k and n, None: the whole of each."""
+    """Run a rung of the ladder; `tiles` are of m, k and n, None means the whole of each."""
     (m, k), n = lhs.shape, rhs.shape[1]
     tile_m, tile_k, tile_n = tiles or (m, k, n)
     dtype = lhs.dtype.name
@@ -62,7 +62,7 @@ def jax_example(
 
 
 def mine(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """lhs @ rhs by this package, which chooses its tiles."""
+    """lhs @ rhs by this package, which chooses the tiles."""
     return systolic.matmul(lhs, rhs, implementation="pallas")
 
 
@@ -75,7 +75,7 @@ def grouped(
     tile_k: int = 1024,
     tile_n: int = 1024,
 ) -> jax.Array:
-    """Rows of lhs [m, k] in groups, each times its own matrix of rhs [groups, k, n]: megablox."""
+    """Groups of rows of lhs [m, k], each times its matrix of rhs [groups, k, n]: megablox."""
     return gmm(lhs, rhs, group_sizes, lhs.dtype, tiling=(tile_m, tile_k, tile_n))
 
 
@@ -88,24 +88,24 @@ def attention(
 
 
 def product_reference(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
-    """lhs @ rhs, in the widest type there is; of integers exact."""
+    """lhs @ rhs in the widest type available; exact for integers."""
     if jnp.issubdtype(lhs.dtype, jnp.integer):
         return jnp.matmul(lhs, rhs, preferred_element_type=jnp.int32)
     return jnp.matmul(lhs, rhs, precision="highest")
 
 
 def grouped_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """Each row times the matrix of the group that it lies in."""
+    """Each row times the matrix of its group."""
     ends = jnp.cumsum(group_sizes)
     group = jnp.searchsorted(ends, jnp.arange(lhs.shape[0]), side="right")
     total = jnp.zeros((lhs.shape[0], rhs.shape[2]), lhs.dtype)
-    for each in range(rhs.shape[0]):
-        total += jnp.where((group == each)[:, None], lhs, 0) @ rhs[each]
+    for index in range(rhs.shape[0]):
+        total += jnp.where((group == index)[:, None], lhs, 0) @ rhs[index]
     return total
 
 
 def attention_reference(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) -> jax.Array:
-    """Softmax attention, every score at once."""
+    """Softmax attention that computes every score at once."""
     scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5
     if causal:
         seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))

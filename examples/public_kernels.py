@@ -29,8 +29,8 @@ def splash(
     mask = splash_kernels.MultiHeadMask([splash_kernels.CausalMask((q.shape[1], k.shape[1]))] * (heads // groups))
     sizes = splash_kernels.BlockSizes(block_q=block_q, block_kv=block_kv, block_kv_compute=block_kv_compute)
     kernel = splash_kernels.make_splash_mqa(mask=mask, head_shards=1, q_seq_shards=1, block_sizes=sizes)
-    found: Any = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
-    return found.reshape(q.shape)
+    out: Any = jax.vmap(kernel)(q.reshape(groups, heads // groups, *q.shape[1:]), k, v)
+    return out.reshape(q.shape)
 
 
 def paged(
@@ -38,7 +38,7 @@ def paged(
 ) -> jax.Array:
     """One step of decoding: q [batch, heads, depth], pages [groups of heads, pages, page size, depth].
 
-    Each sequence has as many pages as the others, which lie behind each other.
+    All sequences have equal numbers of pages, stored one after another.
     """
     batch, pages = q.shape[0], k_pages.shape[1]
     indices = jnp.arange(pages, dtype=jnp.int32).reshape(batch, pages // batch)
@@ -58,8 +58,8 @@ def ragged_paged(
 
     Args:
       kv_pages: [pages, page size, 2 · groups of heads, depth].
-      lengths: of each sequence, the tokens of q counted.
-      num_kv_pages_per_block: pages of a block; as the next the kernel's own default, where JAX's table has no better.
+      lengths: of each sequence, including the tokens of q.
+      num_kv_pages_per_block: pages of a block; the kernel's default, as the next; for shapes not in JAX's table.
       num_queries_per_block: tokens of a block.
       vmem_limit_bytes: None: the compiler's own.
     """
@@ -89,7 +89,7 @@ def megablox(
     tile_k: int = 128,
     tile_n: int = 128,
 ) -> jax.Array:
-    """Rows of lhs [m, k] in groups, each times its own matrix of rhs [groups, k, n], in the tiles of its default."""
+    """Groups of rows of lhs [m, k], each times its matrix of rhs [groups, k, n], in megablox' default tiles."""
     return gmm(lhs, rhs, group_sizes, lhs.dtype, tiling=(tile_m, tile_k, tile_n))
 
 
@@ -102,7 +102,7 @@ def tokamax_gmm(
     tile_k: int = 128,
     tile_n: int = 128,
 ) -> jax.Array:
-    """The same by the kernel of tokamax, which has to be installed and needs Python 3.12."""
+    """Compute `megablox` by tokamax' kernel, which has to be installed and needs Python 3.12."""
     kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
     tiles = (tile_m, tile_k, tile_n)
     return kernel.gmm(lhs, rhs, group_sizes, jax.lax.Precision.DEFAULT, lhs.dtype, tiles)

@@ -1,9 +1,9 @@
-"""A feed-forward block and products as somebody might shard them over a slice; XLA puts in the communication.
+"""A feed-forward block and products as a user might shard them over a slice; XLA adds the communication.
 
     systolic simulate examples/sharded.py:feed_forward --chip v6e --topology 2x4 --mesh data=2,model=4 \\
         --arg "bf16[2048,4096]@data,-" --arg "bf16[4096,16384]@-,model" --arg "bf16[16384,4096]@model,-"
 
-Nothing here knows of `systolic`: how arguments are sharded is said where the functions are called.
+Nothing here knows of `systolic`: the caller says how arguments are sharded.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def feed_forward(x: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
 
 
 def loss(x: jax.Array, w_up: jax.Array, w_down: jax.Array) -> jax.Array:
-    """The mean square of what `feed_forward` computes."""
+    """Return the mean square of the result of `feed_forward`."""
     return jnp.mean(jnp.square(feed_forward(x, w_up, w_down).astype(jnp.float32)))
 
 
 def step(x: jax.Array, w_up: jax.Array, w_down: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Derivatives of `loss` by the weights: with weights cut over `data`, XLA gathers them and scatters the sums."""
+    """Return gradients of `loss` by the weights; XLA gathers weights cut over `data`, and scatters the sums."""
     return jax.grad(loss, argnums=(1, 2))(x, w_up, w_down)

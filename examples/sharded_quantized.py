@@ -17,18 +17,18 @@ import systolic
 def feed_forward(
     x: jax.Array, up: jax.Array, up_scales: jax.Array, down: jax.Array, down_scales: jax.Array
 ) -> jax.Array:
-    """silu(x @ up) @ down: each device multiplies its columns, then its rows, and one all-reduce ends it."""
+    """silu(x @ up) @ down: each device multiplies its columns, then its rows; one all-reduce adds up the results."""
     h = systolic.matmul(x, systolic.Quantized(up, up_scales), activation="silu")
     return systolic.matmul(h, systolic.Quantized(down, down_scales))
 
 
 def by_xla(x: jax.Array, up: jax.Array, up_scales: jax.Array, down: jax.Array, down_scales: jax.Array) -> jax.Array:
-    """The same, with weights that are dequantized first."""
+    """Compute `feed_forward` with weights that are dequantized first."""
     h = jax.nn.silu(x @ _dequantized(up, up_scales, x.dtype))
     return jnp.einsum("mk,kn->mn", h, _dequantized(down, down_scales, x.dtype), out_sharding=jax.P())
 
 
 def _dequantized(values: jax.Array, scales: jax.Array, dtype: jnp.dtype) -> jax.Array:
     blocks, columns = scales.shape
-    each = values.astype(jnp.float32).reshape(blocks, -1, columns) * scales[:, None]
-    return each.reshape(values.shape).astype(dtype)
+    scaled = values.astype(jnp.float32).reshape(blocks, -1, columns) * scales[:, None]
+    return scaled.reshape(values.shape).astype(dtype)

@@ -1,15 +1,15 @@
-"""Products that are right and slower than they need be, each for one reason, to see what explains it.
+"""Products that are right but slower than necessary, each for one reason that `systolic explain` should find.
 
     systolic explain examples/slow_products.py:by_columns --arg "bf16[4096,4096]" --arg "bf16[4096,4096]" --chip v6e
 
     by_columns      the grid goes through rows first: the larger block is fetched again and again
     one_buffer      nothing is copied while a product is under way
     one_core        no axis of the grid is parallel, and the chip has two cores
-    turned          the weight is transposed in front of the kernel: a copy of its own
+    turned          the weight is transposed before the kernel: a separate copy
     in_the_output   the sum lives in the output block
     small_tiles     128³, what a missing entry of a table of tiles often means
 
-Each is `product` with one keyword changed, so that the cure can be applied as its author would.
+Each is `product` with one keyword changed, so that the fix can be applied as the author would.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def product(
     Args:
       lhs: [m, k].
       rhs: [k, n], or [n, k] if `turned`.
-      tile_m: rows of a block of the output; `tile_k`, `tile_n` likewise.
-      grid: steps along m, n and k; None: as many whole tiles as there are.
+      tile_m: rows of a block of the output; `tile_k` and `tile_n` are sizes along k and n.
+      grid: steps along m, n and k; None: the number of whole tiles.
       order: of the axes of the grid, slowest first.
       semantics: of the axes in that order.
       buffers: of each input.
       in_output: sum up in the output block, in float32, in place of scratch memory.
-      turned: transpose rhs in front of the kernel.
-      vmem_limit_bytes: what the kernel may use.
+      turned: transpose rhs before the kernel.
+      vmem_limit_bytes: VMEM that the kernel may use.
     """
     rhs = jnp.swapaxes(rhs, 0, 1) if turned else rhs
     (m, k), n = lhs.shape, rhs.shape[1]

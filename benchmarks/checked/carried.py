@@ -1,4 +1,4 @@
-"""Kernels that carry something from step to step: pipelines inside of kernels, scratch memory, and writes in place."""
+"""Kernels that carry a value from step to step: pipelines inside of kernels, scratch memory, and writes in place."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TILE = 128
 
 
 def _index_maps(outermost):
-    """Makes the index maps of lhs, rhs and the output, with the axis that is summed over last or first."""
+    """Return the index maps of lhs, rhs and the output, with the summed axis last or first."""
     if outermost:
         return lambda kk, i, j: (i, kk), lambda kk, i, j: (kk, j), lambda kk, i, j: (i, j)
     return lambda i, j, kk: (i, kk), lambda i, j, kk: (kk, j), lambda i, j, kk: (i, j)
 
 
 def _blocks(outermost):
-    return [pl.BlockSpec((TILE, TILE), each) for each in _index_maps(outermost)]
+    return [pl.BlockSpec((TILE, TILE), index_map) for index_map in _index_maps(outermost)]
 
 
 def pipelined_product(lhs, rhs, *, fault=""):
-    """lhs @ rhs by a pipeline inside of the kernel, summed up in its output's window."""
+    """lhs @ rhs by a pipeline inside of the kernel, added up in its output's window."""
     outermost = fault in ("the sum comes back", "the sum comes back, and is never cleared")
 
     def body(lhs_hbm, rhs_hbm, out_hbm):
@@ -46,7 +46,7 @@ def pipelined_product(lhs, rhs, *, fault=""):
 
 
 def overwritten_blocks(x):
-    """Twice x by a pipeline that comes back to each block and writes it anew: wasteful, and right."""
+    """Twice x by a pipeline that returns to each block and writes it again: wasteful, and right."""
 
     def body(x_hbm, out_hbm):
         def step(x_vmem, out_vmem):
@@ -60,7 +60,7 @@ def overwritten_blocks(x):
 
 
 def scratch_product(lhs, rhs, *, fault=""):
-    """lhs @ rhs, summed up in scratch memory."""
+    """lhs @ rhs, added up in scratch memory."""
 
     def body(lhs_vmem, rhs_vmem, out_vmem, acc_vmem):
         first = pl.program_id(2) == 0
@@ -89,7 +89,7 @@ def scratch_product(lhs, rhs, *, fault=""):
 
 
 def running_sum(x):
-    """The sums of all rows up to each block's: what scratch memory carries on is meant."""
+    """Each row plus the sum of all rows up to its block's end; scratch memory carries the sum on purpose."""
 
     def body(x_vmem, out_vmem, sum_vmem):
         @pl.when(pl.program_id(0) == 0)
@@ -111,13 +111,12 @@ def running_sum(x):
 
 
 def running_plain(x):
-    """The same."""
     sums = jnp.cumsum(x.reshape(-1, 8, x.shape[1]).sum(axis=1), axis=0)
     return x + sums.repeat(8, axis=0)
 
 
 def updated(x, y, *, distance=0):
-    """x + y in place; each block of x from so many blocks before, where it may be overwritten already."""
+    """x + y in place; each block of x is read `distance` blocks earlier, where it may be overwritten already."""
 
     def body(x_vmem, y_vmem, out_vmem):
         out_vmem[...] = x_vmem[...] + y_vmem[...]

@@ -1,4 +1,4 @@
-"""One kernel that `check_kernels.py` checks: sound, or with one fault that some rule has to name."""
+"""A kernel that `check_kernels.py` checks: sound, or with one fault that a rule has to name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Case:
       reference: a function of the same arguments; None: it is checked without one.
       at_least: the grade that has to be found.
       mesh: axes of a mesh with their sizes; none: it runs on one device.
-      chip: the chip that has what it needs; "": any.
+      chip: the chip that supports it; "": any.
     """
 
     name: str
@@ -48,11 +48,11 @@ def sound(
     chip: str = "",
     **options: Any,
 ) -> Case:
-    """A kernel that is right."""
+    """Return the case of a kernel that is right."""
     bound = functools.partial(fn, **options)
     words = f" {', '.join(f'{key}={value}' for key, value in options.items())}" if options else ""
-    whole = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
-    return Case(name=whole, fn=bound, args=args, reference=reference, mesh=mesh, chip=chip)
+    full_name = f"{fn.__name__}{words}{' ' * bool(name)}{name}"
+    return Case(name=full_name, fn=bound, args=args, reference=reference, mesh=mesh, chip=chip)
 
 
 def faulty(
@@ -66,7 +66,7 @@ def faulty(
     chip: str = "",
     **options: Any,
 ) -> Case:
-    """The same kernel with one fault.
+    """Return the case of a sound kernel with one fault.
 
     Args:
       fault: as the kernel takes it.

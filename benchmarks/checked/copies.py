@@ -1,4 +1,4 @@
-"""Kernels that copy by themselves, index by prefetched scalars, or write in place: waits, buffers, semaphores."""
+"""Kernels that start copies, index by prefetched scalars, or write in place: waits, buffers, semaphores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DMA = pltpu.SemaphoreType.DMA
 
 
 def doubled_by_copies(x, *, fault=""):
-    """Twice x, its blocks brought ahead into two buffers."""
+    """Twice x; its blocks are copied into two buffers before they are needed."""
     steps = x.shape[0] // ROWS
     buffers = 1 if fault == "one buffer for two copies" else 2
 
@@ -65,7 +65,7 @@ def doubled_by_copies(x, *, fault=""):
 
 
 def stored_by_copies(x, *, fault=""):
-    """Twice x, its blocks taken back by copies from one buffer."""
+    """Twice x; its blocks are copied from one buffer to the result."""
     steps = x.shape[0] // ROWS
 
     def body(x_vmem, out_hbm, made_vmem, sem):
@@ -111,12 +111,11 @@ def stored_by_copies(x, *, fault=""):
 
 
 def twice(x):
-    """The same."""
     return x * 2
 
 
 def waits(x, *, fault=""):
-    """x through a buffer of its own."""
+    """x, copied through a buffer."""
 
     def body(x_hbm, out_vmem, x_vmem, sem, other_sem):
         copy = pltpu.make_async_copy(x_hbm.at[pl.ds(pl.program_id(0) * ROWS, ROWS)], x_vmem, sem)
@@ -141,7 +140,6 @@ def waits(x, *, fault=""):
 
 
 def same(x):
-    """The same."""
     return x
 
 
@@ -165,7 +163,7 @@ def pipelined_sum(x, y, *, fault=""):
 
 
 def gathered(numbers, x, *, fault=""):
-    """Blocks of x in an order that prefetched numbers give."""
+    """Blocks of x, in the order of prefetched numbers."""
     steps = numbers.shape[0]
 
     def body(numbers_smem, x_vmem, out_vmem):
@@ -188,7 +186,6 @@ def gathered(numbers, x, *, fault=""):
 
 
 def gathered_plain(numbers, x):
-    """The same."""
     return x.reshape(-1, ROWS, x.shape[1])[numbers].reshape(-1, x.shape[1])
 
 
@@ -215,7 +212,7 @@ def in_place(x, y, *, fault=""):
 
 
 def shifted_plain(x, y):
-    """x of the block before, and y."""
+    """x of the block before, plus y."""
     return jnp.concatenate([x[:ROWS], x[:-ROWS]]) + y
 
 
@@ -240,7 +237,6 @@ def halves(x, *, fault=""):
 
 
 def halves_plain(x):
-    """The same."""
     return [x[:, : x.shape[1] // 2], x[:, x.shape[1] // 2 :]]
 
 

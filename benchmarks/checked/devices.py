@@ -1,4 +1,4 @@
-"""Kernels that copy from one device to another: barriers, waits, neighbours, and buffers that a neighbour writes to."""
+"""Kernels that copy from one device to another: barriers, waits, neighbors, and buffers that a neighbor writes to."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def _neighbours():
 
 
 def _meet(*devices):
-    """Waits for devices to be in the kernel."""
+    """Wait until the devices are in the kernel."""
     barrier = pltpu.get_barrier_semaphore()
-    for each in devices:
-        pl.semaphore_signal(barrier, 1, device_id=(each,))
+    for device in devices:
+        pl.semaphore_signal(barrier, 1, device_id=(device,))
     pl.semaphore_wait(barrier, len(devices))
 
 
 def shifted(x, *, fault=""):
-    """x of the device before."""
+    """x of the previous device."""
 
     def body(x_hbm, out_hbm, send_sem, recv_sem):
         left, right = _neighbours()
         if fault == "meets the wrong neighbour":
-            _meet(right)  # which says that the left one is here, and nothing of the right one
+            _meet(right)  # this shows that the left neighbor has arrived, not that the right one has
         elif fault == "a barrier that is met by one side":
             pl.semaphore_signal(pltpu.get_barrier_semaphore(), 1, device_id=(left,))
             pl.semaphore_wait(pltpu.get_barrier_semaphore(), 2)
@@ -66,12 +66,11 @@ def _part(x):
 
 
 def shifted_plain(x):
-    """The same."""
     return jnp.roll(x, _part(x)[0], axis=0)
 
 
 def summed(x, *, fault=""):
-    """The sum of all devices' x, on each: it goes round the ring."""
+    """The sum of all devices' x, on each device: it travels around the ring."""
 
     def body(x_vmem, out_vmem, sent_vmem, got_vmem, send_sem, recv_sem, free_sem):
         left, right = _neighbours()
@@ -89,7 +88,7 @@ def summed(x, *, fault=""):
                 copy.wait()
                 out_vmem[...] += got_vmem[...]
             sent_vmem[...] = got_vmem[...]
-            # The left one may send again only when what it has sent is used.
+            # The left neighbor may send again only after its last block has been used.
             if step < steps - 1 and fault != "overwritten by a neighbour that is ahead":
                 pl.semaphore_signal(free_sem, 1, device_id=(left,))
                 pl.semaphore_wait(free_sem, 1)
@@ -105,9 +104,8 @@ def summed(x, *, fault=""):
 
 
 def summed_plain(x):
-    """The same."""
-    whole = x.reshape(AXES[0][1], *_part(x)).sum(axis=0)
-    return jnp.tile(whole, (AXES[0][1], 1))
+    total = x.reshape(AXES[0][1], *_part(x)).sum(axis=0)
+    return jnp.tile(total, (AXES[0][1], 1))
 
 
 X = array(32, 128)

@@ -1,4 +1,4 @@
-"""Products in tiles of 128: what goes wrong with sums, tails, index maps and types."""
+"""Products in tiles of 128, with faults in sums, tails, index maps and types."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def plain(lhs, rhs):
 def product(lhs, rhs, *, fault="", dtype_out=None):
     """lhs @ rhs, the sum in scratch memory."""
     (m, k), n = lhs.shape, rhs.shape[1]
-    whole = jnp.issubdtype(lhs.dtype, jnp.integer)
-    total = jnp.int32 if whole else jnp.float32
+    is_integer = jnp.issubdtype(lhs.dtype, jnp.integer)
+    total = jnp.int32 if is_integer else jnp.float32
     acc = {"sum in bfloat16": jnp.bfloat16, "sum in eight bits": jnp.int8}.get(fault, total)
     grid = [pl.cdiv(m, T), pl.cdiv(n, T), pl.cdiv(k, T)]
     if fault == "tail of k dropped":
@@ -40,18 +40,22 @@ def product(lhs, rhs, *, fault="", dtype_out=None):
             def _():
                 acc_vmem[...] = jnp.zeros_like(acc_vmem)
 
-        one, other = lhs_vmem[...], rhs_vmem[...]
+        left_block, right_block = lhs_vmem[...], rhs_vmem[...]
         left = k - kk * T
         if fault == "mask one too far":
             left = left + 1
         if fault != "ends not masked":
-            one = jnp.where(lax.broadcasted_iota(jnp.int32, one.shape, 1) < left, one, jnp.zeros_like(one))
+            left_block = jnp.where(
+                lax.broadcasted_iota(jnp.int32, left_block.shape, 1) < left, left_block, jnp.zeros_like(left_block)
+            )
         if fault not in ("ends not masked", "only lhs masked"):
-            other = jnp.where(lax.broadcasted_iota(jnp.int32, other.shape, 0) < left, other, jnp.zeros_like(other))
+            right_block = jnp.where(
+                lax.broadcasted_iota(jnp.int32, right_block.shape, 0) < left, right_block, jnp.zeros_like(right_block)
+            )
         if fault == "overwrites its sum":
-            acc_vmem[...] = jnp.dot(one, other, preferred_element_type=total)
+            acc_vmem[...] = jnp.dot(left_block, right_block, preferred_element_type=total)
         else:
-            acc_vmem[...] = (acc_vmem[...] + jnp.dot(one, other, preferred_element_type=total)).astype(acc)
+            acc_vmem[...] = (acc_vmem[...] + jnp.dot(left_block, right_block, preferred_element_type=total)).astype(acc)
         last = {"stored one step early": kk == pl.num_programs(2) - 2}
 
         @pl.when(last.get(fault, kk == pl.num_programs(2) - 1))
@@ -124,14 +128,16 @@ def whole_k(lhs, rhs, *, fault="", tile_m=T, tile_n=T):
     mode = pl.Buffered(3) if fault == "three buffers" else None
 
     def body(lhs_vmem, rhs_vmem, out_vmem):
-        one, other = lhs_vmem[...], rhs_vmem[...]
+        left_block, right_block = lhs_vmem[...], rhs_vmem[...]
         total = jnp.float32 if fault == "float sum of integers" else out_vmem.dtype
-        out_vmem[...] = jnp.dot(one, other, preferred_element_type=total, precision=precision).astype(out_vmem.dtype)
+        out_vmem[...] = jnp.dot(left_block, right_block, preferred_element_type=total, precision=precision).astype(
+            out_vmem.dtype
+        )
 
-    whole = jnp.issubdtype(lhs.dtype, jnp.integer)
+    is_integer = jnp.issubdtype(lhs.dtype, jnp.integer)
     return pl.pallas_call(
         body,
-        out_shape=jax.ShapeDtypeStruct((m, n), jnp.int32 if whole else jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((m, n), jnp.int32 if is_integer else jnp.float32),
         grid=(rows, pl.cdiv(n, tile_n)),
         in_specs=[
             pl.BlockSpec((tile_m, k), lambda i, j: (i, 0), pipeline_mode=mode),

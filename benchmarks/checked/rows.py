@@ -1,4 +1,4 @@
-"""Functions of rows: softmax, variance, norms, counts, prefix sums. Tails, ranges and conditions go wrong."""
+"""Functions of rows: softmax, variance, norms, counts, prefix sums; with faults in tails, ranges and conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 8
 
 
 def _by_rows(body, x, *, out_columns=None, dtype=None, scratch=(), grid=None):
-    """A kernel that has all columns of eight rows at a time."""
+    """Return a call of a kernel that holds all columns of eight rows at a time."""
     shape = jax.ShapeDtypeStruct((x.shape[0], out_columns or x.shape[1]), dtype or x.dtype)
     return pl.pallas_call(
         body,
@@ -40,7 +40,6 @@ def softmax(x, *, fault=""):
 
 
 def softmax_plain(x):
-    """The same."""
     return jax.nn.softmax(x, axis=-1)
 
 
@@ -51,18 +50,17 @@ def variance(x, *, fault=""):
         value = x_vmem[...]
         mean = value.mean(-1, keepdims=True)
         if fault == "by cancellation":
-            found = (value * value).mean(-1, keepdims=True) - mean * mean
+            variances = (value * value).mean(-1, keepdims=True) - mean * mean
         else:
-            found = ((value - mean) ** 2).mean(-1, keepdims=True)
+            variances = ((value - mean) ** 2).mean(-1, keepdims=True)
         if fault == "divided by n - 1":
-            found = found * (value.shape[-1] / (value.shape[-1] - 1))
-        out_vmem[...] = jnp.broadcast_to(found, out_vmem.shape)
+            variances = variances * (value.shape[-1] / (value.shape[-1] - 1))
+        out_vmem[...] = jnp.broadcast_to(variances, out_vmem.shape)
 
     return _by_rows(body, x, out_columns=128)
 
 
 def variance_plain(x):
-    """The same."""
     return jnp.broadcast_to(((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True), (x.shape[0], 128))
 
 
@@ -80,12 +78,11 @@ def norm(x, *, fault=""):
 
 
 def norm_plain(x):
-    """The same."""
     return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
 
 
 def columns_summed(x, *, fault="", tile=128):
-    """The sum of each row, its columns in blocks of 128, in 128 columns of the output."""
+    """The sum of each row, in 128 columns of the output; the kernel reads blocks of 128 columns."""
     columns = x.shape[1]
 
     def body(x_vmem, out_vmem):
@@ -123,22 +120,21 @@ def _wide(values):
 
 
 def columns_summed_plain(x):
-    """The same."""
     return _wide(x.sum(-1))
 
 
 def positives_plain(x):
-    """How many are above 0."""
+    """The number of elements above 0."""
     return _wide((x > 0).sum(-1).astype(x.dtype))
 
 
 def negatives_plain(x):
-    """How many are below 0."""
+    """The number of elements below 0."""
     return _wide((x < 0).sum(-1).astype(x.dtype))
 
 
 def prefix(x, *, fault=""):
-    """Sums of all rows up to each, for each band of 128 columns anew."""
+    """Sums of all rows up to each row, for each band of 128 columns separately."""
 
     def body(x_vmem, out_vmem, carry_vmem):
         i = pl.program_id(1)
@@ -165,7 +161,7 @@ def prefix(x, *, fault=""):
 
 
 def prefix_plain(x):
-    """The same: row r of each eight is summed with row r of the eights before."""
+    """Prefix sums in which row r of each eight is added to row r of the eights before."""
     return jnp.cumsum(x.reshape(-1, ROWS, x.shape[1]), axis=0).reshape(x.shape)
 
 
@@ -190,35 +186,33 @@ def relu(x, *, fault=""):
 
 
 def relu_plain(x):
-    """The same."""
     return jnp.maximum(x, 0)
 
 
 def first_maximum(x, *, fault=""):
-    """The place of the first maximum of each row, in 128 columns."""
+    """The column of the first maximum of each row, in 128 columns."""
 
     def body(x_vmem, out_vmem):
         value = x_vmem[...]
         place = lax.broadcasted_iota(jnp.int32, value.shape, 1)
         best = value == value.max(-1, keepdims=True)
         if fault == "the last of several":
-            found = jnp.where(best, place, -1).max(-1, keepdims=True)
+            column = jnp.where(best, place, -1).max(-1, keepdims=True)
         elif fault == "places of several added":
-            found = jnp.where(best, place, 0).sum(-1, keepdims=True)
+            column = jnp.where(best, place, 0).sum(-1, keepdims=True)
         else:
-            found = jnp.where(best, place, value.shape[1]).min(-1, keepdims=True)
-        out_vmem[...] = jnp.broadcast_to(found, out_vmem.shape)
+            column = jnp.where(best, place, value.shape[1]).min(-1, keepdims=True)
+        out_vmem[...] = jnp.broadcast_to(column, out_vmem.shape)
 
     return _by_rows(body, x, out_columns=128, dtype=jnp.int32)
 
 
 def first_maximum_plain(x):
-    """The same."""
     return _wide(jnp.argmax(x, -1).astype(jnp.int32))
 
 
 def largest(x, *, fault=""):
-    """The maximum of each row, its columns in blocks of 128."""
+    """The maximum of each row; the kernel reads blocks of 128 columns."""
 
     def body(x_vmem, out_vmem):
         @pl.when(pl.program_id(1) == 0)
@@ -238,7 +232,6 @@ def largest(x, *, fault=""):
 
 
 def largest_plain(x):
-    """The same."""
     return _wide(x.max(-1))
 
 
@@ -263,12 +256,11 @@ def integers_summed(x, *, fault=""):
 
 
 def integers_summed_plain(x):
-    """The same."""
     return _wide(x.astype(jnp.int32).sum(-1))
 
 
 def logarithm(x):
-    """The logarithm of 1 + |x|, and of x itself where that is asked for: NaN below 0 by arithmetic alone."""
+    """The logarithm of 1 + |x|, or of x itself on request: NaN below 0 follows from arithmetic."""
 
     def body(x_vmem, out_vmem):
         out_vmem[...] = jnp.log(x_vmem[...])

@@ -1,4 +1,4 @@
-"""Kernels of SparseCores: copies that a list directs, and what subcores do with vectors."""
+"""Kernels of SparseCores: copies directed by a list, and vector operations on subcores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VECTORS = pltpu.CompilerParams(needs_layout_passes=False)
 
 
 def on_subcores(body, out, *operands, scratch=(), **mesh):
-    """Runs a body on every subcore."""
+    """Run a body on every subcore."""
     subcores = plsc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name="subcore", **mesh)
     call: Any = pl.kernel(body, out_type=out, mesh=subcores, scratch_types=scratch, compiler_params=VECTORS)
     return call(*operands)
@@ -34,7 +34,7 @@ def _mine(rows=EACH):
 
 
 def rows_gathered(table, index, *, fault=""):
-    """Rows of a table by their numbers."""
+    """Rows of a table, by their numbers."""
 
     def body(table_hbm, index_hbm, out_hbm, index_vmem, rows_vmem, sem):
         pltpu.sync_copy(index_hbm.at[_mine()], index_vmem)
@@ -51,7 +51,7 @@ def rows_gathered(table, index, *, fault=""):
 
 
 def rows_scattered(x, index, *, fault=""):
-    """Rows to the places that a list names."""
+    """Rows, written to the places of a list."""
 
     def body(x_hbm, index_hbm, out_hbm, index_vmem, rows_vmem, sem):
         pltpu.sync_copy(index_hbm.at[_mine()], index_vmem)
@@ -65,7 +65,7 @@ def rows_scattered(x, index, *, fault=""):
 
 
 def counted(x, *, fault=""):
-    """How often each number below 64 is in the part of a subcore, a row for each."""
+    """The count of each number below 64 in a subcore's part, one row per subcore."""
     part = x.shape[0] // (CORES * SUBCORES)
 
     def body(x_hbm, out_hbm, x_vmem, counts_vmem):
@@ -89,7 +89,6 @@ def counted(x, *, fault=""):
 
 
 def counted_plain(x):
-    """The same."""
     return (x.reshape(CORES * SUBCORES, -1, 1) == jnp.arange(64)).sum(axis=1)
 
 
@@ -101,9 +100,9 @@ def summed_up(x, *, fault=""):
 
         @plsc.parallel_loop(0, x.shape[1], LANES, carry=jnp.int32(0))
         def _(at, before):
-            found = plsc.cumsum(x_vmem[pl.ds(at, LANES)]) + before
-            x_vmem[pl.ds(at, LANES)] = found
-            return jnp.max(found) if fault != "forgets what came before" else before
+            sums = plsc.cumsum(x_vmem[pl.ds(at, LANES)]) + before
+            x_vmem[pl.ds(at, LANES)] = sums
+            return jnp.max(sums) if fault != "forgets what came before" else before
 
         pltpu.sync_copy(x_vmem, out_hbm.at[_mine(1).start])
 
@@ -112,7 +111,7 @@ def summed_up(x, *, fault=""):
 
 
 def increased(x, *, fault=""):
-    """Every element and 1, by a pipeline that all subcores share."""
+    """Every element plus 1, by one pipeline that all subcores share."""
 
     def body(x_hbm, out_hbm):
         def block(x_vmem, out_vmem):
@@ -121,7 +120,7 @@ def increased(x, *, fault=""):
                 place = (0, pl.ds(at, LANES))
                 out_vmem[place] = x_vmem[place] + 1
 
-        # By one axis alone both cores do all of it.
+        # With one axis alone both cores do all of the work.
         axes = "subcore" if fault == "done twice" else ("core", "subcore")
         pltpu.emit_pipeline(
             block,

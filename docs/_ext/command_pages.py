@@ -1,4 +1,4 @@
-"""A page for each command of the command line, made from its own help: text, examples and options."""
+"""Make a page for each command of the command line from its help: text, examples and options."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _paragraphs(command: click.Command) -> Iterator[str]:
 
 
 def _escaped(words: str) -> str:
-    """Markdown of plain text: options as code, other marks escaped. Text in backquotes is code already."""
+    """Return plain text as Markdown: options as code, other marks escaped. Text in backquotes is code already."""
     parts = re.split(r"(`[^`]*`)", words)
     return "".join(part if part.startswith("`") else _marked(part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Mark the commands on a page: a shell's colours and a button that copies, unlike what the commands print.
+"""Mark the commands on a page: a shell's colors and a button that copies, unlike the commands' output.
 
 Pages show both as indented blocks. A command begins with the name of a program, and an empty line ends it.
 """
@@ -31,7 +31,7 @@ def mark_commands(tree: nodes.document) -> None:
     """
     for block in list(tree.findall(nodes.literal_block)):
         language = block.get("language", "none")
-        # A fence that names a language says what it holds.
+        # A fence that names a language states its content.
         if language == "none" and _PROGRAM.match(block.astext()):
             block.replace_self(_split(block))
         elif language in ("none", "text") and _is_sentences(block.astext()):

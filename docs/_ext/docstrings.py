@@ -16,7 +16,7 @@ _QUALIFIED = re.compile(r"~(?:\w+\.)+(?=\w)")
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
-    # Napoleon takes what stands before a property's first colon for its type. Ours say the type in the annotation.
+    # Napoleon takes the text before a property's first colon for its type. Our types are in the annotations.
     properties: dict[str, list[str]] = {}
 
     def before(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -36,14 +36,14 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 def as_restructured_text(lines: list[str]) -> list[str]:
     """Mark indented blocks as code, and split `` `Type`s `` into code and a letter."""
-    made: list[str] = []
+    result: list[str] = []
     for number, line in enumerate(lines):
-        above = [each for each in lines[:number] if each.strip()]
+        above = [earlier_line for earlier_line in lines[:number] if earlier_line.strip()]
         begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
         if begins and above and not above[-1].startswith(" "):
-            made += ["::", ""]
-        made.append(_FOLLOWED_BY_A_LETTER.sub(r"\1\\ ", line))
-    return made
+            result += ["::", ""]
+        result.append(_FOLLOWED_BY_A_LETTER.sub(r"\1\\ ", line))
+    return result
 
 
 def _readable(
@@ -52,7 +52,7 @@ def _readable(
     if signature is None:
         return None
     signature = _RANGED.sub(r"\1", signature)  # a field's range is for reading it back
-    # A default made by a factory is no Python, and Sphinx then shows the whole signature as it came.
+    # A default made by a factory is not valid Python, and Sphinx would show the whole signature unchanged.
     if "<factory>" not in signature:
         return signature, returns
     return _QUALIFIED.sub("", signature.replace("<factory>", "...")), returns

@@ -14,7 +14,7 @@ _WIDTH, _BAR = 780, 360  # pixels
 
 
 def front_picture(found: Explanation) -> str:
-    """The way of `found` from left to right, and below it each program's time as a bar."""
+    """Draw the steps of `found` from left to right, and below them each program's time as a bar."""
     stations = (
         ("your kernel", found.function.rpartition(":")[2], "any JAX function"),
         ("the TPU compiler", "is it accepted?", "on Linux, without a TPU"),
@@ -25,12 +25,12 @@ def front_picture(found: Explanation) -> str:
     parts += [_arrow(182 + number * 196) for number in range(len(stations) - 1)]
     programs = _shown(found)
     longest = max(time_us for _, _, time_us in programs)
-    for number, (name, colour, time_us) in enumerate(programs):
+    for number, (name, color, time_us) in enumerate(programs):
         top = 132 + number * 34
         width = max(2.0, time_us / longest * _BAR)
         parts += [
             text(10, top + 17, name),
-            box(270, top, width, 24, colour, 0.85),
+            box(270, top, width, 24, color, 0.85),
             text(278 + width, top + 17, f"{time_us:,.1f} µs"),
         ]
     below = 132 + len(programs) * 34
@@ -40,28 +40,28 @@ def front_picture(found: Explanation) -> str:
 
 
 def _shown(found: Explanation) -> list[tuple[str, str, float]]:
-    """The kernel, the best of its changes, and what could stand in its place: name, colour, time."""
+    """Return the kernel, the best of its changes, and its alternatives: name, color, time."""
     timed = [program for program in found.programs if program.time_us is not None]
 
     def fastest(role: str) -> list[Program]:
-        return sorted((each for each in timed if each.role == role), key=lambda each: each.time_us or 0.0)[:1]
+        return sorted((program for program in timed if program.role == role), key=lambda each: each.time_us or 0.0)[:1]
 
     chosen = [
-        *((each, "your kernel", COLOURS["rhs"]) for each in fastest("this")),
-        *((each, f"with {each.label.replace('tile_', '')}", COLOURS["out"]) for each in fastest("change")),
-        *((each, each.label, COLOURS["lhs"]) for each in fastest("other")),
-        *((each, each.label, INK) for each in fastest("xla")),
+        *((program, "your kernel", COLOURS["rhs"]) for program in fastest("this")),
+        *((program, f"with {program.label.replace('tile_', '')}", COLOURS["out"]) for program in fastest("change")),
+        *((program, program.label, COLOURS["lhs"]) for program in fastest("other")),
+        *((program, program.label, INK) for program in fastest("xla")),
     ]
-    return [(name, colour, each.time_us) for each, name, colour in chosen if each.time_us is not None]
+    return [(name, color, program.time_us) for program, name, color in chosen if program.time_us is not None]
 
 
 def _station(left: float, lines: tuple[str, str, str]) -> list[str]:
-    title, question, how = lines
+    title, question, command = lines
     return [
         box(left, 10, 172, 88, "none", 1, stroke=INK),
         text(left + 12, 36, title, bold=True),
         text(left + 12, 60, question),
-        text(left + 12, 82, how, size=11),
+        text(left + 12, 82, command, size=11),
     ]
 
 

@@ -24,7 +24,7 @@ GENERATED = DOCS / "generated"
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
-    # Before Sphinx looks whether the folder of `html_extra_path` is there.
+    # Before Sphinx looks for the folder of `html_extra_path`.
     app.connect("config-inited", lambda app, config: write_pages())
     app.connect("source-read", _served)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

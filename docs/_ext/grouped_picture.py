@@ -1,4 +1,4 @@
-"""A drawing of the grouped product: rows of several groups in a panel, the weights of these groups, and the result."""
+"""Draw the grouped product: rows of several groups in a panel, the weights of these groups, and the result."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def grouped_picture() -> str:
         text(result, 40, "each row stored once", size=11),
     ]
     top = float(_TOP)
-    for number, (count, colour) in enumerate(zip(_GROUP_ROWS, _GROUP_COLOURS, strict=True)):
+    for number, (count, color) in enumerate(zip(_GROUP_ROWS, _GROUP_COLOURS, strict=True)):
         height = count * _ROW
         inside = max(0, min(count, _PANEL_ROWS - sum(_GROUP_ROWS[:number]))) * _ROW
         parts += [
             text(10, top + 17, f"group {number}"),
-            box(rows, top, _K, height, colour, 0.25),
-            box(rows, top, _K, inside, colour, 0.85),
-            box(result, top, _COLUMNS, height, colour, 0.12),
-            box(result, top, _TILE, inside, colour, 0.85),
+            box(rows, top, _K, height, color, 0.25),
+            box(rows, top, _K, inside, color, 0.85),
+            box(result, top, _COLUMNS, height, color, 0.12),
+            box(result, top, _TILE, inside, color, 0.85),
             box(rows, top, _K, height, "none", 1, stroke=INK),
             box(result, top, _COLUMNS, height, "none", 1, stroke=INK),
         ]
         weight_top = _TOP + number * 66
         parts += [
-            box(weights, weight_top, _COLUMNS, 54, colour, 0.12),
-            box(weights, weight_top, _TILE, 54, colour, 0.85),
+            box(weights, weight_top, _COLUMNS, 54, color, 0.12),
+            box(weights, weight_top, _TILE, 54, color, 0.85),
             box(weights, weight_top, _COLUMNS, 54, "none", 1, stroke=INK),
             text(weights + _COLUMNS + 8, weight_top + 32, f"matrix {number}", size=12),
             _arrow(rows + _K + 8, top + max(inside, _ROW) / 2, weights - 8, weight_top + 27),

@@ -21,7 +21,7 @@ from systolic.lessons.ladder import RUNGS
 DOCS = Path(__file__).parents[1]
 NUMBERS = DOCS / "numbers"
 
-# Rows of docs/numbers/ladder.json have more than a page can show.
+# Rows of docs/numbers/ladder.json have more columns than a page can show.
 _LADDER_COLUMNS = (
     ("chip", "chip"),
     ("m", "m = k = n"),
@@ -41,16 +41,16 @@ _UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
 
 def lesson_pages() -> dict[str, str]:
     """Return name below docs/generated → Markdown, for the lessons and for their list."""
-    found = _numbers("lessons.json")
+    results = _numbers("lessons.json")
     pages, titles = {}, {}
     for name, entry in LESSONS.items():
         files = [read(module) for module in entry.files]
-        rows = [_without(row, "lesson") for row in found.get("rows", []) if row["lesson"] == name]
+        rows = [_without(row, "lesson") for row in results.get("rows", []) if row["lesson"] == name]
         columns = [(key, _heading(key)) for key in dict.fromkeys(key for row in rows for key in row)]
         command = f"systolic lessons {name} --chip v5e,v5p,v6e,v7x"
         titles[name] = files[0].title
         picture = "pipelining" if name == "pipelining" else ""
-        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, found, command), picture)
+        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, results, command), picture)
     pages["lessons"] = _list(
         "Lessons",
         "Each lesson teaches one idea, with a kernel that you can paste, since it needs only JAX, and with numbers.",
@@ -62,14 +62,14 @@ def lesson_pages() -> dict[str, str]:
 
 def rung_pages() -> dict[str, str]:
     """Return name below docs/generated → Markdown, for the ladder's rungs and for their list."""
-    found = _numbers("ladder.json")
+    results = _numbers("ladder.json")
     pages, titles = {}, {}
     for name, rung in RUNGS.items():
         file = read(rung.module)
-        rows = [_rung_row(row) for row in found.get("rows", []) if row["rung"] == name]
+        rows = [_rung_row(row) for row in results.get("rows", []) if row["rung"] == name]
         sizes = ",".join(str(size) for size in dict.fromkeys(row["m"] for row in rows))
         command = f"systolic ladder {name} --chip v5e,v5p,v6e,v7x" + (f" --sizes {sizes}" if sizes else "")
-        numbers = _shown(rows, _LADDER_COLUMNS, found, command)
+        numbers = _shown(rows, _LADDER_COLUMNS, results, command)
         plots = sorted(NUMBERS.glob(f"ladder_{name}_*.png"))
         pictures = [f"![{plot.stem}]({_from(f'ladder/{name}', plot)})" for plot in plots]
         titles[name] = file.title
@@ -129,7 +129,7 @@ def _shown(
     if not rows:
         return f"There are no numbers yet. This command makes them, in seconds to minutes:\n\n{repeat}"
     filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
-    if all(row.get("status") in (None, "ok") for row in rows):  # a column that says nothing
+    if all(row.get("status") in (None, "ok") for row in rows):  # a column without information
         filled = [(key, title) for key, title in filled if key != "status"]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
     lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]

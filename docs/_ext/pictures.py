@@ -1,6 +1,6 @@
 """Draw blocks and buffers as SVG: where a step's blocks lie in HBM, and which buffers hold them in VMEM.
 
-Tiles and buffers come from the table of rungs. Colours and greys are readable on white and on black.
+Tiles and buffers come from the table of rungs. Colors and greys are readable on white and on black.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ SIZE, SMALL_SIZE = 4096, 1024  # of the matrices that are drawn; v3's blocks nee
 
 
 def rung_picture(rung: Rung) -> str:
-    """A step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
+    """Draw a step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
     size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
     spec = MatmulSpec.of(size, size, size, "bfloat16")
     tiles = rung.default_tiles(spec, 4)
     grid_m, grid_n, grid_k = tiles.grid(spec)
     i, j, kk = (count // 2 for count in (grid_m, grid_n, grid_k))
-    now = (i * grid_n + j) * grid_k + kk
+    first_step = (i * grid_n + j) * grid_k + kk
     steps = [
         (step // grid_k // grid_n, step // grid_k % grid_n, step % grid_k)
-        for step in range(now, min(now + rung.operand_buffers, grid_m * grid_n * grid_k))
+        for step in range(first_step, min(first_step + rung.operand_buffers, grid_m * grid_n * grid_k))
     ]
     right, below = 10 + SIDE + 30, 40 + SIDE + 34
     parts = [
@@ -42,46 +42,46 @@ def rung_picture(rung: Rung) -> str:
 
 
 def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: list[tuple[int, int]]) -> list[str]:
-    """A matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
+    """Draw a matrix cut into `counts` blocks; the first of `blocks` is the step's, the others come next."""
     rows, columns = counts
     height, width = SIDE / rows, SIDE / columns
-    found = [text(left, top + SIDE + 16, name)]
+    shapes = [text(left, top + SIDE + 16, name)]
     for number, (row, column) in reversed(list(enumerate(blocks))):
         opacity = 0.85 if number == 0 else 0.35
-        found.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
+        shapes.append(box(left + column * width, top + row * height, width, height, COLOURS[name], opacity))
     lines = [f"M{left + c * width:.1f} {top}v{SIDE}" for c in range(columns + 1)]
     lines += [f"M{left} {top + r * height:.1f}h{SIDE}" for r in range(rows + 1)]
-    return [*found, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
+    return [*shapes, f'<path d="{"".join(lines)}" stroke="{INK}" fill="none"/>']
 
 
 def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
-    """The buffers as rows of slots, each in proportion to its block."""
+    """Draw the buffers as rows of slots, in proportion to their blocks."""
     tiles = rung.default_tiles(spec, 4)
     left, top = 330.0, 40.0
-    found = [text(left, 22, "VMEM: buffers", bold=True)]
-    whole = rung.buffers(spec, tiles)
-    scale = 60 / max(side for buffer in whole for side in buffer.shape)
-    for buffer in whole:
+    shapes = [text(left, 22, "VMEM: buffers", bold=True)]
+    rung_buffers = rung.buffers(spec, tiles)
+    scale = 60 / max(side for buffer in rung_buffers for side in buffer.shape)
+    for buffer in rung_buffers:
         height, width = (max(8.0, side * scale) for side in buffer.shape)
         for slot in range(buffer.copies):
             at = left + 125 + slot * (width + 48)
             filled = slot == 0 or buffer.name in ("lhs", "rhs")
-            found.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
-            found.append(box(at, top, width, height, "none", 1, stroke=INK))
+            shapes.append(box(at, top, width, height, COLOURS[buffer.name], 0.85 if slot == 0 else 0.35 * filled))
+            shapes.append(box(at, top, width, height, "none", 1, stroke=INK))
             if rung.vmem_limit_bytes and buffer.name != "lhs":  # two subtiles of columns
-                found.append(
+                shapes.append(
                     f'<path d="M{at + width / 2:.1f} {top}v{height:.1f}" stroke="{INK}" stroke-dasharray="3"/>'
                 )
-            found.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
+            shapes.append(text(at + width + 4, top + 12, _said(rung, buffer.name, slot)))
         rows, columns = buffer.shape
-        found.append(text(left, top + 12, f"{buffer.name}_vmem"))
-        found.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
+        shapes.append(text(left, top + 12, f"{buffer.name}_vmem"))
+        shapes.append(text(left, top + 28, f"{rows}×{columns} {buffer.dtype}", size=11))
         top += max(height, 30) + 14
-    return found
+    return shapes
 
 
 def _said(rung: Rung, name: str, slot: int) -> str:
-    """What a slot holds while the step computes."""
+    """Return the content of a slot while the step computes."""
     if name == "acc":
         return "stays"
     if name == "out":
@@ -90,7 +90,7 @@ def _said(rung: Rung, name: str, slot: int) -> str:
 
 
 def pipeline_picture() -> str:
-    """Copies and additions over time, with one buffer of each block and with two."""
+    """Draw copies and additions over time, with one buffer per block and with two."""
     parts = []
     for name, top, pipelined in (
         ("one buffer: one after the other", 20, False),
@@ -103,16 +103,15 @@ def pipeline_picture() -> str:
                 start = step + row if pipelined else 3 * step + row
                 if start > 8:
                     continue
-                colour = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
+                color = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
                 left = 120 + start * 62
-                parts.append(box(left, top + 14 + row * 40, 58, 30, colour, 0.85))
+                parts.append(box(left, top + 14 + row * 40, 58, 30, color, 0.85))
                 parts.append(text(left + 8, top + 34 + row * 40, f"step {step}", size=12, fill="#ffffff"))
     parts.append(text(10, 342, "blue: buffer 0 · orange: buffer 1 · time goes to the right", size=12))
     return svg(720, 350, parts, "Copies and additions over time, without a pipeline and with one")
 
 
 def box(left: float, top: float, width: float, height: float, fill: str, opacity: float, stroke: str = "none") -> str:
-    """A rectangle."""
     return (
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{fill}" '
         f'fill-opacity="{opacity}" stroke="{stroke}"/>'
@@ -120,12 +119,11 @@ def box(left: float, top: float, width: float, height: float, fill: str, opacity
 
 
 def text(left: float, top: float, words: str, *, bold: bool = False, size: int = 13, fill: str = INK) -> str:
-    """A line of text; `top` is its base line."""
+    """Draw a line of text; `top` is its base line."""
     weight = ' font-weight="bold"' if bold else ""
     return f'<text x="{left:.1f}" y="{top:.1f}" fill="{fill}" font-size="{size}"{weight}>{words}</text>'
 
 
 def svg(width: int, height: int, parts: list[str], title: str) -> str:
-    """The picture."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
     return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>\n"])

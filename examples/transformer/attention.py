@@ -1,4 +1,4 @@
-"""Causal attention: by JAX's own splash attention kernel, or in plain JAX where that does not run."""
+"""Causal attention: by JAX's splash attention kernel, or in plain JAX where the kernel does not run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from .config import Config
 from .sharding import Sharding
 
-_BLOCK = 512  # of splash attention, where the config says nothing
+_BLOCK = 512  # of splash attention, if the config names none
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
-    """What each token gathers from itself and those before: (batch, sequence, heads, head_dim)."""
+    """Return the attention of each token to itself and those before: (batch, sequence, heads, head_dim)."""
     if config.attention == "plain":
         return plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
     cut = sharding.spec("batch", None, "heads", None)
@@ -26,12 +26,12 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, s
 
 
 def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:
-    """The kernel, which takes one sequence with its heads first, and does not scale."""
+    """Call the kernel, which takes one sequence with its heads first and does not scale."""
     length, heads = query.shape[1], query.shape[2]
     mask = splash.CausalMask((length, length))
     if config.window is not None:
         mask = splash.LocalMask((length, length), window_size=(config.window - 1, 0), offset=0)
-    # The mask's blocks are computed here and now, also where the layers are traced as a loop.
+    # The mask's blocks are computed now, even if the layers are traced as a loop.
     with jax.ensure_compile_time_eval():
         kernel = splash.make_splash_mha(
             mask=splash.MultiHeadMask([mask] * heads),
@@ -40,14 +40,14 @@ def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config:
             q_seq_shards=1,
         )
     by_head = ((query / math.sqrt(config.key_dim)).astype(query.dtype), key, value)
-    context: Any = jax.vmap(kernel)(*(each.swapaxes(1, 2) for each in by_head))
+    context: Any = jax.vmap(kernel)(*(operand.swapaxes(1, 2) for operand in by_head))
     return context.swapaxes(1, 2)
 
 
 def plain_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, positions: jax.Array, window: int | None
 ) -> jax.Array:
-    """Queries at `positions` on keys from the beginning on; each key serves a group of queries."""
+    """Attend from queries at `positions` to keys from position 0 on; each key serves a group of queries."""
     grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
     scores = jnp.einsum("bskgf,btkf->bkgst", grouped, key, preferred_element_type=jnp.float32)
     at = jnp.arange(key.shape[1])

@@ -1,4 +1,4 @@
-"""What a model is: its sizes, and how its layers are computed."""
+"""The configuration of a model: its sizes, and the algorithms of its layers."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ class Config:
     """A decoder: embedding, layers of attention and MLP, and a projection to the vocabulary.
 
     Attributes:
-      mlp_width: of the MLP; of a model with experts that of the first `dense_layers` layers, which have none.
-      experts: in each layer, of which a token goes to `experts_per_token`; 0: an MLP in their place.
+      mlp_width: of the MLP; in a model with experts, of the first `dense_layers` layers, which have no experts.
+      experts: in each layer; a token goes to `experts_per_token` of them. 0: an MLP in their place.
       shared_experts: that every token goes to; together they are one MLP.
       expert_width: of one of them.
-      grouped: what multiplies by experts: "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or
+      grouped: the product with the experts: "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or
         "plain", which runs anywhere.
-      kv_rank: from so many features of a token keys and values of all heads are made (latent attention); None: from
-        all. `rope_dim` features are rotated then, the same for all heads' keys, behind `head_dim` that are not.
-      gated: whether the MLP is f(x @ gate) * (x @ up), with two matrices before the last one; else f(x @ up).
-      activation: that f, a function of `jax.nn`.
-      window: how many tokens a token sees, itself and those before it; None: all of them.
-      full_every: of so many layers the last one sees all tokens, and only the others have the window (Gemma 3). Such a
+      kv_rank: features of a token that keys and values of all heads are made from (latent attention); None: from
+        all. `rope_dim` features are rotated then, the same for all heads' keys, after `head_dim` that are not.
+      gated: True if the MLP is f(x @ gate) * (x @ up), with two matrices before the last one; else f(x @ up).
+      activation: f, a function of `jax.nn`.
+      window: the number of tokens that a token sees, itself and those before it; None: all of them.
+      full_every: layers of a block; its last one sees all tokens, only the others have the window (Gemma 3). Such a
         block of layers is one round of the loop. 1: all layers are alike.
-      window_theta: of rotated positions in layers with a window, where others have none.
-      qk_norm: whether queries and keys are normed, head by head (Gemma 3, Qwen 3).
-      post_norms: whether what attention and MLP give is normed, too, before it is added.
-      tied: whether the embedding's table is the projection to the vocabulary, too.
+      window_theta: of rotated positions in layers with a window, if some layers have none.
+      qk_norm: True if queries and keys are normed, head by head (Gemma 3, Qwen 3).
+      post_norms: True if the results of attention and MLP are normed, too, before they are added.
+      tied: True if the embedding's table is the projection to the vocabulary, too.
       attention: "splash", JAX's own Pallas kernel for TPUs, or "plain", which runs anywhere.
       blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
-      remat: what the backward pass finds and does not compute again, see `layers.REMAT`: "none", "full" (the input of
-        each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; behind
+      remat: values that the backward pass does not compute again, see `layers.REMAT`: "none", "full" (the input of
+        each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
         "offload:" they are kept in the host's memory.
-      one_hot: whether tokens are looked up by a product with one-hot vectors; else by a gather.
-      loss_chunks: into how many parts the sequence is cut for the loss, so that not all logits are in memory at once.
+      one_hot: True if tokens are looked up by a product with one-hot vectors; else by a gather.
+      loss_chunks: parts that the sequence is cut into for the loss, so that not all logits are in memory at once.
     """
 
     vocabulary: int
@@ -71,17 +71,17 @@ class Config:
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:
-        every = self.full_every
+        period = self.full_every
         for name, count in (("layers", self.layers), ("dense_layers", self.dense_layers)):
-            if count % every:
+            if count % period:
                 raise ValueError(
-                    f"{name}={count} is not a multiple of full_every={every}: layers are computed in blocks of so "
-                    f"many; take {name}={count - count % every or every}"
+                    f"{name}={count} is not a multiple of full_every={period}: layers are computed in blocks of so "
+                    f"many; take {name}={count - count % period or period}"
                 )
 
     @property
     def block(self) -> tuple[tuple[Config, int], ...]:
-        """How layers of a block are computed, and how many are so: those with a window, and then the one without."""
+        """Return the layer configurations of a block with their counts: layers with a window, then the one without."""
         if self.full_every == 1:
             return ((self, 1),)
         local = replace(self, full_every=1, rope_theta=self.window_theta)
@@ -89,12 +89,12 @@ class Config:
 
     @property
     def key_dim(self) -> int:
-        """Features of a head's queries and keys."""
+        """Return the features of a head's queries and keys."""
         return self.head_dim + (self.rope_dim if self.kv_rank is not None else 0)
 
     @property
     def matrix_parameters(self) -> int:
-        """Weights that each token is multiplied with: all but the embedding's table, norms, and other experts."""
+        """Return the number of weights that multiply a token: all but the embedding, norms, and unused experts."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         if self.kv_rank is not None:
             attention = self.width * self.heads * (self.key_dim + self.head_dim)
@@ -108,22 +108,22 @@ class Config:
         return layers + self.width * self.vocabulary
 
     def forward_flops(self, tokens: int, seq: int, *, causal: bool) -> float:
-        """Operations of a forward pass over sequences of `seq` tokens, by the usual count.
+        """Return the operations of a forward pass over sequences of `seq` tokens, by the usual count.
 
         Two for each weight and token, and for each token and head two products with the keys and values that it sees:
-        `seq`, of which a causal mask leaves half, or those of the window, of which it leaves all but the few that the
-        first tokens lack.
+        `seq` of them, half of these under a causal mask, or the tokens of a window, which is not yet full for
+        the first tokens.
         """
-        windows = [(min(seq, each.window or seq), count) for each, count in self.block]
-        seen = sum(count * each * (1 - each / (2 * seq) if causal else 1.0) for each, count in windows)
+        windows = [(min(seq, layer.window or seq), count) for layer, count in self.block]
+        seen = sum(count * window * (1 - window / (2 * seq) if causal else 1.0) for window, count in windows)
         attention = 2 * self.layers // self.full_every * self.heads * (self.key_dim + self.head_dim) * seen
         return tokens * (2 * self.matrix_parameters + attention)
 
 
 def _maxtext(scale: int) -> Config:
-    """MaxText's base.yml with `global_parameter_scale`, whose powers of two go to heads, width and layers in turn."""
+    """Apply MaxText's `global_parameter_scale` to base.yml; its powers of two go to heads, width and layers in turn."""
     log = scale.bit_length() - 1
-    heads, width, layers = (2 ** ((log + more) // 3) for more in (2, 1, 0))
+    heads, width, layers = (2 ** ((log + step) // 3) for step in (2, 1, 0))
     return Config(
         vocabulary=32_000,
         width=2048 * width,
@@ -227,7 +227,7 @@ CONFIGS: Mapping[str, Config] = {
 
 
 def configured(name: str | Config, **changes: Any) -> Config:
-    """A published model by its name, perhaps with other sizes, such as `layers=2`."""
+    """Return a published model by its name, optionally with changed fields, such as `layers=2`."""
     if isinstance(name, Config):
         return replace(name, **changes)
     if name not in CONFIGS:

@@ -22,7 +22,7 @@ from .sharding import Sharding
 
 
 def routed(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """What the experts make of each token, added up by the router's weights: (batch, sequence, width)."""
+    """Return the experts' results for each token, added up by the router's weights: (batch, sequence, width)."""
     with jax.named_scope("router"):
         logits = jnp.einsum("bsd,de->bse", x, weights["router"].astype(x.dtype))
         shares, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32)), config.experts_per_token)
@@ -49,36 +49,36 @@ def _on_a_device(
     config: Config,
     sharding: Sharding,
 ) -> jax.Array:
-    several = sharding.size("expert") > 1
-    if several:
-        x, chosen, shares = (jax.lax.all_gather(each, "expert", axis=0, tiled=True) for each in (x, chosen, shares))
+    is_cut = sharding.size("expert") > 1
+    if is_cut:
+        x, chosen, shares = (jax.lax.all_gather(array, "expert", axis=0, tiled=True) for array in (x, chosen, shares))
         # This device's experts come first.
         chosen = (chosen - jax.lax.axis_index("expert") * gate.shape[0]) % config.experts
-    shape, each = x.shape, config.experts_per_token
+    shape, experts_per_token = x.shape, config.experts_per_token
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat)
-    rows = permuted(jnp.repeat(x.reshape(-1, shape[2]), each, axis=0), order)
+    rows = permuted(jnp.repeat(x.reshape(-1, shape[2]), experts_per_token, axis=0), order)
     sizes = jnp.bincount(flat, length=config.experts).astype(jnp.int32)
     sizes = systolic.typical(sizes, untrained_sizes(flat.size, config.experts))[: gate.shape[0]]
     hidden = jax.nn.silu(_grouped(rows, gate, sizes, config)) * _grouped(rows, up, sizes, config)
     results = _grouped(hidden, down, sizes, config)
-    # Behind the last group a kernel leaves what was there before.
-    if several:
+    # After the last group a kernel leaves the previous contents.
+    if is_cut:
         results = jnp.where((jnp.arange(flat.size) < jnp.sum(sizes))[:, None], results, 0)
-    results = permuted(results, jnp.argsort(order)).reshape(-1, each, shape[2])
-    together = jnp.einsum("tkd,tk->td", results, shares.reshape(-1, each)).reshape(shape)
+    results = permuted(results, jnp.argsort(order)).reshape(-1, experts_per_token, shape[2])
+    together = jnp.einsum("tkd,tk->td", results, shares.reshape(-1, experts_per_token)).reshape(shape)
     if sharding.size("tensor") > 1:
         together = jax.lax.psum(together, "tensor")
-    return jax.lax.psum_scatter(together, "expert", scatter_dimension=0, tiled=True) if several else together
+    return jax.lax.psum_scatter(together, "expert", scatter_dimension=0, tiled=True) if is_cut else together
 
 
 def untrained_sizes(rows: int, experts: int) -> np.ndarray:
-    """Rows of each expert where the router knows nothing yet: drawn at random, each as likely as any other."""
+    """Return the rows of each expert of an untrained router: drawn at random, all experts equally likely."""
     return np.random.default_rng(0).multinomial(rows, np.full(experts, 1 / experts)).astype(np.int32)
 
 
 def _grouped(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, config: Config) -> jax.Array:
-    """Rows of each group times the group's matrix: (rows, columns)."""
+    """Multiply the rows of each group by the group's matrix: (rows, columns)."""
     if config.grouped == "megablox":
         tiles = tuple(map(min, config.expert_tiles, (rows.shape[0], *matrices.shape[1:])))
         out = gmm(rows, matrices, sizes, rows.dtype, tiles)
@@ -91,7 +91,7 @@ def _grouped(rows: jax.Array, matrices: jax.Array, sizes: jax.Array, config: Con
 
 @jax.custom_vjp
 def permuted(x: jax.Array, order: jax.Array) -> jax.Array:
-    """x[order]. Its gradient is permuted back; as that of a gather it would be added up row by row."""
+    """Return x[order]. Its gradient is permuted back; the gradient of a gather would be added up row by row."""
     return x[order]
 
 

@@ -18,28 +18,28 @@ from .config import Config
 from .experts import routed
 from .sharding import Sharding
 
-# What the backward pass of a layer finds in memory; "none" means that all of it is there.
+# Values that the forward pass stores for the backward pass of a layer; "none": all of them.
 REMAT = {
     "full": (),
     "minimal": ("query", "key", "value", "out", "gate", "up", "down"),
 }
-OFFLOAD = "offload:"  # before names of what is kept in the host's memory
+OFFLOAD = "offload:"  # prefix of names of values that are kept in the host's memory
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float) -> jax.Array:
-    """x over its root mean square, times 1 + scale, so that weights begin at 0."""
+    """Divide x by its root mean square, and multiply by 1 + scale, so that weights begin at 0."""
     wide = x.astype(jnp.float32)
     wide *= jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
     return (wide * (1 + scale)).astype(x.dtype)
 
 
 def normed(x: jax.Array, weights: Any, name: str, config: Config) -> jax.Array:
-    """x normed, if the layer has a norm of that name; else x."""
+    """Return x normed if the layer has a norm of that name, else x."""
     return rms_norm(x, weights[name], config.norm_epsilon) if name in weights else x
 
 
 def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
-    """Turns pairs of features (i, i + half) of each head by angles that grow with the token's position (RoPE)."""
+    """Rotate pairs of features (i, i + half) of each head by angles that grow with the token's position (RoPE)."""
     half = x.shape[-1] // 2
     angles = positions[:, None, None] / theta ** (jnp.arange(half, dtype=jnp.float32) / half)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -48,22 +48,22 @@ def rotate(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def project(x: jax.Array, weight: jax.Array, equation: str) -> jax.Array:
-    """A product with weights, in the precision of x."""
+    """Multiply by weights, in the precision of x."""
     return jnp.einsum(equation, x, weight.astype(x.dtype))
 
 
 def projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
-    """Queries, keys and values, the first two rotated: (batch, sequence, heads, features)."""
+    """Return queries, keys and values, the first two rotated: (batch, sequence, heads, features)."""
     if config.kv_rank is not None:
         return latent_projections(x, weights, positions, config)
     query, key, value = (project(x, weights[name], "bsd,dhf->bshf") for name in ("query", "key", "value"))
     query, key = normed(query, weights, "query_norm", config), normed(key, weights, "key_norm", config)
-    query, key = (rotate(each, positions, config.rope_theta) for each in (query, key))
+    query, key = (rotate(operand, positions, config.rope_theta) for operand in (query, key))
     return checkpoint_name(query, "query"), checkpoint_name(key, "key"), checkpoint_name(value, "value")
 
 
 def latent_projections(x: jax.Array, weights: Any, positions: jax.Array, config: Config) -> tuple[jax.Array, ...]:
-    """The same where keys and values of all heads come from a few features of a token (DeepSeek-V2, section 2.1)."""
+    """Return `projections` with keys and values of all heads made from a few features (DeepSeek-V2, section 2.1)."""
     query, turned_query = jnp.split(project(x, weights["query"], "bsd,dhf->bshf"), [config.head_dim], axis=-1)
     latent, turned = jnp.split(project(x, weights["kv_down"], "bsd,dr->bsr"), [config.kv_rank or 0], axis=-1)
     latent = rms_norm(latent, weights["kv_norm"], config.norm_epsilon)
@@ -76,7 +76,7 @@ def latent_projections(x: jax.Array, weights: Any, positions: jax.Array, config:
 
 
 def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """The gated MLP, or the one without a gate."""
+    """Apply the MLP, gated or not."""
     up = checkpoint_name(project(x, weights["up"], "bsd,df->bsf"), "up")
     if config.gated:
         gate = checkpoint_name(project(x, weights["gate"], "bsd,df->bsf"), "gate")
@@ -88,18 +88,18 @@ def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.A
 
 
 def feed_forward(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """Norm and MLP; in a layer with experts those that every token goes to, and those that its router chooses."""
+    """Apply norm and MLP; in a layer with experts, the shared experts and those that the router chooses."""
     x = normed(x, weights, "mlp_norm", config)
     if "router" not in weights:
         return normed(mlp(x, weights, config, sharding), weights, "mlp_out_norm", config)
-    chosen = routed(x, weights, config, sharding)
+    out = routed(x, weights, config, sharding)
     if config.shared_experts:
-        chosen += mlp(x, weights, config, sharding)
-    return normed(chosen, weights, "mlp_out_norm", config)
+        out += mlp(x, weights, config, sharding)
+    return normed(out, weights, "mlp_out_norm", config)
 
 
 def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """One layer, and its keys and values."""
+    """Apply one layer; return its keys and values, too."""
     with jax.named_scope("attention"):
         before = normed(x, weights, "attention_norm", config)
         query, key, value = projections(before, weights, jnp.arange(x.shape[1]), config)
@@ -113,18 +113,18 @@ def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tup
 
 
 def embed(tokens: jax.Array, table: jax.Array, config: Config) -> jax.Array:
-    """The tokens' rows of the table."""
+    """Return the tokens' rows of the table."""
     with jax.named_scope("embedding"):
         if config.one_hot:
             x = project(jax.nn.one_hot(tokens, config.vocabulary, dtype=jnp.bfloat16), table, "bsv,vd->bsd")
         else:
             x = table.astype(jnp.bfloat16)[tokens]
-        # A table that projects to the vocabulary, too, has small entries.
+        # A table that also projects to the vocabulary has small entries.
         return x * math.sqrt(config.width) if config.tied else x
 
 
 def remat_policy(text: str) -> Callable[..., Any]:
-    """What the backward pass finds, as `Config.remat` says it."""
+    """Return the checkpoint policy of the backward pass, as `Config.remat` names it."""
     host = text.startswith(OFFLOAD)
     names = REMAT.get(text, tuple(text.removeprefix(OFFLOAD).split("+")))
     if not host:
@@ -140,9 +140,9 @@ def remat_policy(text: str) -> Callable[..., Any]:
 def forward(
     parameters: Any, tokens: jax.Array, config: Config, sharding: Sharding, *, keep_cache: bool = False
 ) -> tuple[jax.Array, Any]:
-    """What the layers make of tokens, normed; and if wanted the keys and values of all layers.
+    """Apply the layers to tokens, and norm; return the keys and values of all layers on request.
 
-    Layers that are alike are one loop, so that compiling takes as long for many as for two.
+    Equal layers are one loop, so that compiling many takes no longer than compiling two.
     """
 
     def one(x: jax.Array, weights: Any, own: Config) -> tuple[jax.Array, Any]:
@@ -164,37 +164,37 @@ def forward(
 def scan_layers(
     one: Callable[[Any, Any, Config], tuple[Any, Any]], carried: Any, parameters: Any, config: Config
 ) -> tuple[Any, Any]:
-    """Applies `one` (what is carried, a layer's weights, its configuration) to layer after layer.
+    """Apply `one` (carried value, a layer's weights, its configuration) to layer after layer.
 
-    Returns what is carried behind the last layer, and what the layers give besides, in one array with a first dimension
-    of all layers. In blocks of layers that differ those that are alike are a loop within the loop over blocks.
+    Return the carried value after the last layer, and the layers' other results, stacked over all layers. In blocks of
+    different layers, equal layers are a loop within the loop over blocks.
     """
 
     def block(carried: Any, stacks: list[Any]) -> tuple[Any, Any]:
-        given = []
-        for weights, (own, _) in zip(stacks, config.block, strict=True):
-            carried, its = jax.lax.scan(lambda x, each, own=own: one(x, each, own), carried, weights)
-            given.append(its)
-        return carried, joined(given)
+        stacked = []
+        for weights, (layer_config, _) in zip(stacks, config.block, strict=True):
+            carried, caches = jax.lax.scan(lambda x, each, own=layer_config: one(x, each, own), carried, weights)
+            stacked.append(caches)
+        return carried, joined(stacked)
 
     def joined(parts: list[Any]) -> Any:
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *each: jnp.concatenate(each), *parts)
 
-    given = []
+    stacked = []
     for stack in (parameters[name] for name in ("dense_layers", "layers") if name in parameters):
         if config.full_every == 1:
-            carried, its = block(carried, [stack])
+            carried, caches = block(carried, [stack])
         else:
             blocks = [
                 jax.tree.map(lambda each, count=count: each.reshape(-1, count, *each.shape[1:]), weights)
                 for weights, (_, count) in zip(stack, config.block, strict=True)
             ]
-            carried, its = jax.lax.scan(block, carried, blocks)
-            its = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), its)
-        given.append(its)
-    return carried, joined(given)
+            carried, caches = jax.lax.scan(block, carried, blocks)
+            caches = jax.tree.map(lambda each: each.reshape(-1, *each.shape[2:]), caches)
+        stacked.append(caches)
+    return carried, joined(stacked)
 
 
 def vocabulary_weight(parameters: Any) -> jax.Array:
-    """What projects to the vocabulary, (width, vocabulary): a matrix of its own, or the embedding's table."""
+    """Return the projection to the vocabulary, (width, vocabulary): a separate matrix, or the embedding's table."""
     return parameters["logits"] if "logits" in parameters else parameters["embedding"].T

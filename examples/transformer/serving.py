@@ -23,7 +23,7 @@ _CACHE = (None, "batch", None, "heads", None)
 
 
 def prefill_step(parameters: Any, tokens: jax.Array, *, config: Config, sharding: Sharding) -> tuple[jax.Array, Any]:
-    """The most likely next token of each prompt, and the cache of keys and values."""
+    """Return the most likely next token of each prompt, and the cache of keys and values."""
     x, cache = forward(parameters, tokens, config, sharding, keep_cache=True)
     return _next_token(parameters, x[:, -1:], sharding), cache
 
@@ -31,7 +31,7 @@ def prefill_step(parameters: Any, tokens: jax.Array, *, config: Config, sharding
 def decode_step(
     parameters: Any, cache: Any, tokens: jax.Array, position: jax.Array, *, config: Config, sharding: Sharding
 ) -> tuple[jax.Array, Any]:
-    """One more token of each sequence, whose last ones, `tokens` (batch, 1), are at `position` of the cache."""
+    """Decode one token of each sequence, whose last tokens, `tokens` (batch, 1), are at `position` of the cache."""
 
     def one(carried: Any, weights: Any, own: Config) -> tuple[Any, None]:
         x, keys, values, number = carried
@@ -55,16 +55,16 @@ def decode_step(
 def prefill(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
-    """The forward pass of `batch` prompts a device, each of `seq` tokens, for `systolic step`; see `step.train`."""
-    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    """Return the forward pass of `batch` prompts of `seq` tokens per device, for `systolic step`; see `step.train`."""
+    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     return Step(
-        fn=jax.jit(functools.partial(prefill_step, config=known, sharding=sharding)),
-        args=(_weights(known, sharding), tokens),
+        fn=jax.jit(functools.partial(prefill_step, config=settings, sharding=sharding)),
+        args=(_weights(settings, sharding), tokens),
         tokens=sequences * seq,
-        flops=_flops(known, sequences * seq, sequences, seq, causal=False),
-        flops_causal=_flops(known, sequences * seq, sequences, seq, causal=True),
+        flops=_flops(settings, sequences * seq, sequences, seq, causal=False),
+        flops_causal=_flops(settings, sequences * seq, sequences, seq, causal=True),
         parts=PARTS,
     )
 
@@ -72,21 +72,21 @@ def prefill(
 def decode(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
-    """The last token of `batch` sequences a device, whose cache has room for `seq` tokens, for `systolic step`."""
-    known, sharding = configured(config, remat="none", **changes), Sharding(mesh)
+    """Return a decoding step of `batch` sequences per device, with a cache for `seq` tokens, for `systolic step`."""
+    settings, sharding = configured(config, remat="none", **changes), Sharding(mesh)
     sequences = batch * sharding.devices
     cache = tuple(
         jax.ShapeDtypeStruct(
-            (known.layers, sequences, seq, known.kv_heads, features), jnp.bfloat16, sharding=sharding.of(*_CACHE)
+            (settings.layers, sequences, seq, settings.kv_heads, features), jnp.bfloat16, sharding=sharding.of(*_CACHE)
         )
-        for features in (known.key_dim, known.head_dim)
+        for features in (settings.key_dim, settings.head_dim)
     )
     tokens = jax.ShapeDtypeStruct((sequences, 1), jnp.int32, sharding=sharding.of("batch", None))
-    position = np.int32(seq - 1)  # where the cache is written decides how: its value has to be known
-    flops = _flops(known, sequences, sequences, seq, causal=False)
+    position = np.int32(seq - 1)  # the program depends on where the cache is written, so the position needs a value
+    flops = _flops(settings, sequences, sequences, seq, causal=False)
     return Step(
-        fn=jax.jit(functools.partial(decode_step, config=known, sharding=sharding), donate_argnums=1),
-        args=(_weights(known, sharding), cache, tokens, position),
+        fn=jax.jit(functools.partial(decode_step, config=settings, sharding=sharding), donate_argnums=1),
+        args=(_weights(settings, sharding), cache, tokens, position),
         tokens=sequences,
         flops=flops,
         flops_causal=flops,  # the one token sees the whole cache
@@ -101,12 +101,12 @@ def _next_token(parameters: Any, x: jax.Array, sharding: Sharding) -> jax.Array:
 
 
 def _weights(config: Config, sharding: Sharding) -> Any:
-    """Serving keeps weights in bfloat16."""
+    """Return the shapes of the weights, in bfloat16 as serving keeps them."""
     shapes = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
     bf16 = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape, jnp.bfloat16), shapes)
     return placed(bf16, sharding.of_weights(shapes))
 
 
 def _flops(config: Config, tokens: int, logits: int, seq: int, *, causal: bool) -> float:
-    """A forward pass of which only the last tokens' logits are wanted."""
+    """Return the operations of a forward pass that computes logits only for the last tokens."""
     return config.forward_flops(tokens, seq, causal=causal) - 2 * (tokens - logits) * config.width * config.vocabulary

@@ -1,4 +1,4 @@
-"""Which axis of a mesh cuts which dimension: by the dimension's name."""
+"""The mesh axes that cut each dimension, by the dimension's name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
     "sequence": (),
     "width": ("fsdp",),
-    "residual": ("tensor",),  # the width of what goes from layer to layer
+    "residual": ("tensor",),  # the width of the values between layers
     "heads": ("tensor",),
     "mlp": ("tensor",),
     "vocabulary": ("tensor",),
     "experts": ("expert",),
 }
 
-# Names of the dimensions of every weight; those of the layers lie one behind the other in a first dimension.
+# Names of the dimensions of every weight; weights of layers are stacked in an additional first dimension.
 WEIGHTS: Mapping[str, tuple[str | None, ...]] = {
     "embedding": ("vocabulary", "width"),
     "norm": (None,),
@@ -56,42 +56,42 @@ class Sharding:
     mesh: Mesh | None
 
     def spec(self, *names: str | None) -> PartitionSpec:
-        """How dimensions of these names are cut."""
+        """Return the partition of dimensions with these names."""
         axes = () if self.mesh is None else self.mesh.axis_names
         cut = (tuple(axis for axis in RULES.get(name or "", ()) if axis in axes) for name in names)
-        return PartitionSpec(*(each or None for each in cut))
+        return PartitionSpec(*(axes or None for axes in cut))
 
     def constrain(self, x: jax.Array, *names: str | None) -> jax.Array:
-        """Says of a value in the middle of a program how it is cut."""
+        """Constrain the sharding of a value inside of a program."""
         return x if self.mesh is None else jax.lax.with_sharding_constraint(x, self.of(*names))
 
     def of(self, *names: str | None) -> NamedSharding | None:
-        """The sharding of an array with dimensions of these names."""
+        """Return the sharding of an array with dimensions of these names."""
         return None if self.mesh is None else NamedSharding(self.mesh, self.spec(*names))
 
     def on_parts(self, fn: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-        """A function that each device applies to its own parts, as kernels have to be."""
+        """Return a function that each device applies to its own parts, as kernels require."""
         if self.mesh is None:
             return fn
-        # What a kernel does to its operands is not seen by the check of what varies over the mesh.
+        # The check of values that vary over the mesh does not see inside of kernels.
         return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
     @property
     def devices(self) -> int:
-        """Devices of the mesh."""
+        """Return the number of devices of the mesh."""
         return 1 if self.mesh is None else self.mesh.size
 
     def size(self, axis: str) -> int:
-        """Devices along an axis; 1 where the mesh has no such axis."""
+        """Return the number of devices along an axis; 1 if the mesh has no such axis."""
         return 1 if self.mesh is None else self.mesh.shape.get(axis, 1)
 
     def of_weights(self, tree: Any) -> Any:
-        """The same tree with a sharding in place of each weight, by the weight's name."""
+        """Return the tree with a sharding in place of each weight, by the weight's name."""
         return jax.tree_util.tree_map_with_path(lambda path, _: self.of(*WEIGHTS[path[-1].key]), tree)
 
 
 def placed(shapes: Any, shardings: Any) -> Any:
-    """Shapes of arrays with their shardings."""
+    """Return shapes of arrays with their shardings."""
     return jax.tree.map(
         lambda shape, cut: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=cut),
         shapes,

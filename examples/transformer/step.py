@@ -17,24 +17,24 @@ from .config import Config, configured
 from .layers import forward, project, vocabulary_weight
 from .sharding import Sharding, placed
 
-# Names that stand in the name stacks of operations, and of which a step's table speaks.
+# Names in the name stacks of operations: the rows of a step's table.
 PARTS = ("attention", "mlp", "router", "experts", "loss", "embedding", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
-    """The optimiser's settings."""
+    """The optimizer's settings."""
 
     learning_rate: float = 3e-4
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
-    largest_norm: float = 1.0  # of all gradients together; longer ones are shortened to it
+    largest_norm: float = 1.0  # of all gradients together; longer ones are scaled down to it
 
 
 def init(key: jax.Array, config: Config) -> Any:
-    """Weights, drawn so that every product keeps the size of what goes into it; norms begin at 0."""
+    """Draw weights so that a product's result has the size of its input; norms begin at 0."""
     c = config
     outer = {"embedding": ((c.vocabulary, c.width), c.width)}
     outer |= {} if c.tied else {"logits": ((c.width, c.vocabulary), c.width)}
@@ -48,54 +48,54 @@ def init(key: jax.Array, config: Config) -> Any:
         return layers | {name: jnp.zeros((deep, features)) for name, features in _norms(c).items()}
 
     def blocks(deep: int, experts: int) -> Any:
-        """Gives the stack of all layers; where layers of a block differ, one of all that are alike."""
-        several = [stack(deep // c.full_every * count, experts) for _, count in c.block]
-        return several if len(several) > 1 else several[0]
+        """Return the stack of all layers; where layers of a block differ, one stack for each kind."""
+        stacks = [stack(deep // c.full_every * count, experts) for _, count in c.block]
+        return stacks if len(stacks) > 1 else stacks[0]
 
-    weights = {name: drawn(*its) for name, its in outer.items()}
+    weights = {name: drawn(*shape_and_inputs) for name, shape_and_inputs in outer.items()}
     dense = c.dense_layers if c.experts else 0
     weights |= {"norm": jnp.zeros(c.width), "layers": blocks(c.layers - dense, c.experts)}
     return weights | ({"dense_layers": blocks(dense, 0)} if dense else {})
 
 
 def _norms(c: Config) -> dict[str, int]:
-    """Gives the features of each norm of a layer."""
-    found = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
-    found |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
-    found |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
-    return found | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
+    """Return the features of each norm of a layer."""
+    norms = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
+    norms |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
+    norms |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
+    return norms | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})
 
 
 def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Gives the shape of each matrix of a layer, and how many features go into one that comes out."""
-    found: dict[str, tuple[tuple[int, ...], int]] = {
+    """Return the shape of each matrix of a layer, and the number of input features per output feature."""
+    matrices: dict[str, tuple[tuple[int, ...], int]] = {
         "query": ((c.width, c.heads, c.key_dim), c.width),
         "out": ((c.heads, c.head_dim, c.width), c.heads * c.head_dim),
     }
     if c.kv_rank is None:
-        found |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
+        matrices |= dict.fromkeys(("key", "value"), ((c.width, c.kv_heads, c.head_dim), c.width))
     else:
-        found["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
-        found["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
+        matrices["kv_down"] = (c.width, c.kv_rank + c.rope_dim), c.width
+        matrices["kv_up"] = (c.kv_rank, c.heads, 2 * c.head_dim), c.kv_rank
     inner = ("gate", "up") if c.gated else ("up",)
     width = c.shared_experts * c.expert_width if experts else c.mlp_width
     if width:
-        found |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
+        matrices |= dict.fromkeys(inner, ((c.width, width), c.width)) | {"down": ((width, c.width), width)}
     if experts:
-        found["router"] = (c.width, experts), c.width
-        found |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
-        found["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
-    return found
+        matrices["router"] = (c.width, experts), c.width
+        matrices |= {f"expert_{name}": ((experts, c.width, c.expert_width), c.width) for name in ("gate", "up")}
+        matrices["expert_down"] = (experts, c.expert_width, c.width), c.expert_width
+    return matrices
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """The mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
+    """Return the mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
     x, _ = forward(parameters, batch["tokens"], config, sharding)
     with jax.named_scope("loss"):
         weight = vocabulary_weight(parameters)
         if config.loss_chunks == 1:
             return jnp.mean(cross_entropy(x, batch["targets"], weight, config, sharding))
-        # All chunks use what is gathered once, as MaxText's do.
+        # All chunks use the same gathered weights, as in MaxText.
         weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
         chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
 
@@ -108,22 +108,22 @@ def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax
 
 
 def _cut(x: jax.Array, chunks: int) -> jax.Array:
-    """Chunks of the sequence, one behind the other: (chunks, batch, sequence / chunks, …)."""
+    """Return chunks of the sequence, stacked: (chunks, batch, sequence / chunks, …)."""
     return x.reshape(x.shape[0], chunks, -1, *x.shape[2:]).swapaxes(0, 1)
 
 
 def cross_entropy(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
-    """The loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
+    """Return the loss of each token: the logarithm of the sum of all exponentials, less the logit of the next one."""
     logits = project(x, weight, "bsd,dv->bsv")
     logits = sharding.constrain(logits, "batch", "sequence", "vocabulary").astype(jnp.float32)
-    wanted = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
-    return jax.nn.logsumexp(logits, axis=-1) - wanted
+    target_logits = jnp.sum(jax.nn.one_hot(targets, config.vocabulary) * logits, axis=-1)
+    return jax.nn.logsumexp(logits, axis=-1) - target_logits
 
 
 def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
-    """AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
+    """Apply AdamW; see Loshchilov and Hutter, "Decoupled weight decay regularization" (2019)."""
     count = state["count"] + 1
-    norm = jnp.sqrt(sum(jnp.sum(jnp.square(each)) for each in jax.tree.leaves(gradients)))
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(gradients)))
     gradients = jax.tree.map(lambda g: g * jnp.minimum(1.0, adamw.largest_norm / norm), gradients)
     first = jax.tree.map(lambda m, g: adamw.beta1 * m + (1 - adamw.beta1) * g, state["first"], gradients)
     second = jax.tree.map(lambda v, g: adamw.beta2 * v + (1 - adamw.beta2) * g * g, state["second"], gradients)
@@ -137,28 +137,28 @@ def update(state: Any, gradients: Any, adamw: AdamW) -> Any:
 
 
 def train_step(state: Any, batch: Any, *, config: Config, sharding: Sharding, adamw: AdamW) -> tuple[Any, jax.Array]:
-    """The state after a step, and the loss before it."""
+    """Return the state after a step, and the loss before it."""
     value, gradients = jax.value_and_grad(loss)(state["parameters"], batch, config, sharding)
     with jax.named_scope("optimizer"):
         return update(state, gradients, adamw), value
 
 
 def begin(key: jax.Array, config: Config) -> Any:
-    """The state before the first step."""
+    """Return the state before the first step."""
     parameters = init(key, config)
     first, second = (jax.tree.map(jnp.zeros_like, parameters) for _ in range(2))
     return {"parameters": parameters, "first": first, "second": second, "count": jnp.zeros((), jnp.int32)}
 
 
 def state_shardings(config: Config, sharding: Sharding) -> Any:
-    """How the state is cut: moments as the weights that they belong to."""
+    """Return the shardings of the state: moments are cut like their weights."""
     state = jax.eval_shape(functools.partial(begin, config=config), jax.random.key(0))
     cut = sharding.of_weights(state["parameters"])
     return {"parameters": cut, "first": cut, "second": cut, "count": sharding.of()}
 
 
 def train_function(config: Config, sharding: Sharding, adamw: AdamW = AdamW()) -> Any:
-    """The jitted step, which takes the memory of the old state for the new one."""
+    """Return the jitted step, which reuses the memory of the old state for the new one."""
     step = functools.partial(train_step, config=config, sharding=sharding, adamw=adamw)
     if sharding.mesh is None:
         return jax.jit(step, donate_argnums=0)
@@ -168,27 +168,27 @@ def train_function(config: Config, sharding: Sharding, adamw: AdamW = AdamW()) -
 def train(
     mesh: Mesh | None = None, *, config: str | Config = "llama3.1-8b", batch: int = 1, seq: int = 2048, **changes: Any
 ) -> Step:
-    """A training step of a published model, for `systolic step`.
+    """Return a training step of a published model, for `systolic step`.
 
     Args:
       mesh: with any of the axes `data`, `fsdp`, `tensor` and `expert`; None: one device.
       config: a name of `config.CONFIGS`, or a configuration.
-      batch: sequences a device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
-      seq: tokens of a sequence.
-      changes: fields of the configuration that are to be otherwise, such as `layers=2` or `remat="minimal"`.
+      batch: sequences per device; all of them together are cut along the axes `data`, `fsdp` and `expert`.
+      seq: tokens per sequence.
+      changes: changed fields of the configuration, such as `layers=2` or `remat="minimal"`.
     """
-    known = configured(config, **changes)
+    step_config = configured(config, **changes)
     sharding = Sharding(mesh)
     sequences = batch * sharding.devices
-    state = jax.eval_shape(functools.partial(begin, config=known), jax.random.key(0))
+    state = jax.eval_shape(functools.partial(begin, config=step_config), jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((sequences, seq), jnp.int32, sharding=sharding.of("batch", "sequence"))
     count = sequences * seq
     return Step(
-        fn=train_function(known, sharding),
-        args=(placed(state, state_shardings(known, sharding)), {"tokens": tokens, "targets": tokens}),
+        fn=train_function(step_config, sharding),
+        args=(placed(state, state_shardings(step_config, sharding)), {"tokens": tokens, "targets": tokens}),
         tokens=count,
-        # The backward pass multiplies twice what the forward pass does; what is computed again does not count.
-        flops=3 * known.forward_flops(count, seq, causal=False),
-        flops_causal=3 * known.forward_flops(count, seq, causal=True),
+        # The backward pass multiplies twice as much as the forward pass; recomputation does not count.
+        flops=3 * step_config.forward_flops(count, seq, causal=False),
+        flops_causal=3 * step_config.forward_flops(count, seq, causal=True),
         parts=PARTS,
     )

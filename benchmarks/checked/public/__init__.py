@@ -1,4 +1,4 @@
-"""Kernels that others have published, unchanged, with small arguments: of JAX, and of tokamax where it is there."""
+"""Published kernels, unchanged, with small arguments: from JAX, and from tokamax if it is installed."""
 
 from __future__ import annotations
 

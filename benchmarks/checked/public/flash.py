@@ -30,26 +30,26 @@ def _sizes(names: tuple[str, ...], block: int = 128) -> flash.BlockSizes:
 
 
 def flash_attention(q, k, v, *, causal=True, block=128):
-    """In square blocks."""
+    """Flash attention in square blocks."""
     sizes = _sizes(FORWARD, block)
     return flash.flash_attention(q, k, v, causal=causal, block_sizes=sizes, sm_scale=q.shape[-1] ** -0.5)
 
 
 def flash_with_bias(q, k, v, bias):
-    """With something added to every score."""
+    """Flash attention with a bias added to every score."""
     sizes = _sizes(FORWARD)
     return flash.flash_attention(q, k, v, bias, block_sizes=sizes, sm_scale=q.shape[-1] ** -0.5)
 
 
 def flash_with_segments(q, k, v, segments):
-    """Attends within each of several sequences that lie behind each other."""
+    """Flash attention within each of several concatenated sequences."""
     ids = flash.SegmentIds(segments, segments)
     sizes = _sizes(FORWARD)
     return flash.flash_attention(q, k, v, segment_ids=ids, causal=True, block_sizes=sizes, sm_scale=q.shape[-1] ** -0.5)
 
 
 def flash_gradient(q, k, v):
-    """The gradient of its weighted sum."""
+    """The gradient of a weighted sum of flash attention."""
 
     def attention(*operands):
         sizes = _sizes(FORWARD + BACKWARD)

@@ -1,4 +1,4 @@
-"""JAX's paged attention, of one token of each sequence and of several, with pages in whatever order."""
+"""JAX's paged attention, of one token per sequence and of several, with pages in any order."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def paged(q, k_pages, v_pages, lengths, pages, *, inline=True):
 
 
 def paged_int8(q, k_pages, v_pages, lengths, pages):
-    """The same, of pages in eight bits."""
-    k, v = (quantize_to_int8(each) for each in (k_pages, v_pages))
+    """Paged attention with pages in eight bits."""
+    k, v = (quantize_to_int8(array) for array in (k_pages, v_pages))
     return paged(q, k, v, lengths, pages)
 
 
 def paged_plain(q, k_pages, v_pages, lengths, pages):
-    """The same: it scales nothing."""
+    """Paged attention without a kernel: it scales nothing."""
     batch, heads, depth = q.shape
     groups = k_pages.shape[0]
     k, v = (
-        jnp.moveaxis(each[:, pages], 0, 1).reshape(batch, groups, -1, depth).repeat(heads // groups, axis=1)
-        for each in (k_pages, v_pages)
+        jnp.moveaxis(array[:, pages], 0, 1).reshape(batch, groups, -1, depth).repeat(heads // groups, axis=1)
+        for array in (k_pages, v_pages)
     )
     seen = jnp.arange(k.shape[2]) < lengths[:, None, None, None]
     return attention_plain(q[:, :, None], k, v, seen=seen, scale=1.0)[:, :, 0]
@@ -62,19 +62,19 @@ def ragged(q, kv_pages, lengths, pages, starts, count, *, window=None):
 
 
 def ragged_plain(q, kv_pages, lengths, pages, starts, count, *, window=None):
-    """The same, where every sequence has as many tokens of q."""
+    """Ragged attention without a kernel, for sequences with equal numbers of tokens in q."""
     tokens, heads, depth = q.shape[0] // 2, q.shape[1], q.shape[2]
-    found = []
-    for each in range(2):
-        own = q[each * tokens : (each + 1) * tokens].swapaxes(0, 1)
-        both = kv_pages[pages[each]].reshape(-1, kv_pages.shape[2], depth).swapaxes(0, 1)
+    outputs = []
+    for index in range(2):
+        queries = q[index * tokens : (index + 1) * tokens].swapaxes(0, 1)
+        both = kv_pages[pages[index]].reshape(-1, kv_pages.shape[2], depth).swapaxes(0, 1)
         k, v = (both[at::2].repeat(2 * heads // kv_pages.shape[2], axis=0) for at in (0, 1))
-        row = lengths[each] - tokens + jnp.arange(tokens)[:, None]
+        row = lengths[index] - tokens + jnp.arange(tokens)[:, None]
         column = jnp.arange(k.shape[1])[None, :]
-        seen = (column <= row) & (column < lengths[each])
+        seen = (column <= row) & (column < lengths[index])
         seen &= True if window is None else row - column < window
-        found.append(attention_plain(own, k, v, seen=seen).swapaxes(0, 1))
-    return jnp.concatenate(found)
+        outputs.append(attention_plain(queries, k, v, seen=seen).swapaxes(0, 1))
+    return jnp.concatenate(outputs)
 
 
 def _pages(dtype):

@@ -1,4 +1,4 @@
-"""Attention with every score at once: the reference of attention kernels."""
+"""Attention that computes every score at once: the reference of attention kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def attention_plain(q, k, v, *, seen=None, scale=None, bias=0.0, cap=None):
     """Softmax attention over [..., heads, length, depth].
 
     Args:
-      seen: which keys each query sees: "causal", or anything that broadcasts to [length, length].
+      seen: the keys that each query sees: "causal", or anything that broadcasts to [length, length].
       scale: of the scores; None: by the depth.
-      bias: what is added to the scores before they are scaled.
-      cap: limits scores softly.
+      bias: added to the scores before they are scaled.
+      cap: soft limit of the scores.
     """
     scores = (jnp.einsum("...qd,...kd->...qk", q, k) + bias) * (scale or q.shape[-1] ** -0.5)
     if cap is not None:
@@ -25,12 +25,12 @@ def attention_plain(q, k, v, *, seen=None, scale=None, bias=0.0, cap=None):
 
 
 def weights(out):
-    """Weights that are not alike, for the sum of which a gradient is taken."""
+    """Different weights, one per element, for the sum that a gradient is taken of."""
     return jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
 
 
 def gradient(fn, arguments: int = 3):
-    """The gradient of a weighted sum of what a function returns, by its first arguments."""
+    """The gradient of a weighted sum of a function's result, by its first arguments."""
 
     def loss(*given):
         out = fn(*given)

@@ -1,4 +1,4 @@
-"""JAX's products: its example, megablox' grouped products with their gradients, and what tests of JAX double."""
+"""JAX's products: its example, megablox' grouped products with gradients, and the kernel that its tests double with."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def product(lhs, rhs):
 
 
 def grouped(lhs, rhs, sizes, *, transposed=False):
-    """Rows in groups, each times its own matrix."""
+    """Groups of rows, each times its group's matrix."""
     return gmm(lhs, rhs, sizes, jnp.float32, tiling=TILES, transpose_rhs=transposed)
 
 
 def grouped_onto(lhs, rhs, sizes, out):
-    """The second and the third group alone, into an array that is there already."""
+    """Only the second and the third group, written into an existing array."""
     return gmm(lhs, rhs, sizes, jnp.float32, tiling=TILES, group_offset=jnp.int32(1), existing_out=out)
 
 
 def grouped_by_columns(lhs, rhs, sizes):
-    """Columns of lhs in groups, each times the rows of rhs of its group: a matrix a group."""
+    """Groups of columns of lhs, each times the rows of rhs of its group: one matrix per group."""
     return tgmm(lhs, rhs, sizes, jnp.float32, tiling=TILES)
 
 
 def grouped_gradient(lhs, rhs, sizes):
-    """The gradient of a weighted sum, by both."""
+    """The gradient of a weighted sum, by both operands."""
     return gradient(lambda *both: gmm_with_gradient(*both, sizes, jnp.float32, TILES), 2)(lhs, rhs)
 
 
@@ -47,12 +47,11 @@ def _rows(sizes, group, length):
 
 
 def grouped_plain(lhs, rhs, sizes, *, groups=None, transposed=False):
-    """The same."""
-    found = jnp.zeros((lhs.shape[0], rhs.shape[1 if transposed else 2]), lhs.dtype)
-    for at, each in enumerate(groups or range(len(SIZES))):
+    out = jnp.zeros((lhs.shape[0], rhs.shape[1 if transposed else 2]), lhs.dtype)
+    for at, group in enumerate(groups or range(len(SIZES))):
         matrix = rhs[at].T if transposed else rhs[at]
-        found = jnp.where(_rows(sizes, each, lhs.shape[0])[:, None], lhs @ matrix, found)
-    return found
+        out = jnp.where(_rows(sizes, group, lhs.shape[0])[:, None], lhs @ matrix, out)
+    return out
 
 
 def _onto_plain(lhs, rhs, sizes, out):
@@ -61,8 +60,8 @@ def _onto_plain(lhs, rhs, sizes, out):
 
 
 def columns_plain(lhs, rhs, sizes):
-    """The same: a matrix a group."""
-    return jnp.stack([(lhs * _rows(sizes, each, lhs.shape[1])) @ rhs for each in range(len(SIZES))])
+    """One matrix per group, without a kernel."""
+    return jnp.stack([(lhs * _rows(sizes, index, lhs.shape[1])) @ rhs for index in range(len(SIZES))])
 
 
 def _gradient_plain(lhs, rhs, sizes):

@@ -1,4 +1,4 @@
-"""What else comes with JAX: random bits, a gather over a ring of devices, and the kernel that its tests double with."""
+"""Smaller kernels of JAX: random bits, a gather over a ring of devices, and the kernel that its tests double with."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ KEY = np.array([17, 4], np.uint32)
 
 
 def threefry_bits(key):
-    """Random bits of a shape that its blocks do not divide."""
+    """Random bits in a shape that the kernel's blocks do not divide."""
     return threefry.plthreefry_random_bits(key, 32, (300, 400))
 
 
 def threefry_plain(key):
-    """The same bits: JAX's own, where they do not depend on how they are cut."""
+    """JAX's own random bits, in the mode in which they do not depend on the partition."""
     count = jnp.arange(300 * 400, dtype=jnp.uint32).reshape(300, 400)
     first, second = jax.extend.random.threefry2x32_p.bind(key[0], key[1], jnp.zeros_like(count), count)
     return first ^ second
 
 
 def philox_bits(key):
-    """Random bits by another function."""
+    """Random bits by the Philox generator."""
     return philox.philox_random_bits(key, 32, (256, 512))
 
 
 def gathered_round_a_ring(x):
-    """x of all devices of a ring, on each."""
+    """x of all devices of a ring, on each device."""
     mesh = jax.sharding.get_abstract_mesh()
     return all_gather.all_gather(x, mesh=mesh, axis_name="x")
 

@@ -1,4 +1,4 @@
-"""JAX's splash attention: masks that leave out blocks, several queries to one key, segments, and backward."""
+"""JAX's splash attention: masks that leave out blocks, several queries per key, segments, and the backward pass."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WINDOW = 100
 
 def _mask(kind: str, heads: int, length: int) -> masks.MultiHeadMask:
     shape = (length, length)
-    made = {
+    new_mask = {
         "causal": lambda: masks.CausalMask(shape),
         "local": lambda: masks.LocalMask(shape, (WINDOW, 0), 0),
         "full": lambda: masks.FullMask(shape),
         "chunked": lambda: masks.ChunkedCausalMask(shape, 128),
         "of numpy": lambda: masks.NumpyMask(_seen("local", length)),
     }[kind]
-    return masks.MultiHeadMask([made() for _ in range(heads)])
+    return masks.MultiHeadMask([new_mask() for _ in range(heads)])
 
 
 def _seen(kind: str, length: int) -> np.ndarray:
@@ -40,25 +40,25 @@ def _seen(kind: str, length: int) -> np.ndarray:
 
 
 def splash(q, k, v, *, mask="causal", cap=None):
-    """Over [heads, length, depth]."""
-    made = _mask(mask, q.shape[0], q.shape[1])
-    return kernels.make_splash_mha(mask=made, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=cap)(q, k, v)
+    """Splash attention over [heads, length, depth]."""
+    heads_mask = _mask(mask, q.shape[0], q.shape[1])
+    return kernels.make_splash_mha(mask=heads_mask, head_shards=1, q_seq_shards=1, attn_logits_soft_cap=cap)(q, k, v)
 
 
 def splash_mqa(q, k, v, *, mask="causal"):
-    """With k and v [length, depth] of all heads."""
-    made = _mask(mask, q.shape[0], q.shape[1])
-    return kernels.make_splash_mqa(mask=made, head_shards=1, q_seq_shards=1)(q, k, v)
+    """Splash attention with k and v [length, depth], shared by all heads."""
+    heads_mask = _mask(mask, q.shape[0], q.shape[1])
+    return kernels.make_splash_mqa(mask=heads_mask, head_shards=1, q_seq_shards=1)(q, k, v)
 
 
 def splash_with_segments(q, k, v, segments):
-    """Attends within each of several sequences that lie behind each other."""
+    """Splash attention within each of several concatenated sequences."""
     kernel = kernels.make_splash_mha(mask=_mask("causal", q.shape[0], q.shape[1]), head_shards=1, q_seq_shards=1)
     return kernel(q, k, v, segment_ids=kernels.SegmentIds(segments[0], segments[0]))
 
 
 def splash_gradient(q, k, v, *, fused=False):
-    """The gradient of its weighted sum, by two kernels or one."""
+    """The gradient of a weighted sum of splash attention, by two kernels or one."""
     names = ("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")
     names += () if fused else ("block_q_dq", "block_kv_dq")
     sizes = kernels.BlockSizes(**dict.fromkeys(names, 128), use_fused_bwd_kernel=fused)

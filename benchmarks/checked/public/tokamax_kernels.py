@@ -19,31 +19,31 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def tokamax_gmm(lhs, rhs, sizes, *, transposed=False):
-    """Rows in groups, each times its own matrix."""
+    """Groups of rows, each times its group's matrix."""
     kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
 
-    # Of bfloat16 the compiler takes no other than the default.
+    # For bfloat16 the compiler accepts only the default.
     precision = _HIGHEST if lhs.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     return kernel.gmm(lhs, rhs, sizes, precision, jnp.float32, TILES, transpose_rhs=transposed)
 
 
 def tokamax_tgmm(lhs, rhs, sizes):
-    """Columns of lhs in groups, each times the rows of rhs of its group: a matrix a group."""
+    """Groups of columns of lhs, each times the rows of rhs of its group: one matrix per group."""
     kernel = importlib.import_module("tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel")
 
     return kernel.tgmm(lhs, rhs, sizes, _HIGHEST, jnp.float32, TILES)
 
 
 def tokamax_gmm_v2(lhs, rhs, sizes):
-    """The same as the first, by copies of the kernel's own."""
+    """`tokamax_gmm` by the second generation, which starts its own copies."""
     kernel = importlib.import_module("tokamax._src.ops.gmm_v2.gmm_v2")
     return kernel.gmm_v2(lhs, rhs, sizes, preferred_element_type=jnp.float32, maybe_quantize_lhs=False)
 
 
 def tokamax_splash(q, k, v, *, causal=True):
-    """Over [heads, length, depth], unscaled."""
+    """Splash attention over [heads, length, depth], unscaled."""
     splash = "tokamax._src.ops.experimental.tpu.splash_attention"
-    kernels, masks = (importlib.import_module(f"{splash}.splash_attention_{each}") for each in ("kernel", "mask"))
+    kernels, masks = (importlib.import_module(f"{splash}.splash_attention_{module}") for module in ("kernel", "mask"))
     mask = (masks.CausalMask if causal else masks.FullMask)((q.shape[1], k.shape[1]))
     return kernels.make_splash_mha(mask=mask, q_seq_shards=1)(q, k, v)
 
