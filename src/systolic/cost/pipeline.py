@@ -132,7 +132,7 @@ class _Pipeline:
     def go(self) -> None:
         """Goes through all steps."""
         row, total, steps_k = self.row, self.steps, self.steps_k
-        ahead = max((one.ahead for one in self.streams if one.reuse < total), default=1)
+        ahead = max((stream.ahead for stream in self.streams if stream.reuse < total), default=1)
         self._begin()
         step = 0
         products = RepeatedLoop(length=self.product, compares=False)
@@ -162,7 +162,7 @@ class _Pipeline:
 
     def _next_exchange(self, step: int) -> int:
         """The beginning of a row up to which no block is fetched that stays for several rows."""
-        long = [one for one in self.streams if self.row < one.reuse < self.steps]
+        long = [stream for stream in self.streams if self.row < stream.reuse < self.steps]
         return min(
             ((step // one.reuse + 1) * one.reuse - self.row * -(-one.ahead // self.row) for one in long),
             default=self.steps,

@@ -154,7 +154,7 @@ class Profiles:
             "kind": dataclasses.asdict(self.kind),
             "columns": [*_COLUMNS, *_COSTS, "bundles"],
         }
-        lines = [json.dumps(_row(one)) for one in sorted(self.profiles, key=lambda one: one.tile)]
+        lines = [json.dumps(_row(profile)) for profile in sorted(self.profiles, key=lambda one: one.tile)]
         text = json.dumps(head, indent=1).removesuffix("\n}")
         return f'{text},\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
 
@@ -217,15 +217,15 @@ def shipped_profiles(kind: Kind) -> Profiles | None:
 @functools.cache
 def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
     """The costs of all tiles of a kind; also of those in fill chunks without them, whose first step is as any other."""
-    found: dict[ProfiledTile, StepCost] = {}
+    result: dict[ProfiledTile, StepCost] = {}
     shipped = shipped_profiles(kind)
     for one in shipped.profiles if shipped is not None else ():
-        found[one.tile] = one.cost
+        result[one.tile] = one.cost
         if one.tile.fill_chunks > 1:
             first = one.cost.end if one.tile.whole_k else one.cost.step
             whole = dataclasses.replace(one.tile, fill_chunks=1)
-            found.setdefault(whole, dataclasses.replace(one.cost, first=first))
-    return found
+            result.setdefault(whole, dataclasses.replace(one.cost, first=first))
+    return result
 
 
 def _file_name(kind: Kind) -> str:
@@ -238,7 +238,7 @@ def _row(one: Profile) -> list[float | bool | str]:
     tile, cost = one.tile, one.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
-    whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
+    whole = [int(cycle) if cycle == int(cycle) else round(cycle, 1) for cycle in cycles]
     return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *whole, one.bundles]
 
 

@@ -90,7 +90,7 @@ def _table(kind: Kind) -> _Table | None:
     shipped = shipped_profiles(kind)
     if shipped is None:
         return None
-    return _Table.of(tuple(one for one in shipped.profiles if one.bundles <= LONGEST_CODE))
+    return _Table.of(tuple(profile for profile in shipped.profiles if profile.bundles <= LONGEST_CODE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +111,13 @@ class _Table:
         """In the order of the profiles."""
         return cls(
             profiles=profiles,
-            m=np.array([one.tile.tiles.tile_m for one in profiles]),
-            k=np.array([one.tile.tiles.tile_k for one in profiles]),
-            n=np.array([one.tile.tiles.tile_n for one in profiles]),
-            fill_chunks=np.array([one.tile.fill_chunks for one in profiles]),
-            first=np.array([one.cost.first for one in profiles]),
-            step=np.array([one.cost.step for one in profiles]),
-            end=np.array([one.cost.end for one in profiles]),
+            m=np.array([profile.tile.tiles.tile_m for profile in profiles]),
+            k=np.array([profile.tile.tiles.tile_k for profile in profiles]),
+            n=np.array([profile.tile.tiles.tile_n for profile in profiles]),
+            fill_chunks=np.array([profile.tile.fill_chunks for profile in profiles]),
+            first=np.array([profile.cost.first for profile in profiles]),
+            step=np.array([profile.cost.step for profile in profiles]),
+            end=np.array([profile.cost.end for profile in profiles]),
         )
 
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
@@ -130,7 +130,7 @@ class _Table:
     def promising(self, spec: MatmulSpec, chip: Chip) -> list[_Promise]:
         """Tiles that divide the sizes, in both orders, the least bound first."""
         fits = (spec.m % self.m == 0) & (spec.k % self.k == 0) & (spec.n % self.n == 0)
-        fits &= np.array([one.tile.whole_k for one in self.profiles]) == (self.k == spec.k)
+        fits &= np.array([profile.tile.whole_k for profile in self.profiles]) == (self.k == spec.k)
         if spec.m <= SKINNY_ROWS:  # more than one row of blocks would read all of rhs again
             fits &= self.m == spec.m
         (at,) = np.nonzero(fits)
@@ -143,7 +143,7 @@ class _Table:
         lhs_bytes, rhs_bytes = dtype_bytes(spec.dtype_lhs), dtype_bytes(spec.dtype_rhs)
         bytes_per_s = chip.machine.hbm_bytes_per_s
         first_s = tile_k * (tile_m * lhs_bytes + tile_n * rhs_bytes) / self.fill_chunks[at] / bytes_per_s
-        found = []
+        result = []
         orders: tuple[GridOrder, ...] = ("m", "n")
         for grid_order in orders:
             schedule = GridSchedule.over(grid_order, m=grid_m, n=grid_n, k=grid_k)
@@ -153,7 +153,7 @@ class _Table:
             bounds = least_us(tiles, grid_k, cost, first_s, moved / bytes_per_s, chip)
             # In the other order nothing changes where there is one row or one column of blocks.
             differs = np.ones(len(at), bool) if grid_order == "m" else (grid_m > 1) & (grid_n > 1)
-            found += [
+            result += [
                 _Promise(float(bounds[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]
             ]
-        return sorted(found, key=lambda one: one.least_us)
+        return sorted(result, key=lambda one: one.least_us)

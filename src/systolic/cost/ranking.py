@@ -71,16 +71,16 @@ def best_first(
     spec: MatmulSpec, chip: Chip, bounds: Iterable[Bounded], count: int | None, provenance: CostProvenance
 ) -> list[TimedConfig]:
     """The `count` fastest of what comes with the least bound first, or all; best modelled time first."""
-    found: list[tuple[float, float, TimedConfig]] = []
+    result: list[tuple[float, float, TimedConfig]] = []
     for bound in bounds:
-        if count is not None and len(found) == count and bound.least_us >= found[-1][0] * (1 - _NO_MATTER):
+        if count is not None and len(result) == count and bound.least_us >= result[-1][0] * (1 - _NO_MATTER):
             break
         modelled = pipeline_time(spec, bound.config, chip, bound.cost)
         one = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
-        found.append((modelled.time_us, bound.bundles, one))
+        result.append((modelled.time_us, bound.bundles, one))
         if count is not None:
-            found = sorted(found, key=lambda each: each[:2])[:count]
-    return [one for _, _, one in sorted(found, key=lambda each: each[:2])]
+            result = sorted(result, key=lambda each: each[:2])[:count]
+    return [one for _, _, one in sorted(result, key=lambda each: each[:2])]
 
 
 def ranked_configs(

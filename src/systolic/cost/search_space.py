@@ -39,16 +39,16 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
     """
-    found: list[KernelConfig] = []
+    result: list[KernelConfig] = []
     last: Tiles | None = None
     for last in [tiles] if tiles is not None else _tiles(spec):
-        found += _of_tiles(spec, last, chip)
+        result += _of_tiles(spec, last, chip)
     assert last is not None
-    if tiles is None and found:
-        return found
+    if tiles is None and result:
+        return result
     whole = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
     broken = tiles_violations(spec, whole, chip)
-    if not found and not broken:
+    if not result and not broken:
         broken = [
             Violation(
                 rule="subtiles",
@@ -59,7 +59,7 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
         ]
     if broken:
         raise IllegalTilesError(f"tiles {last}", broken)
-    return found
+    return result
 
 
 def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConfig]:
@@ -109,15 +109,15 @@ def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
     """
     longest = _LONGEST_K if letter == "k" else _SIDES[-1]
     step = max(multiple, LANES) if size % LANES == 0 else max(multiple, 16)
-    found = set()
+    result = set()
     for side in (*_SIDES, longest):
         even = -(-size // -(-size // side))
-        found.add(-(-even // step) * step)
-    chosen = {side for side in found if 256 <= side <= longest and side < size}
+        result.add(-(-even // step) * step)
+    chosen = {side for side in result if 256 <= side <= longest and side < size}
     # A skinny product streams whole rows of rhs: they lie in one piece.
     if size <= longest or (letter == "n" and skinny and size <= _LONGEST_ROW):
         chosen.add(size)
-    return sorted(chosen or {side for side in found if side < size} or {size})
+    return sorted(chosen or {side for side in result if side < size} or {size})
 
 
 def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:

@@ -50,9 +50,9 @@ def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
       dtypes: of buffers that hold another dtype than the schedule says, by name.
     """
     return {
-        one.name: pltpu.VMEM(one.ref_shape, jnp.dtype(dtypes.get(one.name, one.dtype)))
-        for one in buffers
-        if one.ref_shape is not None
+        buffer.name: pltpu.VMEM(buffer.ref_shape, jnp.dtype(dtypes.get(buffer.name, buffer.dtype)))
+        for buffer in buffers
+        if buffer.ref_shape is not None
     }
 
 

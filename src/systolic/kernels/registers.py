@@ -73,8 +73,8 @@ class Parts(NamedTuple):
 def parts_of(whole: int, size: int) -> list[Parts]:
     """Parts of a size, and the one that is left behind them where they do not divide the whole."""
     count, rest = divmod(whole, size)
-    found = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
-    return [*found, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else found
+    result = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
+    return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else result
 
 
 def wide(values: Any) -> Any:

@@ -150,11 +150,11 @@ def check_spec(spec: Spec, chip: Chip) -> None:
 
 def _remarks(spec: Spec, chip: Chip) -> list[str]:
     """What the chip does to every op."""
-    found = []
+    result = []
     if spec.dtype_multiplied in chip.emulated_dtypes:
         native = chip.emulated_dtypes[spec.dtype_multiplied]
-        found.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
-    return found
+        result.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
+    return result
 
 
 class InUse:

@@ -55,18 +55,18 @@ def kernel_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, 
 @functools.lru_cache(maxsize=1024)
 def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[VmemBuffer, ...]:
     blocks = operand_blocks(spec, tiles)
-    found = [
+    result = [
         VmemBuffer(name=name, shape=block.shape, dtype=block.dtype, copies=num_stages)
         for name, block in zip(("lhs", "rhs", "up"), blocks.factors, strict=False)
     ]
-    for number, block in enumerate(blocks.present()[len(found) :]):
+    for number, block in enumerate(blocks.present()[len(result) :]):
         # A row takes the eight of a register, a column its 128 lanes.
         shape = -(-block.shape[0] // 8) * 8, -(-block.shape[1] // 128) * 128
-        found.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
+        result.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
     outs = (
         VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2) for dtype in spec.dtypes_out
     )
-    return (*found, *outs)
+    return (*result, *outs)
 
 
 class Scratch(NamedTuple):

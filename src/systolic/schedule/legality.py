@@ -125,16 +125,16 @@ def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     A tile above the matrix makes `m // tile_m` zero: a grid of no steps, which compiles, runs nothing and returns
     garbage. A tile that does not divide drops the rest silently.
     """
-    found = []
+    result = []
     for letter in "mkn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile > size:
-            found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
+            result.append(above_matrix(letter, tile, size, "the grid would have no steps"))
         elif size % tile:
             limit = f"the last {size % tile} of {letter} would be lost"
             fix = f"use a divisor of {size} or pad {letter} to {size + tile - size % tile}"
-            found.append(indivisible(letter, size, tile, limit, fix))
-    return found
+            result.append(indivisible(letter, size, tile, limit, fix))
+    return result
 
 
 def alignment(spec: MatmulSpec) -> dict[str, int]:
@@ -159,13 +159,13 @@ def legal_sides(size: int, multiple: int) -> list[int]:
 
 def alignment_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
     """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
-    found = []
+    result = []
     for letter, multiple in alignment(spec).items():
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile != size and tile % multiple:
             nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
-            found.append(misaligned(letter, tile, multiple, f"blocks of {spec.dtype_lhs}", nearest))
-    return found
+            result.append(misaligned(letter, tile, multiple, f"blocks of {spec.dtype_lhs}", nearest))
+    return result
 
 
 def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Violation]:

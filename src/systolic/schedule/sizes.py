@@ -17,7 +17,7 @@ def padded(size: int, multiple: int) -> int:
 def largest_divisor(size: int, multiple: int, most: int) -> int:
     """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
     divisors = legal_sides(size, multiple)
-    return max((one for one in divisors if one <= most), default=divisors[0])
+    return max((divisor for divisor in divisors if divisor <= most), default=divisors[0])
 
 
 def block_size(size: int, multiple: int, most: int) -> int:
@@ -27,7 +27,7 @@ def block_size(size: int, multiple: int, most: int) -> int:
     """
     if size <= most:
         return size
-    divisors = (one for one in range(multiple, most + 1, multiple) if size % one == 0)
+    divisors = (index for index in range(multiple, most + 1, multiple) if size % index == 0)
     return max(divisors, default=min(max(most // multiple, 1) * multiple, size))
 
 

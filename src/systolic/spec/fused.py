@@ -27,13 +27,13 @@ class Operands(NamedTuple):
 
     def map(self, fn: Callable[..., Any], *others: Operands) -> Operands:
         """`fn` of each value that there is, and of those of `others` at its place."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for name, value, *rest in zip(self._fields, self, *others, strict=True):
             if isinstance(value, tuple) and name.endswith("_args"):
-                found[name] = tuple(fn(*each) for each in zip(value, *rest, strict=True))
+                result[name] = tuple(fn(*each) for each in zip(value, *rest, strict=True))
             elif value is not None:
-                found[name] = fn(value, *rest)
-        return Operands(**found)
+                result[name] = fn(value, *rest)
+        return Operands(**result)
 
     @property
     def sides(self) -> Operands:

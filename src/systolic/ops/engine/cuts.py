@@ -68,7 +68,7 @@ def on_devices(
     """
     structure = jax.tree.structure(given)
     leaves, its_names = zip(*_named(given, names), strict=True)
-    specs = tuple(spec_of(cuts, its) for its in its_names)
+    specs = tuple(spec_of(cuts, name) for name in its_names)
     parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
     one = all(isinstance(name, str) for name in made)
     mapped = jax.shard_map(

@@ -62,7 +62,7 @@ def floating(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
     """What a rule with `symbolic_zeros` is given, with None for every zero."""
-    return [None if isinstance(one, SymbolicZero) else one for one in tangents]
+    return [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
 
 
 def _bound(

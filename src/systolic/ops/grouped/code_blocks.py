@@ -55,8 +55,8 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     is_large = config.subtile_m >= _LARGE_ROWS
 
     def sizes(fractions: Sequence[float]) -> list[int]:
-        found = {padded(int(config.subtile_m * one), multiple) for one in fractions}
-        return sorted((one for one in found if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
+        result = {padded(int(config.subtile_m * fraction), multiple) for fraction in fractions}
+        return sorted((one for one in result if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
         """Counts the bundles of all blocks together, over one row of k."""
@@ -78,7 +78,7 @@ def _code_depth(k: int, most: int) -> int:
     depth = block_size(k, LANES, most)
     if k % depth == 0:
         return depth
-    return max((one for one in range(LANES, depth + 1, LANES) if one + k % one <= most), default=LANES)
+    return max((index for index in range(LANES, depth + 1, LANES) if index + k % index <= most), default=LANES)
 
 
 def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> tuple[int, int]:

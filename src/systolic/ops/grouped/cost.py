@@ -91,11 +91,11 @@ def product_time(
     weights_bytes = schedule.cores * spec.k * schedule.tile_n * item  # cores share HBM
     weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
-        one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
-        * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
-        for one in schedule.blocks
+        block.rows: _block_cycles(spec, block.rows, block.depth, block.columns, chip)
+        * (spec.products * -(-spec.k // block.depth) * -(-schedule.tile_n // block.columns))
+        for block in schedule.blocks
     }
-    above = [(one.rows, one.above) for one in schedule.blocks]
+    above = [(block.rows, block.above) for block in schedule.blocks]
 
     def visit(rows: int) -> _Visit:
         cycles = sum(blocks[block] for block in _cut(rows, above))
@@ -239,7 +239,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
                 if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
                     continue
                 for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
-                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
+                    for rows in dict.fromkeys(padded(min(row, most_rows), depth) for row in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
 
@@ -268,12 +268,12 @@ def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[i
 
 def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
     """The blocks that a kernel cuts rows into: each while there are more rows than it is taken above."""
-    found: list[int] = []
+    result: list[int] = []
     for size, above in blocks:
         count = max(-(-(rows - above) // size), 0)
-        found += [size] * count
+        result += [size] * count
         rows -= count * size
-    return found
+    return result
 
 
 def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:

@@ -114,7 +114,7 @@ def spec_of_dot_general(
     from systolic.ops.matmul.jvp import folded
     from systolic.ops.matmul.product import spec_of
 
-    found = []
+    result = []
 
     def describe(lhs: Any, rhs: Any) -> None:
         left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
@@ -130,10 +130,10 @@ def spec_of_dot_general(
             backend=backend_of("xla", None, None),
         )
         operands, _ = folded(call.product, call.operands)
-        found.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
+        result.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
 
     jax.eval_shape(describe, *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs)))
-    return found[0]
+    return result[0]
 
 
 def einsum(

@@ -97,8 +97,13 @@ class Orientation:
         return IllegalTilesError(
             f"{kernel} of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns",
             [
-                Violation(rule=one.rule, value=turned(one.value), limit=turned(one.limit), fix=turned(one.fix))
-                for one in error.violations
+                Violation(
+                    rule=violation.rule,
+                    value=turned(violation.value),
+                    limit=turned(violation.limit),
+                    fix=turned(violation.fix),
+                )
+                for violation in error.violations
             ],
         )
 

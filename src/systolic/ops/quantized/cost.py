@@ -97,7 +97,7 @@ def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
 def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
     rows, most_rows = rows_multiple(spec), _MOST_NARROW_ROWS if spec.row_format else _MOST_ROWS
     heights = [spec.m] if spec.m <= most_rows[0] else []
-    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
+    heights += [padded(-(-spec.m // -(-spec.m // row)), rows) for row in most_rows if row < spec.m]
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
     deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
     if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:

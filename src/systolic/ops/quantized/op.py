@@ -64,12 +64,12 @@ class QuantizedOp(ListedOp):
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
         """Say how weights get into the matrix units."""
-        found = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        result = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
         if chip.cores_per_device > 1:
-            found.append("one of the device's cores works")
+            result.append("one of the device's cores works")
         if not chip.unpacks_bytes:
-            found.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
-        return found
+            result.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
+        return result
 
     def programs(self, spec: QuantizedSpec, chip: Chip) -> Programs:
         from systolic.ops.quantized.programs import programs_of  # needs JAX

@@ -64,8 +64,8 @@ def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales
 
 def _version(chip: Chip) -> int:
     """The generation as it counts them."""
-    found = re.search(r"\d+", chip.generation)
-    return int(found.group()) if found else -1
+    match = re.search(r"\d+", chip.generation)
+    return int(match.group()) if match else -1
 
 
 def _module(name: str) -> Any:

@@ -149,7 +149,7 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 
 def _depth(block: int, mxu_rows: int) -> int:
     """The largest divisor of a block that a unit loads at once, in whole registers where there is one."""
-    return block if block <= mxu_rows else next(each for each in range(mxu_rows, 0, -1) if block % each == 0)
+    return block if block <= mxu_rows else next(index for index in range(mxu_rows, 0, -1) if block % index == 0)
 
 
 def _weights_depth(spec: QuantizedSpec, chip: Chip) -> int:

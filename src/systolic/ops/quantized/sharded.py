@@ -65,8 +65,8 @@ def sharded_cotangents(
 
     made = tuple(names[at] for at in wanted)
     given, its = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
-    found = dict(zip(wanted, on_devices(compute, mesh, cuts, given, its, made), strict=True))
-    return Operands(*(found.get(at) for at in range(len(Operands._fields))))
+    result = dict(zip(wanted, on_devices(compute, mesh, cuts, given, its, made), strict=True))
+    return Operands(*(result.get(at) for at in range(len(Operands._fields))))
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:

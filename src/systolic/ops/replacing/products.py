@@ -61,20 +61,26 @@ class ReplacedProducts(Summarised):
 
     def _unknown(self) -> list[tuple[MatmulSpec, str]]:
         """Return the products, and their chips, of which it is not known what XLA takes."""
-        pairs = dict.fromkeys((each.spec, each.chip) for each in self.decisions if each.is_unknown)
+        pairs = dict.fromkeys((decision.spec, decision.chip) for decision in self.decisions if decision.is_unknown)
         return [(spec, chip) for spec, chip in pairs if spec is not None]
 
     def summary(self) -> Summary:
         """Says which products were taken and which not, and why, with a row for each."""
         taken = sum(count for one, count in self._counts.items() if one.taken)
-        unknown = len({one.spec for one in self._counts if one.is_unknown})
+        unknown = len({count.spec for count in self._counts if count.is_unknown})
         return Summary(
             heading=f"{taken:,} of {self._counts.total():,} products by systolic's kernels",
             facts={"XLA's time": f"is not known of {unknown:,}: .tune() finds out, in minutes each" if unknown else ""},
             columns=("product (m k n)", "times", "by", "× XLA", "why"),
             rows=tuple(
-                (one.product, self._counts[one], "systolic" if one.taken else "XLA", one.ratio, one.reason)
-                for one in self.decisions
+                (
+                    decision.product,
+                    self._counts[decision],
+                    "systolic" if decision.taken else "XLA",
+                    decision.ratio,
+                    decision.reason,
+                )
+                for decision in self.decisions
             ),
         )
 

@@ -59,7 +59,7 @@ class Rewriter:
 
     def _product(self, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
         lhs, rhs = arguments
-        types = [jax.typeof(each) for each in arguments]
+        types = [jax.typeof(argument) for argument in arguments]
         out = jax.eval_shape(functools.partial(lax.dot_general_p.bind, **params), *types)
         decision = self.policy.decide([*types, out], params)
         self.tell(decision)

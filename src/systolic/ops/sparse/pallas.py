@@ -115,9 +115,9 @@ def _parts(product: SparseProduct, spec: SparseSpec, call: SparseSpec, places: P
 
 
 def _in_smem(places: Places) -> KernelPlaces:
-    return KernelPlaces(*(jnp.asarray(one, jnp.int32) for one in places))
+    return KernelPlaces(*(jnp.asarray(place, jnp.int32) for place in places))
 
 
 def _longer(array: Array, axis: int, size: int) -> Array:
-    more = [(0, size - array.shape[axis] if axis == one else 0) for one in range(array.ndim)]
+    more = [(0, size - array.shape[axis] if axis == index else 0) for index in range(array.ndim)]
     return jnp.pad(array, more) if size > array.shape[axis] else array

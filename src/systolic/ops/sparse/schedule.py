@@ -94,11 +94,11 @@ class ProductSchedule:
         subtile = config.subtile_m if turned else config.subtile_n
         require_blocks(spec, config, chip, line, config.tiles.tile_k)
         multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
-        found = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
+        result = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
                  for one in dict.fromkeys((tile, subtile)) if one % multiple]  # fmt: skip
         if spec.sweep % tile:
-            found.append(indivisible("m" if turned else "n", spec.sweep, tile))
-        require_none(config, found)
+            result.append(indivisible("m" if turned else "n", spec.sweep, tile))
+        require_none(config, result)
         grid = spec.sweep // tile
         block_bytes = spec.block_rows * spec.block_columns * dtype_bytes(spec.dtype)
         panel = (tile, spec.k) if turned else (spec.k, tile)
@@ -173,12 +173,12 @@ class SampledSchedule:
         """
         tiles = config.tiles
         require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
-        found = []
+        result = []
         if tiles.tile_k % LANES:
-            found.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
+            result.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
         if spec.k % tiles.tile_k:
-            found.append(indivisible("k", spec.k, tiles.tile_k))
-        require_none(config, found)
+            result.append(indivisible("k", spec.k, tiles.tile_k))
+        require_none(config, result)
         grid_k = spec.k // tiles.tile_k
         panel = (spec.n, tiles.tile_k) if spec.transpose_rhs else (tiles.tile_k, spec.n)
         block = (spec.block_rows, spec.block_columns)
@@ -231,7 +231,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
     Raises:
       IllegalTilesError: the message has all violations.
     """
-    found = list[Violation]()
+    result = list[Violation]()
     rows = 32 // dtype_bytes(spec.dtype)
     for name, size, multiple in (
         ("block_rows", spec.block_rows, LANES if spec.kind == "dds" else max(rows, 32 // dtype_bytes(spec.dtype_out))),
@@ -239,7 +239,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
     ):
         if size % multiple:
             limit = f"the kernel takes multiples of {multiple}"
-            found.append(
+            result.append(
                 Violation(
                     rule="block", value=f"{name}={size}", limit=limit, fix="use larger blocks, or implementation='xla'"
                 )
@@ -247,13 +247,13 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
     if line != spec.line_size or joined % spec.place_size:
         value = f"a tile of {line} × {joined}"
         limit = f"blocks of a line are {spec.line_size} × a multiple of {spec.place_size}"
-        found.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
+        result.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
     words = index_words(spec)
     if words * INDEX_BYTES > chip.usable_smem_bytes_per_core:
         limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // INDEX_BYTES} words of SMEM"
         fix = "use larger blocks, or cut the sparse matrix into several by its lines"
-        found.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
-    require_none(config, found)
+        result.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
+    require_none(config, result)
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:

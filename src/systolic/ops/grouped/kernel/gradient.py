@@ -77,7 +77,7 @@ def grouped_gradient(
         first = core_number(schedule.cores) * schedule.core_n
         _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
-    given = [one for one in operands if one is not None]
+    given = [operand for operand in operands if operand is not None]
     arrays = operands
     if not interpret:
         arrays = operands._replace(lhs=from_hbm(operands.lhs), cotangent=from_hbm(operands.cotangent))

@@ -76,7 +76,7 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
-    given = [one for one in operands if one is not None]
+    given = [operand for operand in operands if operand is not None]
     large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
     placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
     arrays = operands._replace(**placed)

@@ -132,32 +132,32 @@ class Steps:
         source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
         its, refs = self.its, self.refs
-        found = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
+        result = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
         if refs.row_scale is not None:
             scale = refs.row_scale.at[source, :], its.scale.at[target, :]
-            found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
-        return found
+            result.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
+        return result
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
         group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
-        found = []
+        result = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
             across = self._weight_columns(at.tile, product, columns)
             tile, place = ((one, slice(None)) if spec.transpose_rhs else (slice(None), one) for one in (across, there))
             weights = its.weights.at[slot, product, *place]
-            found.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
+            result.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
         if refs.bias is not None:
             bias = refs.bias.at[group, :, columns], its.bias.at[slot, :, there]
-            found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+            result.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
             rows = block_of(refs.residual, pl.ds(begin, size), columns)
             target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
-            found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
-        return found
+            result.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
+        return result
 
     def _step(self, number: Any, at: At) -> None:
         self._copies.wait((number, at))

@@ -131,7 +131,7 @@ def manual_dma_matmul(
             lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
-        out_shape=tuple(shape_with_mesh_axes(*each, every) for each in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*shape, every) for shape in shapes),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
     )

@@ -84,7 +84,7 @@ def quantized_product(
         up_scales=None if operands.up_scales is None else hbm,
     )
 
-    given = [one for one in arrays if one is not None]
+    given = [array for array in arrays if array is not None]
 
     def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
         Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()

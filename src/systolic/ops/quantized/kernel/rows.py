@@ -142,9 +142,9 @@ def _put_even_first(rows_vmem: Any) -> None:
     together = largest_divisor(registers, 1, _DOTS_TOGETHER)
 
     def several(number: Any, carry: None) -> None:
-        places = [pl.ds(pl.multiple_of((number * together + each) * LANES, LANES), LANES) for each in range(together)]
-        found = [dot(rows_vmem[:, at], order) for at in places]
-        for at, each in zip(places, found, strict=True):
+        places = [pl.ds(pl.multiple_of((number * together + index) * LANES, LANES), LANES) for index in range(together)]
+        result = [dot(rows_vmem[:, at], order) for at in places]
+        for at, each in zip(places, result, strict=True):
             rows_vmem[:, at] = each.astype(rows_vmem.dtype)
         return carry
 

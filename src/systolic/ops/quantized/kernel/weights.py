@@ -72,4 +72,4 @@ def _codes_even_first(stored: Array, route: Route) -> Array:
     halves = [pltpu.bitcast(each & _LOW_BITS, jnp.dtype(route.codes.dtype)) for each in (words, words >> 4)]
     half = EVEN_FIRST_ROWS // 2
     firsts = range(0, stored.shape[0] // 2, half)
-    return jnp.concatenate([each[first : first + half] for first in firsts for each in halves], axis=0)
+    return jnp.concatenate([halve[first : first + half] for first in firsts for halve in halves], axis=0)
