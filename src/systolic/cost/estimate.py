@@ -71,15 +71,15 @@ def estimated_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCo
     """What the steps of a kernel cost that was never simulated."""
     cost, code, tiles = chip.step_estimate, chip.code_costs, config.tiles
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * config.subtile_m
-    made = _made(spec, config)[1]
+    made_registers = _made(spec, config)[1]
     sums = spec.sums * (spec.k > tiles.tile_k) + 2 * spec.products * is_split(spec)
     adding = sums * code.sum_register_cycles * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
-    busy_cycles = max(_slice_cycles(spec, config, chip), made, adding)
-    step = config.subtiles * (busy_cycles + _MADE_SHARE * made + fill_cycles) + cost.step_cycles
+    busy_cycles = max(_slice_cycles(spec, config, chip), made_registers, adding)
+    step = config.subtiles * (busy_cycles + _MADE_SHARE * made_registers + fill_cycles) + cost.step_cycles
     step += _vector_cycles(spec, tiles, code.epilogue_share)
     adding_chunks = spec.sums * code.chunk_register_cycles * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    more = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + adding_chunks)
-    return StepCost(call=code.call_cycles[config.pipeline], first=step + more, step=step, end=step)
+    chunk_cycles = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + adding_chunks)
+    return StepCost(call=code.call_cycles[config.pipeline], first=step + chunk_cycles, step=step, end=step)
 
 
 def peak_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
@@ -97,8 +97,8 @@ def _slice_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     rows = -(-config.subtile_m // 8) * 8
     weights = math.ceil(config.tiles.tile_k / machine.mxu_rows) * math.ceil(config.subtile_n / machine.mxu_columns)
     rate = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
-    each = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
-    return spec.products * spec.passes * weights * each / machine.mxu_count
+    row_cycles = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
+    return spec.products * spec.passes * weights * row_cycles / machine.mxu_count
 
 
 def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
@@ -106,9 +106,9 @@ def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
     registers = cycles = 0.0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
-            its, factors = across * config.tiles.tile_k / _VECTOR_ELEMENTS, made_of(spec, side)
-            registers += factors * its * (2 if is_split(spec) else 1)  # two halves
-            cycles += its * (_made_ops(spec, side) + factors * _MADE_OPS) / _VECTOR_SLOTS
+            registers_in, factors = across * config.tiles.tile_k / _VECTOR_ELEMENTS, made_of(spec, side)
+            registers += factors * registers_in * (2 if is_split(spec) else 1)  # two halves
+            cycles += registers_in * (_made_ops(spec, side) + factors * _MADE_OPS) / _VECTOR_SLOTS
     return registers, cycles
 
 
@@ -129,8 +129,8 @@ def _vector_cycles(spec: MatmulSpec, tiles: Tiles, epilogue_share: float) -> flo
     for side in FACTORS:
         if is_staged(spec, tiles, side):
             rows, columns = block_shape(spec, tiles, side)
-            each = made_of(spec, side) + _made_ops(spec, side) / _VECTOR_SLOTS
-            cycles += each * rows * columns / _VECTOR_ELEMENTS
+            operations = made_of(spec, side) + _made_ops(spec, side) / _VECTOR_SLOTS
+            cycles += operations * rows * columns / _VECTOR_ELEMENTS
     grid_k = tiles.grid(spec)[2]
     # Most of an epilogue runs beside products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS

@@ -164,7 +164,7 @@ class _Pipeline:
         """The beginning of a row up to which no block is fetched that stays for several rows."""
         long = [stream for stream in self.streams if self.row < stream.reuse < self.steps]
         return min(
-            ((step // one.reuse + 1) * one.reuse - self.row * -(-one.ahead // self.row) for one in long),
+            ((step // stream.reuse + 1) * stream.reuse - self.row * -(-stream.ahead // self.row) for stream in long),
             default=self.steps,
         )
 

@@ -210,8 +210,8 @@ def shipped_profiles(kind: Kind) -> Profiles | None:
     file = names.get(_file_name(kind))
     if file is None:
         return None
-    found = Profiles.from_json(file.read_text(encoding="utf-8"))
-    return found if found.kind == kind else None
+    profiles = Profiles.from_json(file.read_text(encoding="utf-8"))
+    return profiles if profiles.kind == kind else None
 
 
 @functools.cache
@@ -219,27 +219,27 @@ def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
     """The costs of all tiles of a kind; also of those in fill chunks without them, whose first step is as any other."""
     result: dict[ProfiledTile, StepCost] = {}
     shipped = shipped_profiles(kind)
-    for one in shipped.profiles if shipped is not None else ():
-        result[one.tile] = one.cost
-        if one.tile.fill_chunks > 1:
-            first = one.cost.end if one.tile.whole_k else one.cost.step
-            whole = dataclasses.replace(one.tile, fill_chunks=1)
-            result.setdefault(whole, dataclasses.replace(one.cost, first=first))
+    for profile in shipped.profiles if shipped is not None else ():
+        result[profile.tile] = profile.cost
+        if profile.tile.fill_chunks > 1:
+            first = profile.cost.end if profile.tile.whole_k else profile.cost.step
+            unchunked = dataclasses.replace(profile.tile, fill_chunks=1)
+            result.setdefault(unchunked, dataclasses.replace(profile.cost, first=first))
     return result
 
 
 def _file_name(kind: Kind) -> str:
     dtypes = "_".join(dict.fromkeys((kind.dtype_lhs, kind.dtype_rhs, kind.dtype_out)))
-    more = "".join(f"_{word}" for word in (kind.precision, kind.epilogue) if word not in ("", "default"))
-    return f"{kind.chip}_{dtypes}{more}.json"
+    suffix = "".join(f"_{word}" for word in (kind.precision, kind.epilogue) if word not in ("", "default"))
+    return f"{kind.chip}_{dtypes}{suffix}.json"
 
 
 def _row(one: Profile) -> list[float | bool | str]:
     tile, cost = one.tile, one.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
-    whole = [int(cycle) if cycle == int(cycle) else round(cycle, 1) for cycle in cycles]
-    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *whole, one.bundles]
+    rounded = [int(cycle) if cycle == int(cycle) else round(cycle, 1) for cycle in cycles]
+    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *rounded, one.bundles]
 
 
 def _profile_record(columns: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:

@@ -45,11 +45,11 @@ def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCo
         return ProfiledConfigs([], 0, 0.0)
     promising = table.promising(spec, chip)
     bounds = (bound for promise in promising for bound in _legal(spec, chip, promise))
-    found = best_first(spec, chip, bounds, count, "profiled")
+    configs = best_first(spec, chip, bounds, count, "profiled")
     # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
-    found = [min((one, _whole(spec, chip, one)), key=lambda each: each.modelled.time_us) for one in found]
-    found.sort(key=lambda one: one.modelled.time_us)
-    return ProfiledConfigs(found, len(promising), table.least_us(spec, chip))
+    configs = [min((config, _whole(spec, chip, config)), key=lambda each: each.modelled.time_us) for config in configs]
+    configs.sort(key=lambda one: one.modelled.time_us)
+    return ProfiledConfigs(configs, len(promising), table.least_us(spec, chip))
 
 
 class _Promise(NamedTuple):
@@ -123,8 +123,8 @@ class _Table:
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
         """See `ProfiledConfigs`."""
         machine = chip.machine
-        each = float(np.min(self.end / (self.m * self.k * self.n)))
-        compute_s = each * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
+        tile_us = float(np.min(self.end / (self.m * self.k * self.n)))
+        compute_s = tile_us * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
         return max(compute_s, spec.least_hbm_bytes / machine.hbm_bytes_per_s) * 1e6
 
     def promising(self, spec: MatmulSpec, chip: Chip) -> list[_Promise]:

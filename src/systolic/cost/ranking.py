@@ -47,15 +47,15 @@ def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig
     Raises:
       IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
-    found, refused = list[TimedConfig](), None
+    timed_configs, refused = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:
-            found.append(timed(config))
+            timed_configs.append(timed(config))
         except IllegalTilesError as error:
             refused = error
-    if not found and refused is not None:
+    if not timed_configs and refused is not None:
         raise refused
-    return found
+    return timed_configs
 
 
 class Bounded(NamedTuple):
@@ -76,11 +76,11 @@ def best_first(
         if count is not None and len(result) == count and bound.least_us >= result[-1][0] * (1 - _NO_MATTER):
             break
         modelled = pipeline_time(spec, bound.config, chip, bound.cost)
-        one = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
-        result.append((modelled.time_us, bound.bundles, one))
+        timed = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
+        result.append((modelled.time_us, bound.bundles, timed))
         if count is not None:
             result = sorted(result, key=lambda each: each[:2])[:count]
-    return [one for _, _, one in sorted(result, key=lambda each: each[:2])]
+    return [timed for _, _, timed in sorted(result, key=lambda each: each[:2])]
 
 
 def ranked_configs(

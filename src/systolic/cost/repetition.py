@@ -52,5 +52,5 @@ class RepeatedLoop:
 
 def _same(state: list[float], other: list[float]) -> bool:
     return len(state) == len(other) and all(
-        abs(one - before) <= _SAME_CYCLES for one, before in zip(state, other, strict=True)
+        abs(now - before) <= _SAME_CYCLES for now, before in zip(state, other, strict=True)
     )

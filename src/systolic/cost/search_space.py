@@ -46,8 +46,8 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
     assert last is not None
     if tiles is None and result:
         return result
-    whole = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
-    broken = tiles_violations(spec, whole, chip)
+    whole_tile = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
+    broken = tiles_violations(spec, whole_tile, chip)
     if not result and not broken:
         broken = [
             Violation(
@@ -63,20 +63,20 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
 
 
 def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConfig]:
-    whole = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
+    whole_tile = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
     if side_by_side_violations(spec, tiles):
         return
     # In the other order nothing changes where there is one row or one column of blocks.
     orders: tuple[GridOrder, ...] = ("m", "n") if min(tiles.grid(spec)[:2]) > 1 else ("m",)
     stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
-    for own, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
-        staged = replace(whole, pipeline=own, num_stages=num_stages)
+    for pipeline_name, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
+        staged = replace(whole_tile, pipeline=pipeline_name, num_stages=num_stages)
         # Without what depends on subtiles: no need to go through them where this alone is too much.
         if total_bytes(kernel_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
             continue
         pipelines: list[tuple[Pipeline, int]] = [("manual", chunks) for chunks in _fill_chunks(spec, tiles, chip)]
         if not spec.joined_outputs:
-            pipelines.insert(0, (own, 1))
+            pipelines.insert(0, (pipeline_name, 1))
         for subtile_m, subtile_n in _subtiles(spec, tiles):
             cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
             if code_bundles(spec, cut, chip) > MOST_BUNDLES:

@@ -140,5 +140,5 @@ def as_dtype(value: Array, dtype: str) -> Array:
     # is no float32, so the largest float32 below 2^31 stands for it.
     largest = np.nextafter(np.float32(limits.max + 1), np.float32(0)) if limits.bits > 24 else limits.max
     number = jnp.where(value == value, jnp.round(value), 0.0)
-    whole = jnp.clip(number, limits.min, largest).astype(jnp.int32)
-    return jnp.where(number > largest, limits.max, whole).astype(dtype)
+    integer = jnp.clip(number, limits.min, largest).astype(jnp.int32)
+    return jnp.where(number > largest, limits.max, integer).astype(dtype)

@@ -42,7 +42,7 @@ def shape_as_stored(out: jax.ShapeDtypeStruct, spec: pl.BlockSpec, inputs: list[
 def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
     blocks: Any = spec.block_shape
     ends = zip(shape[-2:], blocks[-2:], (_ROWS, LANES), strict=True)
-    return *shape[:-2], *(-(-size // whole) * whole if size % block else size for size, block, whole in ends)
+    return *shape[:-2], *(-(-size // register) * register if size % block else size for size, block, register in ends)
 
 
 @contextmanager

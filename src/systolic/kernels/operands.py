@@ -82,8 +82,8 @@ def ready(
             values = read if fn is None else fn(*read)
             return tuple(part for value in jax.tree.leaves(values) for part in make(value))
 
-        made = Operand(refs=stored, make=each, args=args)
-        operand = _staged(made, scratch) if is_staged(spec, config.tiles, side) else made
+        remade = Operand(refs=stored, make=each, args=args)
+        operand = _staged(remade, scratch) if is_staged(spec, config.tiles, side) else remade
     used = spec.k % config.tiles.tile_k
     if used:
 

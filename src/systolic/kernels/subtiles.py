@@ -79,9 +79,9 @@ def quotient(number: Any, by: int) -> Any:
     """
     if isinstance(number, int):
         return number // by
-    whole = lax.div(number, np.int32(by))
+    truncated = lax.div(number, np.int32(by))
     sign = (number > 0).astype(np.int32) - (number < 0).astype(np.int32)
-    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), whole - 1, whole)
+    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), truncated - 1, truncated)
 
 
 def loop(count: int, body: Callable[[Any], None]) -> None:

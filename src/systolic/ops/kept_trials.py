@@ -41,13 +41,13 @@ class KeptTrials:
         Args:
           more: what a subclass has besides.
         """
-        every = list(trials)
-        xla = next((trial for trial in every if trial.tried is None), None)
+        all_trials = list(trials)
+        xla = next((trial for trial in all_trials if trial.tried is None), None)
         return cls(
             spec=spec,
             computed=op_of(spec).computed(spec),
             chip=chip.name,
-            trials=tuple(best_first(trial for trial in every if trial.tried is not None)),
+            trials=tuple(best_first(trial for trial in all_trials if trial.tried is not None)),
             xla=xla,
             xla_us=None if xla is None else xla_repeated_us(xla, spec, chip),
             **more,
@@ -81,8 +81,8 @@ class KeptTrials:
     @property
     def ratio_error_percent(self) -> float | None:
         """The error of the ratio of simulated times to XLA; None: not known, or the times are measured."""
-        mine, other = self.winner_error, self.xla_error
-        return None if mine is None or other is None else ratio_error_percent(mine, other, same_kernel=False)
+        mine, xla_error = self.winner_error, self.xla_error
+        return None if mine is None or xla_error is None else ratio_error_percent(mine, xla_error, same_kernel=False)
 
     @property
     def verdict(self) -> RatioVerdict:
@@ -93,8 +93,8 @@ class KeptTrials:
         return ratio_verdict(self.ratio_to_xla, 0.0 if measured else self.ratio_error_percent)
 
     def _error(self, trial: Trial | None) -> TimeError | None:
-        known = known_chip(self.chip)
-        return None if trial is None or known is None else trial_error(trial, self.computed, known)
+        trial_chip = known_chip(self.chip)
+        return None if trial is None or trial_chip is None else trial_error(trial, self.computed, trial_chip)
 
 
 def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:

@@ -190,8 +190,8 @@ def op_of(spec: Spec) -> Op:
     try:
         return _OPS[type(spec)]
     except KeyError:
-        known = ", ".join(spec_type.__name__ for spec_type in _OPS)
-        raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
+        names = ", ".join(spec_type.__name__ for spec_type in _OPS)
+        raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {names}") from None
 
 
 def kept_as(spec: Any) -> Kept:

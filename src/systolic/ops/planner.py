@@ -75,8 +75,8 @@ class Planner:
             error = trial_error(trial, computed, chip)
             time_us, provenance = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
         else:
-            found = op.plan(spec, chip, tiles)
-            best, considered, error = found.configs[0], found.considered, None
+            planned = op.plan(spec, chip, tiles)
+            best, considered, error = planned.configs[0], planned.considered, None
             time_us, provenance = best.modelled.time_us, best.provenance
         limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)
@@ -204,8 +204,8 @@ def use(planner: Planner | None = None, *, store: TrialStore | Path | str | None
 
 def planner_in_use() -> Planner:
     """The planner of the latest `use`; else the user's own."""
-    found = tuple(_in_use)
-    return found[-1].planner if found else _users_planner(store_file())
+    planners = tuple(_in_use)
+    return planners[-1].planner if planners else _users_planner(store_file())
 
 
 @functools.lru_cache(maxsize=16)

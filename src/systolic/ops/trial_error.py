@@ -21,14 +21,14 @@ def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
     """
     if trial.measured_us is not None or not trial.simulated_us:
         return None
-    least = machine_roofline(computed, chip)
+    roofline = machine_roofline(computed, chip)
     hbm_us = (trial.hbm_bytes or 0) / chip.machine.hbm_bytes_per_s * 1e6
     return time_error(
         chip,
         ProgramTraits(
             unlike="" if op_of(computed).mesh(computed) is None else "communication between chips",
             pallas_share=0.0 if trial.config is None else 1.0,
-            matrix_share=least.mxu_us / trial.simulated_us,
+            matrix_share=roofline.mxu_us / trial.simulated_us,
             hbm_share=hbm_us / trial.simulated_us,
             time_us=trial.simulated_us,
         ),

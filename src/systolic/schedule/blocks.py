@@ -74,14 +74,14 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
 
     def block(operand: FusedOperand, side: Side) -> Block:
         rows, columns = dimensions(spec, side)
-        whole = getattr(spec, columns) if operand.columns else 1
-        matrix = (getattr(spec, rows) if operand.rows else 1, whole)
+        size = getattr(spec, columns) if operand.columns else 1
+        matrix = (getattr(spec, rows) if operand.rows else 1, size)
         matrices = spec.matrices(side) if operand.rows and operand.columns else 1
-        even = not operand.columns or whole % getattr(tiles, f"tile_{columns}") == 0
+        even = not operand.columns or size % getattr(tiles, f"tile_{columns}") == 0
         if not operand.rows and even:
             return Block(
                 applies_to=side,
-                shape=(1, whole),
+                shape=(1, size),
                 along=(None, None),
                 dtype=operand.dtype,
                 matrix=matrix,

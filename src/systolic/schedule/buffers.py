@@ -100,9 +100,9 @@ def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
     Of a float32 in halves it also keeps the sums of two of the three products.
     """
     kept_sums = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
-    found = spec.products * kept_sums if is_split(spec) else 0
+    sums = spec.products * kept_sums if is_split(spec) else 0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
             halves = (2, "bfloat16") if is_split(spec) else (1, spec.dtype_multiplied)
-            found += made_of(spec, side) * across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
-    return found
+            sums += made_of(spec, side) * across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
+    return sums

@@ -109,5 +109,5 @@ class GridSchedule:
         _, (outer, _), (inner, count_inner), (_, steps_k) = self.loops
         output_tile = quotient(step, steps_k)
         at = {"k": step % steps_k, outer: quotient(output_tile, count_inner), inner: output_tile % count_inner}
-        known = {loop: 0 if count == 1 else at[loop] for loop, count in self.loops[1:]}
-        return TileIndex(i=known["m"], j=known["n"], kk=known["k"])
+        indices = {loop: 0 if count == 1 else at[loop] for loop, count in self.loops[1:]}
+        return TileIndex(i=indices["m"], j=indices["n"], kk=indices["k"])

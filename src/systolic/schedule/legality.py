@@ -186,18 +186,18 @@ def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Vio
 
 def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
     """Every rule that the tiles of a configuration break: dtype, alignment, VMEM. They need not divide the matrix."""
-    found = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
+    violations = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
     for letter, multiple in alignment(spec).items():
         size, tile = getattr(spec, letter), getattr(config.tiles, f"tile_{letter}")
         if tile > size:
-            found.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
+            violations.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
-            found.append(misaligned(letter, tile, multiple, "blocks", instead))
+            violations.append(misaligned(letter, tile, multiple, "blocks", instead))
     if spec.dtype_dot != spec.dtype_accumulator and config.tiles.tile_k > EXACT_INT32_PRODUCTS:
-        found.append(inexact_sums(config.tiles.tile_k))
-    found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
-    return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
+        violations.append(inexact_sums(config.tiles.tile_k))
+    violations += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
+    return violations + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
 
 
 def _joined_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
@@ -226,21 +226,21 @@ def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
     """Every rule that a configuration breaks: those of its tiles, of its subtiles and of its pipeline."""
-    found = tiles_violations(spec, config, chip)
-    if not found and not fits_vmem(spec, config, chip):
+    violations = tiles_violations(spec, config, chip)
+    if not violations and not fits_vmem(spec, config, chip):
         value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
         limit = f"of {usable_vmem_bytes(spec, chip):,}"
-        found.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
     fix = 'use pipeline="auto"'
     if chip.cores_per_device > 1 and config.pipeline != "auto":
-        found.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
+        violations.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
     if spec.joined_outputs and config.pipeline != "manual":
         limit = "only manual DMA writes two outputs into one array"
-        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="manual"'))
+        violations.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="manual"'))
     if config.pipeline == "manual" and not can_run_manually(spec, config.tiles):
         limit = "manual DMA takes one product that its tiles divide"
-        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))
-    return found
+        violations.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))
+    return violations
 
 
 def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:

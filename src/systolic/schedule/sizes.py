@@ -37,8 +37,8 @@ def ragged_sides(size: int, least: int) -> list[int]:
     A copy may end in the middle of a register where the array ends, and nowhere else.
     """
     # Of more tiles than √size + 2, whatever the last one takes besides would make up one more.
-    most = min(size // least, math.isqrt(size) + 2) if size % LANES else 0
-    return [tile for count in range(2, most + 1) if (tile := _ragged_side(size, count))]
+    max_count = min(size // least, math.isqrt(size) + 2) if size % LANES else 0
+    return [tile for count in range(2, max_count + 1) if (tile := _ragged_side(size, count))]
 
 
 def is_ragged_side(size: int, tile: int) -> bool:

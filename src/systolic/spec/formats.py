@@ -52,9 +52,9 @@ def format_named(dtype: object) -> str:
     """
     name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        found = np.dtype(name).name
+        dtype_name = np.dtype(name).name
     except TypeError:
-        found = str(dtype)
-    if found not in LARGEST:
-        raise QuantizationError(f"dtype={found!r} is no format to quantize to; use {', '.join(LARGEST)}")
-    return found
+        dtype_name = str(dtype)
+    if dtype_name not in LARGEST:
+        raise QuantizationError(f"dtype={dtype_name!r} is no format to quantize to; use {', '.join(LARGEST)}")
+    return dtype_name

@@ -30,7 +30,7 @@ class Operands(NamedTuple):
         result: dict[str, Any] = {}
         for name, value, *rest in zip(self._fields, self, *others, strict=True):
             if isinstance(value, tuple) and name.endswith("_args"):
-                result[name] = tuple(fn(*each) for each in zip(value, *rest, strict=True))
+                result[name] = tuple(fn(*values) for values in zip(value, *rest, strict=True))
             elif value is not None:
                 result[name] = fn(value, *rest)
         return Operands(**result)
@@ -53,8 +53,8 @@ class Operands(NamedTuple):
 
     def present(self) -> list[Any]:
         """All that there are, in their order."""
-        every = (*self.lhs_args, *self.rhs_args, *self[5:])
-        return [*self.factors, *(value for value in every if value is not None)]
+        all_operands = (*self.lhs_args, *self.rhs_args, *self[5:])
+        return [*self.factors, *(value for value in all_operands if value is not None)]
 
     def args(self, side: Side) -> tuple[Any, ...]:
         """What the function of an operand reads."""

@@ -133,14 +133,14 @@ class MatmulSpec:
         """The dtypes of all outputs, each [m, n]."""
         if self.pairing == "apart":
             return self.dtype_out, self.dtype_out
-        kept = self.epilogue.kept_sum
-        return (self.dtype_out, *(kept,) * self.sums) if kept else (self.dtype_out,)
+        kept_sum = self.epilogue.kept_sum
+        return (self.dtype_out, *(kept_sum,) * self.sums) if kept_sum else (self.dtype_out,)
 
     @property
     def operands(self) -> Operands:
         """Every array that is read."""
-        lhs, rhs = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
-        its = self.epilogue
+        lhs, rhs = (prologue.operands if prologue else () for prologue in (self.lhs_prologue, self.rhs_prologue))
+        epilogue = self.epilogue
         right = FusedOperand(rows=True, columns=True, dtype=self.dtype_rhs)
         return Operands(
             lhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_lhs),
@@ -148,10 +148,10 @@ class MatmulSpec:
             up=right if self.pairing in ("gated", "added") else None,
             lhs_args=lhs,
             rhs_args=rhs,
-            bias=its.bias,
-            residual=its.residual,
-            scale=its.scale,
-            primal=its.primal,
+            bias=epilogue.bias,
+            residual=epilogue.residual,
+            scale=epilogue.scale,
+            primal=epilogue.primal,
         )
 
     @property
@@ -210,8 +210,8 @@ class MatmulSpec:
             matrices = self.matrices(side) if operand.rows and operand.columns else 1
             return matrices * elements * dtype_bytes(operand.dtype)
 
-        every = self.operands.map(its_bytes, self.operands.sides)
-        return sum(every.present()) - sum(every.factors)
+        operand_bytes = self.operands.map(its_bytes, self.operands.sides)
+        return sum(operand_bytes.present()) - sum(operand_bytes.factors)
 
     @property
     def least_hbm_bytes(self) -> int:

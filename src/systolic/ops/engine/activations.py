@@ -50,8 +50,8 @@ def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tup
         return "", None
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {known}")
+            names = ", ".join(ACTIVATIONS)
+            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {names}")
         return activation, ACTIVATIONS[activation]
     name = getattr(activation, "__name__", type(activation).__name__)
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)

@@ -64,15 +64,15 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
         raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
     if chip is not None and not isinstance(chip, (str, Chip)):
         raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
-    known = chip_named(chip) if isinstance(chip, str) else chip
-    if known is None and implementation != "xla":
-        known = target_chip()
-    if known is None and implementation not in (None, "xla"):
-        known = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
+    named_chip = chip_named(chip) if isinstance(chip, str) else chip
+    if named_chip is None and implementation != "xla":
+        named_chip = target_chip()
+    if named_chip is None and implementation not in (None, "xla"):
+        named_chip = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
     if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)
         except (TypeError, ValueError) as error:
             raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-    return Backend(implementation=implementation, chip=known, tiles=tiles)
+    return Backend(implementation=implementation, chip=named_chip, tiles=tiles)

@@ -25,15 +25,15 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
       given: arrays in nested tuples, None where there is none.
       names: of their dimensions, likewise.
     """
-    wanted: dict[str, Axes] = {}
-    for array, its in _named(given, names):
-        for name, axes in zip(its, axes_of(array), strict=True):
+    requested_axes: dict[str, Axes] = {}
+    for array, array_names in _named(given, names):
+        for name, axes in zip(array_names, axes_of(array), strict=True):
             if name and axes:
-                wanted.setdefault(name, axes)
+                requested_axes.setdefault(name, axes)
     cuts: dict[str, Axes] = {}
-    for name in sorted(wanted, key=lambda name: (last.index(name) if name in last else -1, name)):
+    for name in sorted(requested_axes, key=lambda name: (last.index(name) if name in last else -1, name)):
         taken = {axis for axes in cuts.values() for axis in axes}
-        if left := tuple(axis for axis in wanted[name] if axis not in taken):
+        if left := tuple(axis for axis in requested_axes[name] if axis not in taken):
             cuts[name] = left
     return cuts
 
@@ -41,8 +41,8 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
 def axes_of(array: Array) -> Iterator[Axes]:
     """Yield for each dimension of an array the axes that cut it."""
     spec = jax.typeof(array).sharding.spec
-    for each in (*spec, *(None for _ in range(array.ndim - len(spec)))):
-        yield (each,) if isinstance(each, str) else tuple(each or ())
+    for axes in (*spec, *(None for _ in range(array.ndim - len(spec)))):
+        yield (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def parts_of(mesh: Any, axes: Axes) -> int:
@@ -70,12 +70,12 @@ def on_devices(
     leaves, its_names = zip(*_named(given, names), strict=True)
     specs = tuple(spec_of(cuts, name) for name in its_names)
     parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    one = all(isinstance(name, str) for name in made)
+    is_single = all(isinstance(name, str) for name in made)
     mapped = jax.shard_map(
         lambda *parts: compute(*structure.unflatten(parts)),
         mesh=mesh,
         in_specs=specs,
-        out_specs=spec_of(cuts, made) if one else tuple(spec_of(cuts, its) for its in made),
+        out_specs=spec_of(cuts, made) if is_single else tuple(spec_of(cuts, array_names) for array_names in made),
         axis_names=frozenset(mesh.explicit_axes),
         check_vma=differentiated,
     )
@@ -101,8 +101,8 @@ def cut_like(array: Any, like: Array) -> Any:
 
 def _named(given: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
     """Yield each array of nested tuples with the names of its dimensions; None is left out."""
-    for one, its in zip(given, names, strict=True):
-        if isinstance(one, tuple):
-            yield from _named(one, its)
-        elif one is not None:
-            yield one, its
+    for is_single, array_names in zip(given, names, strict=True):
+        if isinstance(is_single, tuple):
+            yield from _named(is_single, array_names)
+        elif is_single is not None:
+            yield is_single, array_names

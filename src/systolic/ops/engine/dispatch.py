@@ -67,11 +67,13 @@ def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> 
     """
     leaves, structure = jax.tree.flatten(given)
     is_mapped = jax.tree.leaves(mapped)
-    batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
+    batched = [leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True) if is_batched]
 
     def one(some: list[Any]) -> Array:
-        own = iter(some)
-        every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
-        return one_at_a_time(call, *structure.unflatten(every))
+        batch_leaves = iter(some)
+        all_leaves = [
+            next(batch_leaves) if is_batched else leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True)
+        ]
+        return one_at_a_time(call, *structure.unflatten(all_leaves))
 
     return lax.map(one, batched)

@@ -171,12 +171,12 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
         product = _unit_spec(*dtypes)
         return "int32" if product.dtype_dot == "int32" else product.dtype_multiplied
     try:
-        found = np.dtype(preferred).name
+        name = np.dtype(preferred).name
     except TypeError as error:
         raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
-    if found not in _RESULT_DTYPES:
-        raise SpecError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
-    return found
+    if name not in _RESULT_DTYPES:
+        raise SpecError(f"preferred_element_type={name} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
+    return name
 
 
 def _unit_spec(left: str, right: str) -> MatmulSpec:

@@ -49,9 +49,9 @@ def linear(
       primals: the results themselves.
     """
     outs = tuple(jax.typeof(primal) for primal in floating(primals))
-    found = iter(_bound(fn, residuals, arguments, outs) if outs else ())
+    tangents = iter(_bound(fn, residuals, arguments, outs) if outs else ())
     return tuple(
-        next(found) if floating([primal]) else zero_from_primal(primal, symbolic_zeros=True) for primal in primals
+        next(tangents) if floating([primal]) else zero_from_primal(primal, symbolic_zeros=True) for primal in primals
     )
 
 
@@ -68,16 +68,16 @@ def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
 def _bound(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], outs: tuple[Any, ...]
 ) -> tuple[Array, ...]:
-    given = [argument for argument in arguments if argument is not None]
+    present_arguments = [argument for argument in arguments if argument is not None]
     present = tuple(argument is not None for argument in arguments)
-    return tuple(_linear.bind(*residuals, *given, fn=fn, present=present, outs=outs))
+    return tuple(_linear.bind(*residuals, *present_arguments, fn=fn, present=present, outs=outs))
 
 
 def _split(flat: Sequence[Any], present: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
     """Residuals, and arguments with None for those that are absent."""
     count = len(flat) - sum(present)
-    given = iter(flat[count:])
-    return list(flat[:count]), [next(given) if there else None for there in present]
+    present_arguments = iter(flat[count:])
+    return list(flat[:count]), [next(present_arguments) if is_present else None for is_present in present]
 
 
 def _forward(*flat: Array, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]) -> list[Array]:
@@ -104,7 +104,7 @@ def _tangent(
 
         at = tuple(residuals[number] for number in moving)
         terms.append(jax.jvp(of_moving, at, tuple(of_residuals[number] for number in moving))[1])
-    total = terms[0] if len(terms) == 1 else [one + other for one, other in zip(*terms, strict=True)]
+    total = terms[0] if len(terms) == 1 else [term + other_term for term, other_term in zip(*terms, strict=True)]
     return _bound(fn, residuals, arguments, outs), total
 
 
@@ -112,9 +112,12 @@ def _transposed(
     cotangents: Sequence[Any], *flat: Any, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]
 ) -> list[Any]:
     residuals, arguments = _split(flat, present)
-    wanted = [argument.aval if ad.is_undefined_primal(argument) else None for argument in arguments]
-    found = fn.transpose(residuals, wanted, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
-    return [*(None for _ in residuals), *(one for one, there in zip(found, present, strict=True) if there)]
+    avals = [argument.aval if ad.is_undefined_primal(argument) else None for argument in arguments]
+    cotangents_in = fn.transpose(residuals, avals, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+    return [
+        *(None for _ in residuals),
+        *(cotangent_in for cotangent_in, is_present in zip(cotangents_in, present, strict=True) if is_present),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,16 +142,16 @@ class _Batched:
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        one = [_without(array, axis) for array, axis in zip(arguments, self.argument_axes, strict=True)]
+        without_batch = [_without(array, axis) for array, axis in zip(arguments, self.argument_axes, strict=True)]
 
         def transpose(residuals: Sequence[Array], cotangents: Sequence[Array]) -> Sequence[Array | None]:
-            return self.fn.transpose(residuals, one, cotangents)
+            return self.fn.transpose(residuals, without_batch, cotangents)
 
-        found = jax.vmap(transpose, (list(self.residual_axes), 0))(list(residuals), list(cotangents))
+        batched_cotangents = jax.vmap(transpose, (list(self.residual_axes), 0))(list(residuals), list(cotangents))
         # The cotangent of an argument that is the same for the whole batch is a sum over it.
         return [
             array if array is None else array.sum(0) if axis is None else jnp.moveaxis(array, 0, axis)
-            for array, axis in zip(found, self.argument_axes, strict=True)
+            for array, axis in zip(batched_cotangents, self.argument_axes, strict=True)
         ]
 
 
@@ -169,8 +172,8 @@ def _over_batch(
     size = next(array.shape[axis] for array, axis in zip(flat, axes, strict=True) if axis is not None)
     residual_axes, argument_axes = _split(axes, present)
     batched = _Batched(fn=fn, size=size, residual_axes=tuple(residual_axes), argument_axes=tuple(argument_axes))
-    found = _bound(batched, *_split(flat, present), tuple(unmapped_aval(size, 0, out) for out in outs))
-    return found, [0] * len(found)
+    results = _bound(batched, *_split(flat, present), tuple(unmapped_aval(size, 0, out) for out in outs))
+    return results, [0] * len(results)
 
 
 _linear = Primitive("systolic_linear")

@@ -28,9 +28,9 @@ class ListedOp(Op):
         legal = self.configs(spec, chip)
         chosen = [timed for timed in legal if tiles is None or timed.config.tiles == tiles]
         if not chosen:
-            known = ", ".join(sorted({str(timed.config.tiles) for timed in legal})[:8])
+            legal_tiles = ", ".join(sorted({str(timed.config.tiles) for timed in legal})[:8])
             value, limit = f"tiles {tiles}", "are none of those that are tried"
-            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
+            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {legal_tiles}, …")
             raise IllegalTilesError(f"tiles {tiles}", [violation])
         return Candidates(configs=chosen, considered=len(legal))
 

@@ -49,8 +49,8 @@ def fold(transpose_lhs: bool, operands: Operands) -> tuple[Operands, tuple[int, 
 
     def fits(array: Array, side: Side) -> bool:
         same = math.prod(array.shape[:-2]) == 1
-        every = array.shape[:-2] == batch and array.shape[-2] == rows
-        return same if side == "rhs" else every or (same and array.shape[-2] == 1)
+        fits = array.shape[:-2] == batch and array.shape[-2] == rows
+        return same if side == "rhs" else fits or (same and array.shape[-2] == 1)
 
     foldable = not transpose_lhs and lhs.shape[:-2] == batch and all(operands.map(fits, operands.sides).present())
     if not foldable or (rows % 8 and lhs.size > rhs.size):

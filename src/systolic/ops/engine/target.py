@@ -84,8 +84,8 @@ def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: A
     def for_tpus(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*given)
         programs = {"kernel": low_jaxpr(traced), "xla": low_jaxpr(jax.make_jaxpr(xla)(*given))}
-        found = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        results = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return lax.platform_dependent(*given, tpu=for_tpus, default=xla)
 

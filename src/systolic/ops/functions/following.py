@@ -238,11 +238,11 @@ _PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
 def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Followed) -> list[Followed]:
     return [
         Followed(
-            along=tuple(_joined((former, other), len(former.along))),
-            of_block=any(value.of_block for value in (former, other, *deciding)),
-            origin=former.origin or other.origin,
+            along=tuple(_joined((former, later), len(former.along))),
+            of_block=any(value.of_block for value in (former, later, *deciding)),
+            origin=former.origin or later.origin,
         )
-        for former, other in zip(first, second, strict=True)
+        for former, later in zip(first, second, strict=True)
     ]
 
 

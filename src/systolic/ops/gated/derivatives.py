@@ -73,34 +73,34 @@ class _Tangent:
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, of_gate, of_up = residuals
         dx, *dweights = arguments
-        one = self.product.anew(pairing=None, side_by_side=False)
+        single = self.product.anew(pairing=None, side_by_side=False)
         if self.product.side_by_side:
             weights = jnp.split(weights[0], 2, axis=-1)
             dweights = [None] * 2 if dweights[0] is None else jnp.split(dweights[0], 2, axis=-1)
         terms = [
             total * slope.astype(jnp.float32)
             for weight, dweight, slope in zip(weights, dweights, (of_gate, of_up), strict=True)
-            if (total := sum_tangent(one, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
+            if (total := sum_tangent(single, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
         ]
-        shape = output_shape(one, Operands(lhs=x, rhs=weights[0]))
+        shape = output_shape(single, Operands(lhs=x, rhs=weights[0]))
         return [jnp.broadcast_to(functools.reduce(jnp.add, terms), shape).astype(self.product.dtype_out)]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         x, *weights, of_gate, of_up = residuals
-        wanted_x, *wanted = (argument is not None for argument in arguments)
+        wanted_x, *weights_wanted = (argument is not None for argument in arguments)
         (dout,) = cotangents
         dx = _dx(self.product, x, weights, dout, (of_gate, of_up)) if wanted_x else None
-        each = wanted * 2 if self.product.side_by_side else wanted
-        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), each, strict=True) if is_wanted]
-        found = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
-        return [dx, *(next(found) if is_wanted else None for is_wanted in wanted)]
+        slopes_wanted = weights_wanted * 2 if self.product.side_by_side else weights_wanted
+        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), slopes_wanted, strict=True) if is_wanted]
+        dweights = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
+        return [dx, *(next(dweights) if is_wanted else None for is_wanted in weights_wanted)]
 
 
 def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]) -> Array:
     gate, up = (weights[0], weights[0]) if product.side_by_side else weights
-    (found,) = compute(
+    (dx,) = compute(
         product.anew(
             dtype_out=_dtype_out(x, dout, gate),
             transpose_rhs=True,
@@ -111,12 +111,12 @@ def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slope
         ),
         Operands(lhs=dout, lhs_args=slopes, rhs=gate, up=up),
     )
-    return summed(found, x)
+    return summed(dx, x)
 
 
 def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Sequence[Array]) -> list[Array]:
     """The gradient of the weight of each slope."""
-    found = compute(
+    dweights = compute(
         product.anew(
             dtype_out=_dtype_out(weight, dout, x),
             transpose_lhs=True,
@@ -127,7 +127,7 @@ def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Se
         ),
         Operands(lhs=x, rhs=dout, rhs_args=tuple(slopes)),
     )
-    return [summed(one, weight) for one in found]
+    return [summed(dweight, weight) for dweight in dweights]
 
 
 def _slopes(x: Array, weight: Array) -> Any:

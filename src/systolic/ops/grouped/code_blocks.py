@@ -51,25 +51,25 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     columns = block_columns(config)
     # A shorter block that is left behind the others is code of its own.
     of_columns = columns + config.tiles.tile_n % columns
-    one = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
+    row_cycles = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
 
     def sizes(fractions: Sequence[float]) -> list[int]:
         result = {padded(int(config.subtile_m * fraction), multiple) for fraction in fractions}
-        return sorted((one for one in result if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
+        return sorted((size for size in result if size >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
         """Counts the bundles of all blocks together, over one row of k."""
-        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
+        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * row_cycles * chip.step_estimate.bundles_per_cycle
 
-    fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
-    most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
-    depth = _code_depth(spec.k, int(most))
-    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
+    fine, coarse = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
+    max_depth = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
+    depth = _code_depth(spec.k, int(max_depth))
+    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else coarse
     above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
     return tuple(
-        RowBlock(rows=size, columns=columns, depth=depth, above=least)
-        for size, least in zip(rows, (*above, 0), strict=True)
+        RowBlock(rows=size, columns=columns, depth=depth, above=limit)
+        for size, limit in zip(rows, (*above, 0), strict=True)
     )
 
 

@@ -47,11 +47,11 @@ _MAX_GROUPS = 2**12
 @functools.lru_cache(maxsize=256)
 def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
     """Sizes of groups to choose tiles for: about so many rows in each group that has any."""
-    some = min(groups, -(-m // rows_per_group))
-    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * some)
+    used_groups = min(groups, -(-m // rows_per_group))
+    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * used_groups)
     sizes = np.floor(shares * m).astype(int)
     sizes[0] += m - sizes.sum()
-    return (*sizes.tolist(), *(0,) * (groups - some))
+    return (*sizes.tolist(), *(0,) * (groups - used_groups))
 
 
 def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
@@ -113,12 +113,12 @@ def product_time(
         panels[-1].append(visit(rows))
         used += rows
     times = schedule.core_n * (spec.m / sum(sizes))
-    compute_us = times * sum(one.compute_us for panel in panels for one in panel)
-    copy_us = times * sum(one.copy_us for panel in panels for one in panel)
-    apart = 1 / (schedule.weight_slots - 1) ** 2
+    compute_us = times * sum(step.compute_us for panel in panels for step in panel)
+    copy_us = times * sum(step.copy_us for panel in panels for step in panel)
+    unhidden = 1 / (schedule.weight_slots - 1) ** 2
     steps_us = times * sum(
-        apart * sum(max(one.compute_us, one.copy_us) for one in panel)
-        + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
+        unhidden * sum(max(step.compute_us, step.copy_us) for step in panel)
+        + (1 - unhidden) * max(sum(step.compute_us for step in panel), sum(step.copy_us for step in panel))
         for panel in panels
     )
     first = panels[0][0]
@@ -210,20 +210,22 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-    every = _column_sides(spec.n, chip)
-    sides = [side for side in every if spec.products * spec.k * side * item <= bytes_free / 4]
-    for tile_n in sides or every[:1]:
+    sides_n = _column_sides(spec.n, chip)
+    sides = [side for side in sides_n if spec.products * spec.k * side * item <= bytes_free / 4]
+    for tile_n in sides or sides_n[:1]:
         crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
         shares = (*_PANEL_SHARES, _LEAST_PANEL_SHARE) if crowded else _PANEL_SHARES
-        for wanted in _BLOCK_ROWS:
-            rows = min(wanted, padded(spec.m, multiple))
+        for block_rows in _BLOCK_ROWS:
+            rows = min(block_rows, padded(spec.m, multiple))
             row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
             panels = [padded(max(int(bytes_free * share / 2 / row_bytes), 1), rows) for share in shares]
             if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
-                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
+                for columns in {
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                }:
                     yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
 
@@ -231,14 +233,16 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
-    for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
+    for depth in {min(rows_of_block, padded(most_rows, 2 * multiple)) for rows_of_block in _DEPTHS}:
         sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
         for tile_k in sides_k:
             for tile_n in sides_n:
                 # Where not even the sum fits, the smallest tile says so.
                 if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
                     continue
-                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
+                for columns in {
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                }:
                     for rows in dict.fromkeys(padded(min(row, most_rows), depth) for row in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
@@ -255,15 +259,15 @@ def _column_sides(n: int, chip: Chip) -> list[int]:
 
 def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
     """Rows of the visits of groups, in whole registers; of groups with several, in whole blocks but for the last."""
-    found, start = [], 0
+    spans, start = [], 0
     for size in sizes:
         if size:
             span = padded(start + size, multiple) - start // multiple * multiple
             blocks = -(-span // most)
-            each = padded(-(-span // blocks), block) if blocks > 1 else span
-            found += [min(each, span - at) for at in range(0, span, each)]
+            visit_rows = padded(-(-span // blocks), block) if blocks > 1 else span
+            spans += [min(visit_rows, span - at) for at in range(0, span, visit_rows)]
         start += size
-    return found
+    return spans
 
 
 def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:

@@ -113,7 +113,7 @@ def _product(product: GroupedProduct, *given: Any) -> Array:
 
 
 def _multiplied(product: GroupedProduct, *given: Any) -> Array:
-    by_pallas, by_xla = (functools.partial(by, product) for by in (product_by_pallas, product_by_xla))
+    by_pallas, by_xla = (functools.partial(run, product) for run in (product_by_pallas, product_by_xla))
     return dispatched(product.backend, by_pallas, by_xla, *given)
 
 
@@ -130,5 +130,5 @@ def _gradient(product: GroupedProduct, groups: int, *given: Any) -> Array:
 def _differentiated(product: GroupedProduct, groups: int, *given: Any) -> Array:
     if not groups:  # which the shapes of the arrays do not say
         return gradient_by_xla(product, groups, *given)
-    by_pallas, by_xla = (functools.partial(by, product, groups) for by in (gradient_by_pallas, gradient_by_xla))
+    by_pallas, by_xla = (functools.partial(run, product, groups) for run in (gradient_by_pallas, gradient_by_xla))
     return dispatched(product.backend, by_pallas, by_xla, *given)

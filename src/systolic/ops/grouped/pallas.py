@@ -33,7 +33,7 @@ def product_by_pallas(
     if row_scale is not None:
         row_scale = jnp.pad(row_scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
     residual, existing = (
-        None if one is None else jnp.pad(one, [(0, lhs.shape[0] - m), (0, 0)]) for one in (residual, existing)
+        None if array is None else jnp.pad(array, [(0, lhs.shape[0] - m), (0, 0)]) for array in (residual, existing)
     )
     spec = replace(spec, m=lhs.shape[0])
     chosen = plans(spec, chip, product.backend.tiles)
@@ -57,7 +57,8 @@ def gradient_by_pallas(
     chip = product.backend.chip
     assert chip is not None
     lhs, cotangent = (
-        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (product.backend.on_tpu(lhs), cotangent)
+        _of_whole_registers(array, array.dtype.name, product.dtype_out)
+        for array in (product.backend.on_tpu(lhs), cotangent)
     )
     spec = product.gradient_spec(lhs, cotangent, groups)
     chosen = plans(spec, chip, product.backend.tiles)

@@ -240,22 +240,24 @@ def _step(n: int, tile_n: int) -> int:
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
-    tiles, found = config.tiles, list[Violation]()
+    tiles, violations = config.tiles, list[Violation]()
     product = isinstance(spec, GroupedSpec)
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if letter == "n" and is_ragged_side(size, tile) and not (product and spec.side_by_side):
             continue
         if size % tile:
-            found.append(indivisible(letter, size, tile))
+            violations.append(indivisible(letter, size, tile))
         elif letter == "k" and size != tile and product:
             limit = "a row is multiplied as a whole"
-            found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
+            violations.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
         if tile != size and tile % LANES:
-            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES))))
+            violations.append(
+                misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES)))
+            )
     for name, value in (("m", tiles.tile_m), ("m", config.subtile_m)):
         if value % multiple:
-            found.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
+            violations.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
     if config.subtile_n != tiles.tile_n and config.subtile_n % LANES:
-        found.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
-    require_none(config, found)
+        violations.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
+    require_none(config, violations)

@@ -37,43 +37,47 @@ def sharded_product(
     """
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
-    given = (lhs, rhs, grouping, fused)
-    beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns))
-    names = (("m", "k"), matrices, _UNCUT, beside)
-    cuts = cuts_of(given, names, last=_LAST)
+    arrays = (lhs, rhs, grouping, fused)
+    fused_names = Fused(
+        bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns)
+    )
+    names = (("m", "k"), matrices, _UNCUT, fused_names)
+    cuts = cuts_of(arrays, names, last=_LAST)
 
     def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
         rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
-        here, own = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
+        here, here_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
             # What is only cast is sent in its own dtype, as XLA does.
             narrow = here == here.plain and fused == Fused() and jnp.issubdtype(product.dtype_out, jnp.floating)
             part = here.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
             summed = (*cuts["k"], *cuts.get("g", ()))
-            total = lax.psum(run(part, lhs, rhs, own, Fused()), summed)
-            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, own, Fused()), summed)
-            every = matrices * parts_of(mesh, cuts.get("g", ()))
-            whole = fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
-            return finished(product, total, up, rows_of(lhs.shape[0], every, rows), whole)
-        out = run(here, lhs, rhs, own, fused if "g" not in cuts else fused._replace(existing=None))
+            total = lax.psum(run(part, lhs, rhs, here_grouping, Fused()), summed)
+            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, here_grouping, Fused()), summed)
+            all_groups = matrices * parts_of(mesh, cuts.get("g", ()))
+            whole_fused = (
+                fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
+            )
+            return finished(product, total, up, rows_of(lhs.shape[0], all_groups, rows), whole_fused)
+        out = run(here, lhs, rhs, here_grouping, fused if "g" not in cuts else fused._replace(existing=None))
         if "g" not in cuts:
             return out
         # Each row is that of one device, and zero on the others.
         out = lax.psum(out, cuts["g"])
         return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing)
 
-    return on_devices(compute, mesh, cuts, given, names, ("m", columns))
+    return on_devices(compute, mesh, cuts, arrays, names, ("m", columns))
 
 
 def sharded_gradient(
     run: Gradient, mesh: Any, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
     """Return the gradient of the matrices. Parts of rows are summed; `product.group_axes` cut the groups."""
-    given, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
-    cuts = cuts_of(given, names, last=_LAST)
+    arrays, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
+    cuts = cuts_of(arrays, names, last=_LAST)
     taken = {axis for axes in cuts.values() for axis in axes}
-    if own := tuple(axis for axis in product.group_axes if axis not in taken):
-        cuts["g"] = own
+    if group_axes := tuple(axis for axis in product.group_axes if axis not in taken):
+        cuts["g"] = group_axes
 
     def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
         matrices = groups // parts_of(mesh, cuts.get("g", ()))
@@ -85,7 +89,7 @@ def sharded_gradient(
         total = lax.psum(run(part, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts)), cuts["m"])
         return total.astype(product.dtype_out)
 
-    return on_devices(compute, mesh, cuts, given, names, ("g", "k", "n"))
+    return on_devices(compute, mesh, cuts, arrays, names, ("g", "k", "n"))
 
 
 def sharded_finish(
@@ -93,16 +97,16 @@ def sharded_finish(
 ) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
-    given = (total, up, grouping, fused._replace(up=None))
-    beside = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
-    names = (sums, sums, _UNCUT, beside)
-    cuts = cuts_of(given, names, last=_LAST)
+    arrays = (total, up, grouping, fused._replace(up=None))
+    fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
+    names = (sums, sums, _UNCUT, fused_names)
+    cuts = cuts_of(arrays, names, last=_LAST)
 
     def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:
         rows = rows_of(total.shape[0], groups, _rows_here(grouping, mesh, total.shape[0], cuts))
         return finished(product, total, up, rows, fused)
 
-    return on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
+    return on_devices(compute, mesh, cuts, arrays, names, sums, differentiated=True)
 
 
 def _columns(product: GroupedProduct) -> str:

@@ -102,8 +102,8 @@ class GroupedSpec(GroupedSizes):
     def least_hbm_bytes(self) -> int:
         """Each row, each matrix of a group that has rows, what is added, and the result once."""
         read = self.m * self.k + self.products * self.groups_with_rows * self.k * self.n
-        beside = sum(dtype_bytes(one) for one in (self.dtype_out, self.residual) if one)
-        return read * dtype_bytes(self.dtype) + self.m * self.n * beside
+        extra_bytes = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, self.residual) if dtype)
+        return read * dtype_bytes(self.dtype) + self.m * self.n * extra_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

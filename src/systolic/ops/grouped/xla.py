@@ -19,7 +19,7 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     """`lhs[rows of g] @ rhs[g]`, and what is done to the sum."""
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
-    total, up = (None if one is None else _sum(product, lhs, one, rows) for one in (rhs, fused.up))
+    total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in (rhs, fused.up))
     assert total is not None
     return finished(product, total, up, rows, fused)
 

@@ -51,7 +51,7 @@ class _Factor:
         stored = given_dtype(given.value, name)
         array = operand(given.value, name)
         args = _arguments(given.args, f"{name}_args")
-        said = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
+        described = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
         is_vector = array.ndim == 1
         if is_vector:
             array = array[None] if name == "lhs" else array[:, None]
@@ -63,7 +63,7 @@ class _Factor:
             dtype_given=stored if fn is None else dtype,
             dtype_multiplied=dtype,
             is_vector=is_vector,
-            said=said,
+            said=described,
         )
 
 
@@ -94,7 +94,7 @@ def canonical(
     Raises:
       SpecError: shapes or dtypes that do not go together, functions that are not elementwise.
     """
-    lhs, rhs = (_Factor.of(given, in_kernel=backend.in_kernel) for given in (left, right))
+    lhs, rhs = (_Factor.of(factor, in_kernel=backend.in_kernel) for factor in (left, right))
     if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
         raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")
     m, k = lhs.matrices.shape[-2:][:: -1 if left.transposed else 1]

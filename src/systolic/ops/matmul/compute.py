@@ -60,18 +60,20 @@ class _Tangent:
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         fn, at = self._of(residuals, arguments)
-        found = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
-        return [None if argument is None else next(found) for argument in arguments]
+        cotangents_in = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
+        return [None if argument is None else next(cotangents_in) for argument in arguments]
 
     def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
         """The product as a function of some of its arrays, and these."""
 
         def fn(*some: Array) -> tuple[Array, ...]:
-            given = iter(some)
-            all_of_them = [old if one is None else next(given) for old, one in zip(arrays, wanted, strict=True)]
+            values = iter(some)
+            all_of_them = [
+                old if is_given is None else next(values) for old, is_given in zip(arrays, wanted, strict=True)
+            ]
             return floating(by_xla(self.product, self.structure.unflatten(all_of_them)))
 
-        return fn, tuple(array for array, one in zip(arrays, wanted, strict=True) if one is not None)
+        return fn, tuple(array for array, is_given in zip(arrays, wanted, strict=True) if is_given is not None)
 
 
 def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:

@@ -69,8 +69,8 @@ def dot_general(
     )
     if left_to_jax(lhs, rhs, precision=precision, out_sharding=out_sharding):
         return by_jax(lhs, rhs)
-    shapes = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
-    wanted = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
+    shapes = (jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in (lhs, rhs))
+    expected = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
     left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
     out = matmul(
         left,
@@ -78,11 +78,11 @@ def dot_general(
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,
         precision=precision,
-        preferred_element_type=_sum_dtype(wanted.dtype),
+        preferred_element_type=_sum_dtype(expected.dtype),
         implementation=implementation,
         chip=chip,
     )
-    return out.reshape(wanted.shape).astype(wanted.dtype)
+    return out.reshape(expected.shape).astype(expected.dtype)
 
 
 def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
@@ -132,7 +132,7 @@ def spec_of_dot_general(
         operands, _ = folded(call.product, call.operands)
         result.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
 
-    jax.eval_shape(describe, *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs)))
+    jax.eval_shape(describe, *(jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in (lhs, rhs)))
     return result[0]
 
 

@@ -57,9 +57,9 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
     (operands,) = primals
     leaves, structure = jax.tree.flatten(operands)
     keeps = product.functions.activation is not None or operands.scale is not None
-    out, *kept = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
+    out, *kept_sums = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
     tangent = _Tangent(product=product, structure=structure)
-    return out, linear(tangent, [*leaves, *kept], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
+    return out, linear(tangent, [*leaves, *kept_sums], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class _Tangent:
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         operands, z = self._unpacked(residuals)
-        wanted = self.structure.unflatten([argument is not None for argument in arguments])
-        found = operand_cotangents(self.product, operands, z, wanted, *cotangents)
-        return list(map(cut_like, self.structure.flatten_up_to(found), residuals))
+        is_wanted = self.structure.unflatten([argument is not None for argument in arguments])
+        cotangents_in = operand_cotangents(self.product, operands, z, is_wanted, *cotangents)
+        return list(map(cut_like, self.structure.flatten_up_to(cotangents_in), residuals))
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves
@@ -124,9 +124,9 @@ def sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Arr
         if change is None:
             continue
         functions = replace(product.functions, activation=None, **{side: None})
-        one = product.anew(dtype_out="float32", activation="", functions=functions)
+        linear = product.anew(dtype_out="float32", activation="", functions=functions)
         alone = {side: change, f"{side}_args": (), "bias": None, "residual": total, "scale": None}
-        (total,) = compute(one, operands._replace(**alone))
+        (total,) = compute(linear, operands._replace(**alone))
     return total
 
 
@@ -135,7 +135,7 @@ def _operand_tangent(
 ) -> Array | None:
     """The tangent of what is multiplied: of an operand, or of what its function makes of it."""
     fn: Fn | None = getattr(product.functions, side)
-    arrays, changes = ([getattr(each, side), *getattr(each, f"{side}_args")] for each in (operands, tangents))
+    arrays, changes = ([getattr(tree, side), *getattr(tree, f"{side}_args")] for tree in (operands, tangents))
     moving = [number for number, change in enumerate(changes) if change is not None]
     if fn is None or not moving:
         return changes[0]

@@ -89,13 +89,13 @@ def function_named(name: str, dtype: str) -> Fn:
         # The gradient of each product of a gated one, from that of its result. Of bfloat16 the product rounds once.
         return tuple((block * slope).astype(dtype) for slope in slopes)
 
-    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
-    if name not in known:
+    by_name: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
+    if name not in by_name:
         raise SpecError(
             f"a spec only names an operand's function, and {name!r} is not known; known are "
-            f"{', '.join(known)}; leave it out"
+            f"{', '.join(by_name)}; leave it out"
         )
-    return known[name]
+    return by_name[name]
 
 
 def matrices(spec: MatmulSpec) -> Operands:
@@ -111,11 +111,11 @@ def matrices(spec: MatmulSpec) -> Operands:
             (*lead, rows if operand.rows else 1, columns if operand.columns else 1), jnp.dtype(operand.dtype)
         )
 
-    found = spec.operands.map(shape, spec.operands.sides)
-    if not spec.side_by_side or found.up is None:
-        return found
-    both = jax.ShapeDtypeStruct((*found.up.shape[:-1], 2 * found.up.shape[-1]), found.up.dtype)
-    return found._replace(rhs=both, up=both)
+    shapes = spec.operands.map(shape, spec.operands.sides)
+    if not spec.side_by_side or shapes.up is None:
+        return shapes
+    both = jax.ShapeDtypeStruct((*shapes.up.shape[:-1], 2 * shapes.up.shape[-1]), shapes.up.dtype)
+    return shapes._replace(rhs=both, up=both)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -126,10 +126,10 @@ def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
       SpecError: no program here is of this spec.
     """
     product = product or product_of(spec, BY_XLA)
-    made = spec_of(product, matrices(spec))
-    if _uncounted(made) != _uncounted(spec):
-        raise SpecError(f"this product cannot be built from its spec: {_difference(spec, made)}")
-    return made
+    actual_spec = spec_of(product, matrices(spec))
+    if _uncounted(actual_spec) != _uncounted(spec):
+        raise SpecError(f"this product cannot be built from its spec: {_difference(spec, actual_spec)}")
+    return actual_spec
 
 
 def _uncounted(spec: MatmulSpec) -> MatmulSpec:
@@ -149,4 +149,6 @@ def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
         (name, getattr(_uncounted(made), name), getattr(_uncounted(asked), name))
         for name in MatmulSpec.__dataclass_fields__
     ]
-    return "; ".join(f"{name} would be {found} and not {wanted}" for name, found, wanted in fields if found != wanted)
+    return "; ".join(
+        f"{name} would be {value} and not {expected}" for name, value, expected in fields if value != expected
+    )

@@ -76,8 +76,8 @@ class MatmulOp(Op):
             return _ranked(computed, chip)
         try:
             if isinstance(tiles, Tiles):
-                found, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
-                return Candidates(configs=found, considered=considered)
+                ranked, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
+                return Candidates(configs=ranked, considered=considered)
             return Candidates(configs=[timed_config(computed, tiles, chip)], considered=1)
         except IllegalTilesError as error:
             raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
@@ -113,12 +113,12 @@ class MatmulOp(Op):
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
         """Say how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
-        found = [orientation] if orientation else []
+        orientations = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":
-            found.append(f"float32 as {_PASSES[spec.precision]}")
+            orientations.append(f"float32 as {_PASSES[spec.precision]}")
         if chip.cores_per_device > 1:
-            found.append("both cores share the blocks of the output")
-        return found
+            orientations.append("both cores share the blocks of the output")
+        return orientations
 
     def programs(self, spec: MatmulSpec, chip: Chip) -> Programs:
         from systolic.ops.matmul.programs import programs_of  # needs JAX

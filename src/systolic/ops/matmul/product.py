@@ -115,7 +115,7 @@ def epilogue_op_count(product: Product, given: Operands) -> OpCount:
     """What the epilogue of a product with these operands costs an element."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
-    facts: dict[str, Any] = {name: fact for name, there in given._asdict().items() if there}
+    facts: dict[str, Any] = {name: fact for name, is_given in given._asdict().items() if is_given}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
         return OpCount(total=0, transcendentals=0)

@@ -65,24 +65,24 @@ def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
     """
-    known = counted(spec)
+    counted_programs = counted(spec)
     return RacedPrograms(
-        spec=known,
-        arguments=(_as_written(known),),
-        ours=functools.partial(_called, known, chip, implementation),
-        xla=functools.partial(_plain, known),
+        spec=counted_programs,
+        arguments=(_as_written(counted_programs),),
+        ours=functools.partial(_called, counted_programs, chip, implementation),
+        xla=functools.partial(_plain, counted_programs),
     )
 
 
 def _as_written(spec: MatmulSpec) -> Operands:
     """Return the operands as a network has them: a row beside the output is a vector."""
-    whole = matrices(spec)
+    arrays = matrices(spec)
 
     def vector(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return shape if shape.shape[-2] > 1 else jax.ShapeDtypeStruct(shape.shape[-1:], shape.dtype)
 
-    rows = whole.of_output.map(vector)
-    return whole._replace(bias=rows.bias, scale=rows.scale)
+    rows = arrays.of_output.map(vector)
+    return arrays._replace(bias=rows.bias, scale=rows.scale)
 
 
 def _called(spec: MatmulSpec, chip: Chip, implementation: Implementation, operands: Operands) -> Array:

@@ -35,8 +35,8 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
         here = Operands(*parts)
         return _summed(run, mesh, product, here, cuts["k"]) if "k" in cuts else run(product, here)
 
-    made = _names(product, "out", output_shape(product, operands))  # of all outputs
-    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), made)
+    out_names = _names(product, "out", output_shape(product, operands))  # of all outputs
+    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), out_names)
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:

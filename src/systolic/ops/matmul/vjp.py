@@ -98,8 +98,10 @@ def _operand_cotangents(
     """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
     is_lhs = side == "lhs"
     # Seen from lhs: its own array and function, and those of the other operand.
-    own, functions = (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
-    array, args, own_fn = own.lhs, own.lhs_args, functions.lhs
+    own_operands, functions = (
+        (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
+    )
+    array, args, own_fn = own_operands.lhs, own_operands.lhs_args, functions.lhs
     transposed, other_transposed = (product.transpose_lhs, product.transpose_rhs)[:: 1 if is_lhs else -1]
     own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
     if not own_wanted and not any(args_wanted):
@@ -108,34 +110,37 @@ def _operand_cotangents(
     dz_left = is_lhs != transposed
     # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
     transposes = (is_lhs != dz_left, other_transposed == transposed)
-    reduced = broadcast_shapes(source[0].shape[:-2], own.rhs.shape[:-2]) != array.shape[:-2]
+    reduced = broadcast_shapes(source[0].shape[:-2], own_operands.rhs.shape[:-2]) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced
-    whole = own_fn is None or fused
+    is_whole = own_fn is None or fused
     factors = Operands(
         lhs=source[0],
-        rhs=own.rhs,
+        rhs=own_operands.rhs,
         lhs_args=source[1:],
-        rhs_args=own.rhs_args,
+        rhs_args=own_operands.rhs_args,
         primal=array if fused else None,
     )
     its_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
     if not dz_left:
         factors, its_functions, transposes = factors.swapped(), its_functions.swapped(), transposes[::-1]
     gradient = product.anew(
-        dtype_out=array.dtype.name if whole and not reduced else "float32",
+        dtype_out=array.dtype.name if is_whole and not reduced else "float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
         functions=its_functions,
         activation="",
         counts_cast=False,
     )
-    (found,) = compute(gradient, factors)
-    if whole:
-        return summed(found, array), ()
+    (gradient_sum,) = compute(gradient, factors)
+    if is_whole:
+        return summed(gradient_sum, array), ()
     assert own_fn is not None
-    through = _through(own_fn, found, array, args)
-    each = [one if is_wanted else None for one, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)]
-    return each[0], tuple(each[1:])
+    through = _through(own_fn, gradient_sum, array, args)
+    cotangents_in = [
+        cotangent_in if is_wanted else None
+        for cotangent_in, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)
+    ]
+    return cotangents_in[0], tuple(cotangents_in[1:])
 
 
 def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) -> tuple[Any, ...]:
@@ -152,5 +157,5 @@ def summed(wide: Array | None, like: Array | None) -> Any:
 
 
 def _summed_to(wide: Array, shape: tuple[int, ...]) -> Array:
-    axes = tuple(axis for axis, (size, own) in enumerate(zip(wide.shape, shape, strict=True)) if size != own)
+    axes = tuple(axis for axis, (size, own_size) in enumerate(zip(wide.shape, shape, strict=True)) if size != own_size)
     return wide.sum(axes, keepdims=True) if axes else wide

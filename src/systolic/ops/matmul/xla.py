@@ -46,7 +46,7 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
         return sum(total[1:], start=total[0])
 
     with jax.named_scope("systolic.matmul"):
-        totals = [multiply(*each) for each in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
+        totals = [multiply(*pair) for pair in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
         if spec.sums < spec.products:
             totals = [totals[0] + totals[1]]
         outs = outputs(tuple(totals), operands, spec.epilogue, functions, product.dtype_out, product.pairing)

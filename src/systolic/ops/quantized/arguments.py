@@ -131,15 +131,15 @@ def canonical(
 def _weight(rhs: Any, name: str) -> _Weight:
     if is_quantized(rhs):
         values, scales = _codes_and_scales(rhs, name)
-        found = _Weight(values=values, scales=scales)
+        weight = _Weight(values=values, scales=scales)
     else:
         values = operand(rhs, name)
         if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
             raise SpecError(f"{name} is {values.dtype.name}; beside a quantized lhs use floats or a Quantized")
-        found = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
-    if found.values.ndim < 2:
-        raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")
-    return found
+        weight = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
+    if weight.values.ndim < 2:
+        raise SpecError(f"{name} is of shape {list(weight.values.shape)}; it has to be a matrix [k, n]")
+    return weight
 
 
 def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
@@ -152,12 +152,15 @@ def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
 
 
 def _second(up: Any, gate: _Weight) -> _Weight:
-    found = _weight(up, "w_up")
-    forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
+    up_weight = _weight(up, "w_up")
+    forms = [
+        tuple((list(array.shape), array.dtype.name) for array in (weight.values, weight.scales))
+        for weight in (gate, up_weight)
+    ]
     if forms[0] != forms[1]:
-        said = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
-        raise SpecError(f"w_gate and w_up are {said}; both weights need the same shapes and dtypes")
-    return found
+        described = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
+        raise SpecError(f"w_gate and w_up are {described}; both weights need the same shapes and dtypes")
+    return up_weight
 
 
 def _rows_of_floats(lhs: Any) -> _Rows:
@@ -188,10 +191,10 @@ def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
 
 
 def _row_format(name: Any) -> str:
-    found = format_named(name)
-    if found not in ROW_FORMATS:
+    format_name = format_named(name)
+    if format_name not in ROW_FORMATS:
         raise QuantizationError(f"quantize_lhs={name!r}; rows are quantized to {', '.join(ROW_FORMATS)}")
-    return found
+    return format_name
 
 
 def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
@@ -231,13 +234,15 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
     """Return the batch of lhs as rows where there is one weight; else one batch dimension of all."""
-    its = operands
-    if its.values.ndim == 2:
+    used = operands
+    if used.values.ndim == 2:
 
         def as_rows(one: Array | None) -> Array | None:
             return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
 
-        return its._replace(lhs=as_rows(its.lhs), residual=as_rows(its.residual), lhs_scales=as_rows(its.lhs_scales))
+        return used._replace(
+            lhs=as_rows(used.lhs), residual=as_rows(used.residual), lhs_scales=as_rows(used.lhs_scales)
+        )
 
     def batched(one: Array | None) -> Array | None:
         if one is None:
@@ -245,13 +250,13 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
         return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
 
     return Operands(
-        lhs=batched(its.lhs),
-        values=batched(its.values),
-        scales=batched(its.scales),
-        bias=its.bias,
-        residual=batched(its.residual),
-        lhs_scales=batched(its.lhs_scales),
-        out_scale=its.out_scale,
-        up_values=batched(its.up_values),
-        up_scales=batched(its.up_scales),
+        lhs=batched(used.lhs),
+        values=batched(used.values),
+        scales=batched(used.scales),
+        bias=used.bias,
+        residual=batched(used.residual),
+        lhs_scales=batched(used.lhs_scales),
+        out_scale=used.out_scale,
+        up_values=batched(used.up_values),
+        up_scales=batched(used.up_scales),
     )

@@ -117,10 +117,10 @@ def _register() -> None:
     import jax
 
     def unflatten(_: None, children: Iterable[Any]) -> Quantized:
-        made = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
+        quantized = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
         for name, child in zip(("values", "scales"), children, strict=True):
-            object.__setattr__(made, name, child)
-        return made
+            object.__setattr__(quantized, name, child)
+        return quantized
 
     key = jax.tree_util.GetAttrKey
     jax.tree_util.register_pytree_with_keys(

@@ -122,15 +122,15 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     """
     values, scales, rows = kept.values, kept.scales, quantized_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
-    given = cotangent.astype(dtype)
+    scaled = cotangent.astype(dtype)
     weight = weight_of(kept, dtype)
-    to_rows = summed(jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32), "n")
+    to_rows = summed(jnp.matmul(scaled, weight.mT, preferred_element_type=jnp.float32), "n")
     # XLA leaves these out where nobody asks for derivatives of scales.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)
-    to_weight = summed(jnp.matmul(left.mT, given, preferred_element_type=jnp.float32), "m")
+    to_weight = summed(jnp.matmul(left.mT, scaled, preferred_element_type=jnp.float32), "m")
     blocks, n = scales.shape
-    each = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
-    to_scales = summed(each.sum(1), "scales").astype(scales.dtype)
+    products = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
+    to_scales = summed(products.sum(1), "scales").astype(scales.dtype)
     to_values = None
     if differentiated(kept).values is not None:  # a weight that is not quantized, whose scales are one
         to_values = to_weight.astype(values.dtype)
@@ -151,16 +151,16 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
 
     @call.def_vmap
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
-        its = mapped[0]
-        if not any(getattr(its, name) for name in OF_COLUMNS):
+        is_mapped = mapped[0]
+        if not any(getattr(is_mapped, name) for name in OF_COLUMNS):
             of_rows = {}
             for name in ("lhs", "residual", "lhs_scales"):
                 if (array := getattr(operands, name)) is not None:
-                    every = array if getattr(its, name) else jnp.broadcast_to(array, (size, *array.shape))
-                    of_rows[name] = every.reshape(size * every.shape[1], array.shape[-1])
+                    batched = array if getattr(is_mapped, name) else jnp.broadcast_to(array, (size, *array.shape))
+                    of_rows[name] = batched.reshape(size * batched.shape[1], array.shape[-1])
             out = _batched(product, operands._replace(**of_rows))
             return out.reshape(size, operands.lhs.shape[-2], out.shape[-1]), True
-        return each_of_batch(functools.partial(_batched, product), size, (its,), (operands,)), True
+        return each_of_batch(functools.partial(_batched, product), size, (is_mapped,), (operands,)), True
 
     return call(operands)
 
@@ -169,5 +169,5 @@ def _multiplied(product: QuantizedProduct, operands: Operands) -> Array:
     backend = product.backend
     if backend.implementation is None and backend.chip is not None and not backend.chip.unpacks_bytes:
         return by_xla(product, operands)
-    by = (functools.partial(run, product) for run in (by_pallas, by_xla))
-    return dispatched(backend, *by, operands)
+    runs = (functools.partial(run, product) for run in (by_pallas, by_xla))
+    return dispatched(backend, *runs, operands)

@@ -36,7 +36,7 @@ class QuantizedOp(ListedOp):
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n)",
             f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
-            ", ".join(name for name, there in joined.items() if there and name),
+            ", ".join(name for name, is_joined in joined.items() if is_joined and name),
         )
 
     def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
@@ -47,9 +47,9 @@ class QuantizedOp(ListedOp):
 
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
         """Return the time of products at the rate of the route, or of copies alone, by the chip's model."""
-        least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
+        roofline, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
         faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(dtype_on(computed, chip), chip)
-        return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
+        return max(roofline.hbm_us, roofline.mxu_us / max(faster, 1.0)) / chip.cores_per_device
 
     def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
         schedule = QuantizedSchedule.of(computed, config, chip)

@@ -71,9 +71,9 @@ def _version(chip: Chip) -> int:
 def _module(name: str) -> Any:
     """A file of the kernel, without the package around it."""
     if _PACKAGE not in sys.modules:
-        found = importlib.util.find_spec(_PACKAGE)
-        assert found is not None  # `peers` has looked
-        package, logger = importlib.util.module_from_spec(found), types.ModuleType(f"{_PACKAGE}.logger")
+        module_spec = importlib.util.find_spec(_PACKAGE)
+        assert module_spec is not None  # `peers` has looked
+        package, logger = importlib.util.module_from_spec(module_spec), types.ModuleType(f"{_PACKAGE}.logger")
         logger.__dict__["init_logger"] = logging.getLogger
         sys.modules |= {_PACKAGE: package, logger.__name__: logger}
     return importlib.import_module(f"{_KERNEL}.{name}")

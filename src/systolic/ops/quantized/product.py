@@ -44,7 +44,7 @@ class QuantizedProduct:
     def is_plain(self, operands: Operands) -> bool:
         """Whether there is one weight, and the sum is only cast."""
         fused = (operands.bias, operands.residual, operands.out_scale, self.function)
-        return not self.gated and all(one is None for one in fused)
+        return not self.gated and all(array is None for array in fused)
 
     def columns(self, operands: Operands) -> int:
         """The result's."""

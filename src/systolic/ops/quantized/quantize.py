@@ -67,29 +67,29 @@ def quantize(
     # Values and scales of one block lie along the odd dimensions of this.
     parted = jnp.asarray(x).astype(jnp.float32).reshape(split_shape(x.shape, blocks))
     within = tuple(range(1, parted.ndim, 2))
-    grid = tuple(size // max(each, 1) for size, each in zip(x.shape, blocks, strict=True))
+    grid = tuple(size // max(block, 1) for size, block in zip(x.shape, blocks, strict=True))
     if largest is None:
         reach = jnp.max(jnp.abs(parted), axis=within, keepdims=True, initial=0.0)
         broken = ~jnp.isfinite(parted)
     else:
-        given = jnp.asarray(largest, jnp.float32)
-        if given.ndim and given.shape != grid:
-            shapes = f"{list(given.shape)}; use one number, or the scales' {list(grid)}"
+        largest_array = jnp.asarray(largest, jnp.float32)
+        if largest_array.ndim and largest_array.shape != grid:
+            shapes = f"{list(largest_array.shape)}; use one number, or the scales' {list(grid)}"
             raise QuantizationError(f"largest of shape {shapes}")
-        reach = jnp.broadcast_to(given, grid).reshape(split_shape(grid, (1,) * len(grid)))
+        reach = jnp.broadcast_to(largest_array, grid).reshape(split_shape(grid, (1,) * len(grid)))
         broken = jnp.isnan(parted)
     # Said apart: a maximum need not be NaN where one of many numbers is.
     reach = jnp.where(jnp.any(broken, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
     if search:
-        least = _error(parted, values, scales, within)
+        least_error = _error(parted, values, scales, within)
         for share in _SEARCHED:
             tried, tried_scales = as_format(parted, reach * share)
             error = _error(parted, tried, tried_scales, within)
-            better = error < least
+            better = error < least_error
             values, scales = jnp.where(better, tried, values), jnp.where(better, tried_scales, scales)
-            least = jnp.where(better, error, least)
+            least_error = jnp.where(better, error, least_error)
     return Quantized(values.astype(name).reshape(x.shape), scales.astype(scale_name).reshape(grid))
 
 
@@ -120,12 +120,12 @@ def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[An
     """Return the values, still in float32, and the scales as they are stored."""
     import jax.numpy as jnp
 
-    most = LARGEST[name]
-    scales = reach / most
+    largest_value = LARGEST[name]
+    scales = reach / largest_value
     tiny = jnp.finfo(jnp.float32).tiny
     scales = jnp.where(scales >= tiny, scales, jnp.where(jnp.isnan(scales), jnp.nan, 1.0))
     scales = scales.astype(scale_name).astype(jnp.float32)
-    ratio = jnp.clip(parted / scales, -most, most)
+    ratio = jnp.clip(parted / scales, -largest_value, largest_value)
     ratio = jnp.where(jnp.isnan(ratio), 0.0, ratio)
     return _nearest(ratio, name), scales
 
@@ -159,17 +159,17 @@ def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
     sizes = block if isinstance(block, (tuple, list)) else (block,) * len(axes)
     if len(sizes) != len(axes):
         raise QuantizationError(f"block={block} for axis={axis}; give one number for each axis")
-    found = [1] * len(shape)
-    for each, size in zip(axes, sizes, strict=True):
-        if not -len(shape) <= each < len(shape):
-            raise QuantizationError(f"axis={each} of an array with shape {list(shape)}: it has no such axis")
-        whole = shape[each]
-        size = (whole or 1) if size is None else size
-        if size < 1 or whole % size:
-            near = math.gcd(whole, size) if size > 0 and whole else 1
+    sizes_of_blocks = [1] * len(shape)
+    for axis_number, size in zip(axes, sizes, strict=True):
+        if not -len(shape) <= axis_number < len(shape):
+            raise QuantizationError(f"axis={axis_number} of an array with shape {list(shape)}: it has no such axis")
+        axis_size = shape[axis_number]
+        size = (axis_size or 1) if size is None else size
+        if size < 1 or axis_size % size:
+            near = math.gcd(axis_size, size) if size > 0 and axis_size else 1
             raise QuantizationError(
-                f"block={size} does not divide the {whole} values along axis {each} of {list(shape)}; use a divisor, "
-                f"such as {near}"
+                f"block={size} does not divide the {axis_size} values along axis {axis_number} of {list(shape)}; "
+                f"use a divisor, such as {near}"
             )
-        found[each] = size
-    return tuple(found)
+        sizes_of_blocks[axis_number] = size
+    return tuple(sizes_of_blocks)

@@ -41,11 +41,11 @@ def unit_cycles(route: Route, rows: int, k: int, n: int, chip: Chip) -> float:
 
 
 def vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
-    made = k * n * dtype_bytes(route.pushed) / REGISTER_BYTES * _made_operations(route, spec, chip)
-    vector = made / _VECTOR_SLOTS
+    operations = k * n * dtype_bytes(route.pushed) / REGISTER_BYTES * _made_operations(route, spec, chip)
+    vector = operations / _VECTOR_SLOTS
     if route.scaled == "sums" and spec.blocks > 1:
-        each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
-        vector += k / spec.block * max(rows, 8) * n / 1024 * each / _VECTOR_SLOTS
+        row_operations = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
+        vector += k / spec.block * max(rows, 8) * n / 1024 * row_operations / _VECTOR_SLOTS
     return vector + (k * n / 1024 * chip.code_costs.bits_register_cycles if route.made == "bits" else 0)
 
 

@@ -43,9 +43,9 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
         return [*beside_floats, *_even_first(beside_floats, spec, chip)]
-    known = chip.dot_operands.floats | chip.dot_operands.integers
+    supported = chip.dot_operands.floats | chip.dot_operands.integers
     exact = [
-        replace(_exact(route, spec), rows_of_bits=spec.row_format not in known)
+        replace(_exact(route, spec), rows_of_bits=spec.row_format not in supported)
         for route in beside_floats
         if route.scaled == "sums"
     ]
@@ -53,14 +53,14 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         *(
             Route(
                 pushed=rows,
-                made=made,
+                made=production,
                 codes=None,
                 scaled="sums",
                 depth=_depth(spec.block, unit_shape(rows, chip.machine)[0]),
                 rows=rows,
                 sums="int32",
             )
-            for rows, made in _integer_ways(spec, chip)
+            for rows, production in _integer_ways(spec, chip)
         ),
         *(
             replace(route, rows=route.pushed)
@@ -122,7 +122,7 @@ def _largest_coded(spec: QuantizedSpec) -> int:
 def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     taken, dtype = chip.dot_operands.floats, spec.dtype_rhs
     ways: list[tuple[Made, str, Codes | None]] = []
-    codes = next((one for one in _CODES.get(dtype, ()) if one.dtype in taken), None)
+    codes = next((candidate for candidate in _CODES.get(dtype, ()) if candidate.dtype in taken), None)
     if codes:
         ways.append(("codes", codes.dtype, codes))
     if dtype in taken:
@@ -134,14 +134,14 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     if not ways:
         ways.append(("bits", "bfloat16", None))
     sums = [
-        Route(pushed=pushed, made=made, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
-        for made, pushed, its in ways
+        Route(pushed=pushed, made=production, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
+        for production, pushed, its in ways
     ]
     # The vector units multiply bfloat16; scales of whole columns cost nothing after the sum. Quantized rows of a format
     # that the kernel does not take come as bfloat16, with scales of their own; their products are exact as well.
     weights = [
-        Route(pushed=pushed, made=made, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
-        for made, pushed, its in ways
+        Route(pushed=pushed, made=production, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
+        for production, pushed, its in ways
         if pushed == "bfloat16" and spec.blocks > 1 and not spec.scales_rows
     ]
     return sums + weights

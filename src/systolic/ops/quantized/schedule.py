@@ -116,22 +116,22 @@ class QuantizedSchedule:
         )
         dots = _dots_bytes(config, route) * spec.weights
         # One weight was never seen to need room for its dots that it could not get; two were.
-        made = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
+        made_bytes = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
         need = CompilerNeed(
             factor=_COMPILER_FACTOR,
-            kept_bytes=made,
-            asked_bytes=made + (0 if spec.gated else dots / _ASKED_MARGIN),
+            kept_bytes=made_bytes,
+            asked_bytes=made_bytes + (0 if spec.gated else dots / _ASKED_MARGIN),
             margin=_ASKED_MARGIN,
         )
-        most = chip.usable_vmem_bytes_per_core
-        usable = need.usable_bytes(most)
+        vmem_bytes = chip.usable_vmem_bytes_per_core
+        usable = need.usable_bytes(vmem_bytes)
         fixed_bytes, slot_bytes = (
             total_bytes(buffers) for buffers in (without_slots._buffers(spec), without_slots._weight_slots(spec, 1))
         )
         slots = min(max((usable - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
         buffers = (*without_slots._buffers(spec), *without_slots._weight_slots(spec, slots))
         require_none(config, vmem_violations(buffers, usable))
-        limit = need.limit_bytes(total_bytes(buffers), chip, most)
+        limit = need.limit_bytes(total_bytes(buffers), chip, vmem_bytes)
         return replace(without_slots, slots=slots, buffers=buffers, vmem_limit_bytes=limit)
 
     def with_route(self, spec: QuantizedSpec, route: Route) -> QuantizedSchedule:
@@ -161,10 +161,12 @@ class QuantizedSchedule:
         if self.grid_k > 1:
             buffers.append(_of_rows("acc", out_tile, acc, spec.weights, (spec.weights,)))
         if self.keeps_weights:
-            made = (self.tile_k, self.subtile_n)
-            ref_shape = (spec.weights, *made)
+            made_shape = (self.tile_k, self.subtile_n)
+            ref_shape = (spec.weights, *made_shape)
             buffers.append(
-                VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights, ref_shape=ref_shape)
+                VmemBuffer(
+                    name="weights", shape=made_shape, dtype=route.pushed, copies=spec.weights, ref_shape=ref_shape
+                )
             )
         if spec.residual:
             buffers.append(replace(_of_rows("residual", out_tile, spec.dtype_out, 2), ref_shape=None))
@@ -231,8 +233,8 @@ def _rows_in_vmem(rows: int, dtype: str) -> int:
     """Rows that a block takes: whole sublanes, or of fewer rows a power of two that fills words."""
     if rows > SUBLANES:
         return padded(rows, SUBLANES)
-    least = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
-    return max(least, 1 << (rows - 1).bit_length())
+    min_rows = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
+    return max(min_rows, 1 << (rows - 1).bit_length())
 
 
 def _of_rows(
@@ -256,9 +258,9 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 def _made_bytes(config: KernelConfig, route: Route) -> int:
     """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
-    made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
-    made += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
-    return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+    weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
+    weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
+    return weights_bytes + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
 
 
 def _dots_bytes(config: KernelConfig, route: Route) -> int:
@@ -270,29 +272,31 @@ def _dots_bytes(config: KernelConfig, route: Route) -> int:
 
 
 def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> None:
-    tiles, found = config.tiles, list[Violation]()
+    tiles, violations = config.tiles, list[Violation]()
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if size % tile:
-            found.append(indivisible(letter, size, tile))
+            violations.append(indivisible(letter, size, tile))
         if tile % LANES:
-            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
+            violations.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
     if config.subtile_n % LANES:
-        found.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
+        violations.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
     if spec.block % BLOCK_ROWS and spec.blocks > 1:
         limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
-        found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
+        violations.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
     if tiles.tile_k != spec.k and ((spec.blocks > 1 and tiles.tile_k % spec.block) or tiles.tile_k % route.depth):
         fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
         limit = "a tile has whole blocks, and whole dots"
-        found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+        violations.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     if route.sums == "int32" and min(tiles.tile_k, spec.block) > EXACT_INT32_PRODUCTS:
-        found.append(inexact_sums(tiles.tile_k, ", and smaller blocks of scales"))
+        violations.append(inexact_sums(tiles.tile_k, ", and smaller blocks of scales"))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
-        found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
-    if not found and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
+        violations.append(
+            misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows))
+        )
+    if not violations and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
         value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
         fix = "use a smaller subtile, or tile_k"
-        found.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
-    require_none(config, found)
+        violations.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
+    require_none(config, violations)

@@ -39,7 +39,7 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
             return run(product, here)
         if product.is_plain(here):
             return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
-        totals = [lax.psum(run(product.plain, its), cuts["k"]) for its in each_weight(here)]
+        totals = [lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(here)]
         return finished(product, totals, here)
 
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), ("m", "n"))
@@ -50,7 +50,7 @@ def sharded_cotangents(
 ) -> Operands:
     """Return the cotangents of `differentiate` on each device's parts; None for operands that have none."""
     names, cuts = _names(mesh, product, operands)
-    wanted = [at for at, one in enumerate(differentiated(operands)) if one is not None]
+    positions = [at for at, array in enumerate(differentiated(operands)) if array is not None]
 
     k = cuts.get("k", ())
     axes = {"m": cuts.get("m", ()), "n": cuts.get("n", ())}
@@ -60,38 +60,38 @@ def sharded_cotangents(
         return lax.psum(part, axes[of]) if axes[of] else part
 
     def compute(operands: tuple[Any, ...], cotangent: Array) -> tuple[Array, ...]:
-        found = differentiate(Operands(*operands), cotangent, summed)
-        return tuple(found[at] for at in wanted)
+        cotangents_in = differentiate(Operands(*operands), cotangent, summed)
+        return tuple(cotangents_in[at] for at in positions)
 
-    made = tuple(names[at] for at in wanted)
-    given, its = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
-    result = dict(zip(wanted, on_devices(compute, mesh, cuts, given, its, made), strict=True))
+    names_out = tuple(names[at] for at in positions)
+    arrays, array_names = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
+    result = dict(zip(positions, on_devices(compute, mesh, cuts, arrays, array_names, names_out), strict=True))
     return Operands(*(result.get(at) for at in range(len(Operands._fields))))
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
-    its, of_all = operands, ("m", "n")
-    given = (tuple(totals), its.bias, its.residual, its.out_scale)
+    epilogue_operands, of_all = operands, ("m", "n")
+    arrays = (tuple(totals), epilogue_operands.bias, epilogue_operands.residual, epilogue_operands.out_scale)
     names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
 
     def compute(totals: Sequence[Array], bias: Any, residual: Any, out_scale: Any) -> Array:
         return finished(product, totals, Operands(None, None, None, bias, residual, out_scale=out_scale))
 
-    return on_devices(compute, mesh, cuts_of(given, names, last=_LAST), given, names, ("m", "n"), differentiated=True)
+    return on_devices(compute, mesh, cuts_of(arrays, names, last=_LAST), arrays, names, ("m", "n"), differentiated=True)
 
 
 def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Operands, dict[str, tuple[str, ...]]]:
     """Return the names of the dimensions, "" for those that cannot be cut, and the axes that cut the others."""
     scales, lhs_scales = operands.scales, operands.lhs_scales
-    counts = {one.shape[at] for one, at in ((scales, 0), (lhs_scales, 1)) if one is not None} - {1}
+    counts = {scale.shape[at] for scale, at in ((scales, 0), (lhs_scales, 1)) if scale is not None} - {1}
 
     def named(k: str) -> Operands:
         of_weight = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
         return Operands(
             lhs=("m", k),
             **of_weight,
-            **{f"up_{name}": its for name, its in of_weight.items()},
+            **{f"up_{name}": weight_names for name, weight_names in of_weight.items()},
             out_scale=("n",),
             bias=("n",),
             residual=("m", "n"),

@@ -68,9 +68,9 @@ class QuantizedSpec:
         self._check_rows()
         dtype_bytes(self.dtype_out)
         if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
-            beside = f", or {_PLAIN} beside quantized rows"
+            alternatives = f", or {_PLAIN} beside quantized rows"
             raise QuantizationError(
-                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{beside}"
+                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{alternatives}"
             )
         if self.dtype_scale not in _SCALES:
             raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")

@@ -37,12 +37,12 @@ def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
     operands = product.apart(operands)
     rows = quantized_rows(product, operands)
     totals = []
-    for its in each_weight(operands):
+    for weight_operands in each_weight(operands):
         if rows is None:
-            weight = weight_of(its, its.lhs.dtype)
-            totals.append(jnp.matmul(its.lhs, weight, preferred_element_type=jnp.float32))
+            weight = weight_of(weight_operands, weight_operands.lhs.dtype)
+            totals.append(jnp.matmul(weight_operands.lhs, weight, preferred_element_type=jnp.float32))
         else:
-            totals.append(product_of_values(rows, its.values, its.scales))
+            totals.append(product_of_values(rows, weight_operands.values, weight_operands.scales))
     return finished(product, totals, operands)
 
 
@@ -60,8 +60,8 @@ def quantized_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows 
         return ScaledRows(operands.lhs, operands.lhs_scales)
     if product.quantize_lhs is None:
         return None
-    made = quantize(operands.lhs, product.quantize_lhs, axis=-1)
-    return ScaledRows(made.values, made.scales)
+    quantized_rows = quantize(operands.lhs, product.quantize_lhs, axis=-1)
+    return ScaledRows(quantized_rows.values, quantized_rows.scales)
 
 
 def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
@@ -74,19 +74,19 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
         in bfloat16.
     """
     (m, k), n, blocks = rows.values.shape, values.shape[1], scales.shape[0]
-    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in (rows.values, values))
+    integers = all(jnp.issubdtype(array.dtype, jnp.integer) for array in (rows.values, values))
     multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
     if as_stored and not integers:
         multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
     block = k // blocks
     left = rows.values.astype(multiplied).reshape(m, blocks, block)
     right = values.astype(multiplied).reshape(blocks, block, n)
-    each: Any = 0.0
+    sums: Any = 0.0
     for part in parts_of_k(block) if integers else [slice(0, block)]:
-        each += lax.dot_general(
+        sums += lax.dot_general(
             left[:, :, part], right[:, part], (((2,), (1,)), ((1,), (0,))), preferred_element_type=summed
         ).astype(jnp.float32)
-    return (each * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
+    return (sums * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
 
 
 def finished(product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:

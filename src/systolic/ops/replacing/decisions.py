@@ -98,7 +98,7 @@ class Policy:
             reason = "it is empty"
         elif out.weak_type:
             reason = "it is one of Python's numbers"
-        elif self.where_unknown == "xla" and any(each.sharding.mesh.explicit_axes for each in (lhs, rhs)):
+        elif self.where_unknown == "xla" and any(operand.sharding.mesh.explicit_axes for operand in (lhs, rhs)):
             reason = "it is cut over a mesh, and times are known of one device"
         if reason:
             return self.left(types, reason)
@@ -120,20 +120,20 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
         policy.plans(spec, chip, None)
     except (UnsupportedDtypeError, SpecError, TilesError) as error:
         return Decision(product=_words(spec), taken=False, reason=str(error))
-    kept = _kept(policy.planner, spec, chip)
-    ratio = kept.ratio_to_xla if kept is not None else None
-    if kept is None or ratio is None or kept.winner is None:
+    stored = _kept(policy.planner, spec, chip)
+    ratio = stored.ratio_to_xla if stored is not None else None
+    if stored is None or ratio is None or stored.winner is None:
         if policy.where_unknown == "kernel":
             return decide(taken=True, reason="XLA's time is not known: as asked for")
         return decide(taken=False, reason="XLA's time is not known")
-    how = "measured" if kept.winner.measured_us is not None else "simulated"
+    how = "measured" if stored.winner.measured_us is not None else "simulated"
     taken = ratio > policy.least_ratio
     return decide(
         taken=taken,
-        reason=f"{how}, {_ERROR[kept.verdict]}" + ("" if taken else f"; asked is {policy.least_ratio:g}"),
-        xla_us=kept.xla_us,
-        ours_us=kept.winner.time_us,
-        verdict=kept.verdict,
+        reason=f"{how}, {_ERROR[stored.verdict]}" + ("" if taken else f"; asked is {policy.least_ratio:g}"),
+        xla_us=stored.xla_us,
+        ours_us=stored.winner.time_us,
+        verdict=stored.verdict,
     )
 
 
@@ -151,9 +151,9 @@ def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
 def _words(spec: MatmulSpec) -> str:
     batch = f"{spec.batch} × " if spec.batch > 1 else ""
     dtypes = (spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out)
-    said = dtypes[0] if len(set(dtypes)) == 1 else "{} × {} → {}".format(*dtypes)
+    dtypes_text = dtypes[0] if len(set(dtypes)) == 1 else "{} × {} → {}".format(*dtypes)
     turned = "".join(f", {side} transposed" for side in ("lhs", "rhs") if getattr(spec, f"transpose_{side}"))
-    return f"{batch}{spec.m} × {spec.k} × {spec.n} {said}{turned}"
+    return f"{batch}{spec.m} × {spec.k} × {spec.n} {dtypes_text}{turned}"
 
 
 def _shape(aval: Any) -> str:

@@ -66,7 +66,7 @@ class ReplacedProducts(Summarised):
 
     def summary(self) -> Summary:
         """Says which products were taken and which not, and why, with a row for each."""
-        taken = sum(count for one, count in self._counts.items() if one.taken)
+        taken = sum(count for decision, count in self._counts.items() if decision.taken)
         unknown = len({count.spec for count in self._counts if count.is_unknown})
         return Summary(
             heading=f"{taken:,} of {self._counts.total():,} products by systolic's kernels",

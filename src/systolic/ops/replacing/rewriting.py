@@ -79,13 +79,13 @@ class Rewriter:
         """Return a function inside of an operation with other products."""
         if not any(products_in(function)):
             return function
-        made, decisions = _rewritten(function, self.policy, self.implementation)
-        if made is None:
+        rewritten, decisions = _rewritten(function, self.policy, self.implementation)
+        if rewritten is None:
             self._leave(function, f"{inside} takes no other function in the place of the one that it is in")
             return function
         for decision in decisions:
             self.tell(decision)
-        return made
+        return rewritten
 
     def _leave(self, function: Any, reason: str) -> None:
         for product in products_in(function):
@@ -104,10 +104,10 @@ def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tu
         with intercepted(Rewriter(policy=policy, implementation=implementation, tell=decisions.append)):
             return jaxpr_as_fun(closed)(*arguments)
 
-    made = jax.make_jaxpr(run)(*closed.in_avals)
-    if _types(made) != _types(closed) or (made.consts and not closed.consts):
+    rewritten = jax.make_jaxpr(run)(*closed.in_avals)
+    if _types(rewritten) != _types(closed) or (rewritten.consts and not closed.consts):
         return None, ()
-    return made if closed is jaxpr else made.jaxpr, tuple(decisions)
+    return rewritten if closed is jaxpr else rewritten.jaxpr, tuple(decisions)
 
 
 def _types(closed: Any) -> list[Any]:

@@ -89,10 +89,10 @@ def sparse_matmul(
     }
     batch = sparse_batch(lhs, rhs, mask)
     if batch:
-        more = {"implementation": implementation, "chip": chip, "tiles": tiles}
+        call_options = {"implementation": implementation, "chip": chip, "tiles": tiles}
 
         def one_product(lhs: Any, rhs: Any, mask: Any) -> Any:
-            return sparse_matmul(lhs, rhs, mask=mask, **options, **more)
+            return sparse_matmul(lhs, rhs, mask=mask, **options, **call_options)
 
         return each_of(one_product, batch, lhs, rhs, mask)
     call = canonical(lhs, rhs, mask=mask, backend=backend_of(implementation, chip, tiles), **options)

@@ -116,7 +116,7 @@ def canonical(
 
 
 def _kind(lhs: Any, rhs: Any, mask: Any, dense_out: bool) -> tuple[SparseKind, Any]:
-    sides = [name for name, one in (("lhs", lhs), ("rhs", rhs)) if isinstance(one, BlockSparse)]
+    sides = [name for name, operand in (("lhs", lhs), ("rhs", rhs)) if isinstance(operand, BlockSparse)]
     if len(sides) == 2:
         raise SpecError("lhs and rhs are both sparse; make one dense with .to_dense()")
     if sides and mask is not None:
@@ -128,9 +128,9 @@ def _kind(lhs: Any, rhs: Any, mask: Any, dense_out: bool) -> tuple[SparseKind, A
     if isinstance(mask, BlockSparse):
         mask = BlockMask.of(mask)
     if not isinstance(mask, BlockMask):
-        given = "no mask" if mask is None else f"mask is a {type(mask).__name__}"
+        described = "no mask" if mask is None else f"mask is a {type(mask).__name__}"
         raise SpecError(
-            f"neither lhs nor rhs is a BlockSparse, and {given}; use systolic.BlockMask, or systolic.matmul"
+            f"neither lhs nor rhs is a BlockSparse, and {described}; use systolic.BlockMask, or systolic.matmul"
         )
     if not dense_out and (mask.lower is not None or mask.upper is not None):
         raise SpecError("diagonals of a mask are zeroed in a dense result; use dense_out=True, or BlockMask.from_mask")

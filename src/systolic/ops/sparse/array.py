@@ -117,8 +117,8 @@ class BlockSparse:
         require_mask(mask)
         if tuple(mask.shape) not in ((grid_m, grid_n), (*batch, grid_m, grid_n)):
             raise BlockSparseError(f"mask of shape {list(mask.shape)}; the matrix has {grid_m} × {grid_n} blocks")
-        whole = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
-        at_row, at_column = wanted_places(whole, most_blocks)
+        full_mask = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
+        at_row, at_column = wanted_places(full_mask, most_blocks)
 
         def chosen(cut: Any, at_row: Any, at_column: Any) -> Any:
             if 0 in (grid_m, grid_n):
@@ -151,7 +151,9 @@ class BlockSparse:
         if batch:  # of which each may be the same for all
             import jax.numpy as jnp
 
-            indices, blocks = (jnp.broadcast_to(one, (*batch, *one.shape[len(batch) :])) for one in (indices, blocks))
+            indices, blocks = (
+                jnp.broadcast_to(array, (*batch, *array.shape[len(batch) :])) for array in (indices, blocks)
+            )
         indices = np.asarray(indices) if is_known(indices) else indices
         return cls(blocks, indices[..., 0], indices[..., 1], (grid_m * rows, grid_n * columns))
 

@@ -22,21 +22,23 @@ def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
     Raises:
       SpecError: batches do not broadcast.
     """
-    batches = [_batch_of(one) for one in (lhs, rhs, mask)]
-    of_sparse = [batch for one, batch in zip((lhs, rhs), batches, strict=False) if isinstance(one, BlockSparse)]
+    batches = [_batch_of(operand) for operand in (lhs, rhs, mask)]
+    of_sparse = [batch for operand, batch in zip((lhs, rhs), batches, strict=False) if isinstance(operand, BlockSparse)]
     return common_batch(batches) if mask is not None or any(of_sparse) else ()
 
 
 def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any, mask: Any) -> Any:
     """`call(lhs, rhs, mask)` for each of a batch; what has none is the same for all."""
-    axes, given = list[int | None](), list[Any]()
-    for one in (lhs, rhs, mask):
-        own = _batch_of(one)
-        axes.append(0 if own else None)
-        given.append(jax.tree.map(lambda leaf, own=own: _whole(leaf, own, batch), one) if own else one)
+    axes, arrays = list[int | None](), list[Any]()
+    for operand in (lhs, rhs, mask):
+        own_batch = _batch_of(operand)
+        axes.append(0 if own_batch else None)
+        arrays.append(
+            jax.tree.map(lambda leaf, own=own_batch: _whole(leaf, own, batch), operand) if own_batch else operand
+        )
     for _ in batch:
         call = jax.vmap(call, axes)
-    return call(*given)
+    return call(*arrays)
 
 
 def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:

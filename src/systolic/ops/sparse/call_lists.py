@@ -26,10 +26,10 @@ def one_call(spec: SparseSpec, chip: Chip) -> SparseSpec:
     it is all of the product too.
     """
     words = chip.usable_smem_bytes_per_core // INDEX_BYTES - _line_words(spec)
-    most = words // _arrays(spec) // _ALIGNED_WORDS * _ALIGNED_WORDS
-    if spec.most_blocks <= most or most <= 0:
+    max_blocks = words // _arrays(spec) // _ALIGNED_WORDS * _ALIGNED_WORDS
+    if spec.most_blocks <= max_blocks or max_blocks <= 0:
         return spec
-    calls = -(-spec.most_blocks // most)
+    calls = -(-spec.most_blocks // max_blocks)
     sums = spec.dtype_out if spec.kind == "sdd" else spec.dtype_accumulator
     return dataclasses.replace(
         spec,

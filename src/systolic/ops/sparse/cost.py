@@ -54,17 +54,19 @@ def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    found, refused = list[TimedConfig](), None
+    timed_configs, refused = list[TimedConfig](), None
     space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
     for config in dict.fromkeys(space):
         try:
-            found.append(timed(spec, config, chip))
+            timed_configs.append(timed(spec, config, chip))
         except IllegalTilesError as error:
             refused = error
-    if not found and refused is not None:
+    if not timed_configs and refused is not None:
         raise refused
     # Of configurations that are about as fast, the one with less code.
-    return tuple(sorted(found, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)))
+    return tuple(
+        sorted(timed_configs, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE))
+    )
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
@@ -74,8 +76,8 @@ def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
       IllegalTilesError: it breaks rules.
     """
     call = one_call(spec, chip)
-    each = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
-    return TimedConfig(config=config, modelled=_of_calls(each, spec, call, chip), provenance="modelled")
+    modelled = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
+    return TimedConfig(config=config, modelled=_of_calls(modelled, spec, call, chip), provenance="modelled")
 
 
 def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
@@ -83,8 +85,8 @@ def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
     if call is spec:
         return 0
     if spec.kind == "sdd":
-        made = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
-        return (made + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
+        flops = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
+        return (flops + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
     # Two are read and one is written for each call, and the last one is read once more.
     return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
 
@@ -111,20 +113,20 @@ def chunks_of(spec: SparseSpec, capacity: int) -> int:
 
 
 def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    its = ProductSchedule.of(spec, config, chip)
-    each = spec.blocks / spec.lines
-    items = _items(each, its.joined)
-    stretch = stretch_cycles(spec, product_stretch(spec, its.subtile, max(each / items, 1)), chip)
-    if each < items:
-        stretch *= each
-    grid = -(-its.grid // chip.cores_per_device)
+    schedule = ProductSchedule.of(spec, config, chip)
+    line_blocks = spec.blocks / spec.lines
+    items = _items(line_blocks, schedule.joined)
+    stretch = stretch_cycles(spec, product_stretch(spec, schedule.subtile, max(line_blocks / items, 1)), chip)
+    if line_blocks < items:
+        stretch *= line_blocks
+    grid = -(-schedule.grid // chip.cores_per_device)
     lines = grid * spec.lines
-    stretches = lines * items * (its.tile // its.subtile)
+    stretches = lines * items * (schedule.tile // schedule.subtile)
     item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
-    panel = spec.k * its.tile * item
-    chunks = chunks_of(spec, its.capacity)
+    panel = spec.k * schedule.tile * item
+    chunks = chunks_of(spec, schedule.capacity)
     sparse = spec.blocks * spec.block_rows * spec.block_columns * item * chip.cores_per_device
-    moved = sparse + chunks * (its.grid if its.grid > 1 else 1) * panel + spec.m * spec.n * out
+    moved = sparse + chunks * (schedule.grid if schedule.grid > 1 else 1) * panel + spec.m * spec.n * out
     return _time(spec, chip, stretches * stretch, stretches, lines, moved, panel)
 
 
@@ -134,20 +136,20 @@ def _items(each: float, joined: int) -> float:
 
 
 def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    its = SampledSchedule.of(spec, config, chip)
+    schedule = SampledSchedule.of(spec, config, chip)
     lines = min(spec.lines, max(spec.blocks, 1))
-    each = spec.blocks / lines
-    items = _items(each, its.joined)
-    joined = max(each / items, 1)
-    stretch = stretch_cycles(spec, Stretch(its.subtile, its.tile_k, int(joined * spec.block_columns)), chip)
-    chunks = -(-chunks_of(spec, its.slots) // chip.cores_per_device)
-    visits = lines * its.grid_k / chip.cores_per_device
-    stretches = visits * items * (spec.block_rows // its.subtile)
+    line_blocks = spec.blocks / lines
+    items = _items(line_blocks, schedule.joined)
+    joined = max(line_blocks / items, 1)
+    stretch = stretch_cycles(spec, Stretch(schedule.subtile, schedule.tile_k, int(joined * spec.block_columns)), chip)
+    chunks = -(-chunks_of(spec, schedule.slots) // chip.cores_per_device)
+    visits = lines * schedule.grid_k / chip.cores_per_device
+    stretches = visits * items * (spec.block_rows // schedule.subtile)
     item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
-    panels = chunks * its.grid_k * chip.cores_per_device if its.grid_k > 1 else chip.cores_per_device
-    panel = its.tile_k * spec.n * item
-    made = spec.m * spec.n if spec.dense_out else spec.blocks * spec.block_rows * spec.block_columns
-    moved = panels * panel + lines * spec.block_rows * spec.k * item + made * out
+    panels = chunks * schedule.grid_k * chip.cores_per_device if schedule.grid_k > 1 else chip.cores_per_device
+    panel = schedule.tile_k * spec.n * item
+    elements = spec.m * spec.n if spec.dense_out else spec.blocks * spec.block_rows * spec.block_columns
+    moved = panels * panel + lines * spec.block_rows * spec.k * item + elements * out
     return _time(spec, chip, stretches * stretch, stretches, visits, moved, panel)
 
 
@@ -170,13 +172,13 @@ def _time(
 def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     turned = spec.kind == "dds"
     multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
-    for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, most) for most in _TILES):
-        for subtile in dict.fromkeys(largest_divisor(tile, multiple, most) for most in _SUBTILES):
+    for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, max_tile) for max_tile in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(tile, multiple, max_subtile) for max_subtile in _SUBTILES):
             cycles = stretch_cycles(spec, product_stretch(spec, subtile, 1), chip)
             if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
                 continue
-            most = _filling(spec, most_joined(spec, cycles), chip)
-            for joined in dict.fromkeys((most, _filling(spec, (most + 1) // 2, chip))):
+            max_joined = _filling(spec, most_joined(spec, cycles), chip)
+            for joined in dict.fromkeys((max_joined, _filling(spec, (max_joined + 1) // 2, chip))):
                 line, k = spec.line_size, joined * spec.place_size
                 tiles = Tiles(tile_m=tile if turned else line, tile_k=k, tile_n=line if turned else tile)
                 subtiles = (subtile, line) if turned else (line, subtile)
@@ -195,8 +197,8 @@ def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
 
 def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     rows = 32 // min(dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out))
-    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, most) for most in _TILES):
-        for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, most) for most in _ROW_SUBTILES):
+    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, max_tile) for max_tile in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, max_rows) for max_rows in _ROW_SUBTILES):
             cycles = stretch_cycles(spec, Stretch(subtile, tile_k, spec.block_columns), chip)
             if cycles > MOST_BUNDLES and subtile > _ROW_SUBTILES[0]:
                 continue

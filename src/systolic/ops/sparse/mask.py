@@ -129,12 +129,12 @@ class BlockMask:
         rows, columns = (np.arange(number) * size for number, size in zip(grid, block, strict=True))
         # Of a block's corners, that on the upper right has the highest diagonal, that on the lower left the lowest.
         highest, lowest = columns + block[1] - 1 - rows[:, None], columns - (rows[:, None] + block[0] - 1)
-        wanted = np.ones(highest.shape, bool)
+        blocks = np.ones(highest.shape, bool)
         if lower is not None:
-            wanted &= highest >= lower
+            blocks &= highest >= lower
         if upper is not None:
-            wanted &= lowest <= upper
-        return cls.of_sorted(*wanted_places(wanted, None), shape, block, lower, upper)
+            blocks &= lowest <= upper
+        return cls.of_sorted(*wanted_places(blocks, None), shape, block, lower, upper)
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -156,13 +156,13 @@ def _register() -> None:
     import jax
 
     key = jax.tree_util.GetAttrKey
-    kept = ("shape", "block", "lower", "upper")
+    fields = ("shape", "block", "lower", "upper")
 
     def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> BlockMask:
         return BlockMask.of_sorted(*children, *static)
 
     def flat(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (one.rows, one.columns), tuple(getattr(one, name) for name in kept)
+        return (one.rows, one.columns), tuple(getattr(one, name) for name in fields)
 
     def flat_with_keys(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children, static = flat(one)

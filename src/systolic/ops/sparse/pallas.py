@@ -106,12 +106,12 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
 
 def _parts(product: SparseProduct, spec: SparseSpec, call: SparseSpec, places: Places) -> tuple[Array, KernelPlaces]:
     """The lists of several calls, one after another, and the first block of each; the last one ends in padding."""
-    calls, each = calls_of(spec, call), call.most_blocks
+    calls, call_blocks = calls_of(spec, call), call.most_blocks
     rows, columns = _in_smem(places)
-    rows = jnp.pad(rows, (0, calls * each - len(rows)), constant_values=product.grid[0])
-    columns = _longer(columns, 0, calls * each)
-    first = each * jnp.arange(calls, dtype=jnp.int32)[:, None]
-    return first, KernelPlaces(rows.reshape(calls, each), columns.reshape(calls, each))
+    rows = jnp.pad(rows, (0, calls * call_blocks - len(rows)), constant_values=product.grid[0])
+    columns = _longer(columns, 0, calls * call_blocks)
+    first = call_blocks * jnp.arange(calls, dtype=jnp.int32)[:, None]
+    return first, KernelPlaces(rows.reshape(calls, call_blocks), columns.reshape(calls, call_blocks))
 
 
 def _in_smem(places: Places) -> KernelPlaces:
@@ -119,5 +119,5 @@ def _in_smem(places: Places) -> KernelPlaces:
 
 
 def _longer(array: Array, axis: int, size: int) -> Array:
-    more = [(0, size - array.shape[axis] if axis == index else 0) for index in range(array.ndim)]
-    return jnp.pad(array, more) if size > array.shape[axis] else array
+    padding = [(0, size - array.shape[axis] if axis == index else 0) for index in range(array.ndim)]
+    return jnp.pad(array, padding) if size > array.shape[axis] else array

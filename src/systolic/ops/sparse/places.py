@@ -22,7 +22,7 @@ def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[A
         xp = jnp
     columns = xp.where(rows < grid[0], columns, grid[1])
     order = xp.lexsort((rows, columns)).astype(np.int32)
-    at_column, at_row = (xp.take_along_axis(one, order, -1) for one in (columns, rows))
+    at_column, at_row = (xp.take_along_axis(numbers, order, -1) for numbers in (columns, rows))
     return order, at_column.astype(np.int32), xp.where(at_column < grid[1], at_row, 0).astype(np.int32)
 
 
@@ -37,21 +37,21 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
 
     require_mask(mask)
     most_blocks = None if most_blocks is None else whole_number(most_blocks, "most_blocks", 0)
-    known = is_known(mask)
-    xp: Any = np if known else jnp
+    is_static = is_known(mask)
+    xp: Any = np if is_static else jnp
     rows, columns = mask.shape[-2:]
     flat = xp.asarray(mask, bool).reshape(*mask.shape[:-2], rows * columns)
     number = flat.sum(-1)
-    if known:
-        most = int(number.max(initial=0))
-        if most_blocks is not None and most > most_blocks:
-            raise BlockSparseError(f"the mask wants {most} blocks, above most_blocks={most_blocks}")
-        most_blocks = most if most_blocks is None else most_blocks
+    if is_static:
+        largest = int(number.max(initial=0))
+        if most_blocks is not None and largest > most_blocks:
+            raise BlockSparseError(f"the mask wants {largest} blocks, above most_blocks={most_blocks}")
+        most_blocks = largest if most_blocks is None else most_blocks
     if most_blocks is None:
         raise BlockSparseError("the mask is traced: give most_blocks, the room in the list")
-    order = np.argsort(~flat, kind="stable") if known else jnp.argsort(~flat)
-    more = max(most_blocks - rows * columns, 0)
-    place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, more)])
+    order = np.argsort(~flat, kind="stable") if is_static else jnp.argsort(~flat)
+    padding = max(most_blocks - rows * columns, 0)
+    place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, padding)])
     is_block = xp.arange(most_blocks) < number[..., None]
     at_row, at_column = xp.divmod(place, max(columns, 1))
     at_row, at_column = xp.where(is_block, at_row, rows), xp.where(is_block, at_column, 0)
@@ -153,8 +153,8 @@ def sorted_places(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, 
     if rows.shape != columns.shape:
         shapes = f"rows {list(rows.shape)}, columns {list(columns.shape)}"
         raise BlockSparseError(f"{shapes}: each block needs a row and a column")
-    known = is_known(rows) and is_known(columns)
-    return (_sorted_by_numpy if known else _sorted_by_jax)(rows, columns, grid)
+    is_static = is_known(rows) and is_known(columns)
+    return (_sorted_by_numpy if is_static else _sorted_by_jax)(rows, columns, grid)
 
 
 def is_known(array: Any) -> bool:
@@ -179,7 +179,7 @@ def _sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[An
     order = None
     if np.any(np.diff(number) < 0):
         order = np.argsort(number, kind="stable")
-        rows, columns, number = (np.take_along_axis(one, order, -1) for one in (rows, columns, number))
+        rows, columns, number = (np.take_along_axis(numbers, order, -1) for numbers in (rows, columns, number))
     twice = (np.diff(number) == 0) & (rows[..., 1:] < grid[0])
     if twice.any():
         at = tuple(np.argwhere(twice)[0])
@@ -192,19 +192,20 @@ def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any,
 
     # Limits are compared before int64 loses bits, and after int8 has enough of them.
     rows, columns = (
-        one if one.dtype.itemsize >= 4 else one.astype(np.int32) for one in map(jnp.asarray, (rows, columns))
+        numbers if numbers.dtype.itemsize >= 4 else numbers.astype(np.int32)
+        for numbers in map(jnp.asarray, (rows, columns))
     )
     is_block = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
     rows = jnp.where(is_block, rows, grid[0]).astype(np.int32)
     columns = jnp.where(is_block, columns, 0).astype(np.int32)
     first = jnp.lexsort((columns, rows))
-    rows, columns = (jnp.take_along_axis(one, first, -1) for one in (rows, columns))
+    rows, columns = (jnp.take_along_axis(numbers, first, -1) for numbers in (rows, columns))
     # A kernel has room for as many blocks of a line as it has places.
     again = (rows[..., 1:] == rows[..., :-1]) & (columns[..., 1:] == columns[..., :-1])
     again = jnp.pad(again, [(0, 0)] * (again.ndim - 1) + [(1, 0)]) if rows.shape[-1] else again
     rows, columns = jnp.where(again, grid[0], rows), jnp.where(again, 0, columns)
     order = jnp.argsort(rows, stable=True)
-    rows, columns, order = (jnp.take_along_axis(one, order, -1) for one in (rows, columns, first))
+    rows, columns, order = (jnp.take_along_axis(numbers, order, -1) for numbers in (rows, columns, first))
     return order, rows, columns
 
 

@@ -59,7 +59,7 @@ class SparseProduct:
         Args:
           sweep: the size that the sparse matrix has not.
         """
-        shape, block = ((one[::-1] if self.transpose_sparse else one) for one in (self.shape, self.block))
+        shape, block = ((sizes[::-1] if self.transpose_sparse else sizes) for sizes in (self.shape, self.block))
         rows, columns = shape
         sizes = {
             "dsd": {"m": rows, "k": columns, "n": sweep},

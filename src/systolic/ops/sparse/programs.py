@@ -64,8 +64,8 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
     grid = grid[::-1] if spec.transpose_sparse else grid
     chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
     rows, columns = np.divmod(np.sort(chosen), grid[1])
-    more = spec.most_blocks - spec.blocks
-    return np.pad(rows, (0, more), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, more)).astype(
+    padding = spec.most_blocks - spec.blocks
+    return np.pad(rows, (0, padding), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, padding)).astype(
         np.int32
     )
 
@@ -102,8 +102,8 @@ def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
             return total.astype(spec.dtype_out)
         cut = total.reshape(spec.grid_rows, spec.block_rows, spec.grid_columns, spec.block_columns).swapaxes(1, 2)
         return cut[jnp.minimum(rows, spec.grid_rows - 1), columns].astype(spec.dtype_out)
-    whole = rest[0].mT if spec.transpose_sparse else rest[0]
-    total = _dot(spec, *((whole, second) if spec.kind == "dsd" else (second, whole)))
+    dense = rest[0].mT if spec.transpose_sparse else rest[0]
+    total = _dot(spec, *((dense, second) if spec.kind == "dsd" else (second, dense)))
     return finished(_static(spec), total, rest[-1] if spec.bias else None)
 
 

@@ -94,8 +94,8 @@ class ProductSchedule:
         subtile = config.subtile_m if turned else config.subtile_n
         require_blocks(spec, config, chip, line, config.tiles.tile_k)
         multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
-        result = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
-                 for one in dict.fromkeys((tile, subtile)) if one % multiple]  # fmt: skip
+        result = [misaligned("m" if turned else "n", size, multiple, "panels", padded(size, multiple))
+                 for size in dict.fromkeys((tile, subtile)) if size % multiple]  # fmt: skip
         if spec.sweep % tile:
             result.append(indivisible("m" if turned else "n", spec.sweep, tile))
         require_none(config, result)
@@ -108,14 +108,14 @@ class ProductSchedule:
             _ring("out", out, spec.dtype_out, _OUT_SLOTS),
             VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1, ref_shape=out),
         ]
-        most = (
+        max_blocks = (
             1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
         )  # of a line's they are apart
-        fetched = largest_divisor(spec.most_blocks, 1, most)
+        fetched = largest_divisor(spec.most_blocks, 1, max_blocks)
         left = buffer_bytes(chip) - total_bytes(fixed)
         slots = min(left // block_bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
-        wanted = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
-        blocks = _ring("blocks", spec.stored_block, spec.dtype, max(slots, wanted))
+        entries = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
+        blocks = _ring("blocks", spec.stored_block, spec.dtype, max(slots, entries))
         buffers = (blocks, *fixed)
         require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         return cls(

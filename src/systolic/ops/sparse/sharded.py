@@ -54,12 +54,12 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
     _, of_bias, out = _dense_names(product)
-    given, names = (total, bias), (out, of_bias)
+    arrays, names = (total, bias), (out, of_bias)
 
     def compute(total: Array, bias: Any) -> Array:
         return finished(product, total, bias)
 
-    return on_devices(compute, mesh, cuts_of(given, names, last=()), given, names, out, differentiated=True)
+    return on_devices(compute, mesh, cuts_of(arrays, names, last=()), arrays, names, out, differentiated=True)
 
 
 def whole(array: Array) -> Array:

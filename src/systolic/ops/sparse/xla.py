@@ -54,10 +54,10 @@ def sampled_by_xla(product: SparseProduct, lhs: Array, rhs: Array, places: Place
     else:
         cut_rhs = rhs.reshape(rhs.shape[0], grid_columns, columns).swapaxes(0, 1)
     at_row = jnp.minimum(places.rows, grid_rows - 1)
-    each = as_dtype(_dots(product, cut_lhs[at_row], cut_rhs[places.columns]), product.dtype_out)
+    products = as_dtype(_dots(product, cut_lhs[at_row], cut_rhs[places.columns]), product.dtype_out)
     if product.dense_out:
-        return dense_of(product, each, places)
-    return jnp.where((places.rows < grid_rows)[:, None, None], each, jnp.zeros_like(each))
+        return dense_of(product, products, places)
+    return jnp.where((places.rows < grid_rows)[:, None, None], products, jnp.zeros_like(products))
 
 
 def dense_of(product: SparseProduct, blocks: Array, places: Places) -> Array:

@@ -77,7 +77,7 @@ def grouped_gradient(
         first = core_number(schedule.cores) * schedule.core_n
         _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
-    given = [operand for operand in operands if operand is not None]
+    present = [operand for operand in operands if operand is not None]
     arrays = operands
     if not interpret:
         arrays = operands._replace(lhs=from_hbm(operands.lhs), cotangent=from_hbm(operands.cotangent))
@@ -85,9 +85,11 @@ def grouped_gradient(
     places = GradientOperands(scalars, scalars, hbm, hbm)
     return pl.pallas_call(
         kernel,
-        in_specs=(GradientOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        in_specs=(
+            GradientOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
+        ),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(buffers,),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
@@ -207,15 +209,15 @@ class _Kernel:
         return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
-        slot, schedule, its = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
+        slot, schedule, buffers = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
         tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        return self._row_copy(self.refs.lhs, tile, its.lhs.at[slot], slice(None), its.lhs_sem.at[slot], at)
+        return self._row_copy(self.refs.lhs, tile, buffers.lhs.at[slot], slice(None), buffers.lhs_sem.at[slot], at)
 
     def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
         """Start, or wait for, the copy of a step's columns."""
         number, at = step
-        slot, its = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
-        target, sem = its.cotangent.at[slot], its.cotangent_sem.at[slot]
+        slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
+        target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]
 
         def each(columns: Any, there: Any) -> None:
             act(self._row_copy(self.refs.cotangent, columns, target, there, sem, at))
@@ -233,10 +235,10 @@ class _Kernel:
         on_tile(self.first_tile + tile_n, self.schedule, each)
 
     def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
-        its, schedule = self.its, self.schedule
+        buffers, schedule = self.its, self.schedule
         size, is_new = self._of(at, Field.SIZE), self._is_new(at)
-        lhs = its.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
-        cotangent = its.cotangent.at[self._cotangents.slot(number)]
+        lhs = buffers.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
+        cotangent = buffers.cotangent.at[self._cotangents.slot(number)]
         slot = self._outs.slot(tile)
 
         @pl.when(is_new)
@@ -254,7 +256,7 @@ class _Kernel:
 
         @pl.when(size == 0)
         def _without_rows() -> None:
-            its.out[slot] = jnp.zeros_like(its.out[slot])
+            buffers.out[slot] = jnp.zeros_like(buffers.out[slot])
 
         largest, *smaller = schedule.depths
         count = lax.div(jnp.maximum(size - (smaller[0] if smaller else 0) + largest - 1, 0), largest)
@@ -275,15 +277,15 @@ class _Kernel:
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """
-        its, schedule, spec = self.its, self.schedule, self.spec
+        buffers, schedule, spec = self.its, self.schedule, self.spec
         rows = pl.ds(self._rows(row), depth)
 
         def one(rows_out: Any, columns: Any) -> None:
             total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
-            before = its.acc[rows_out, columns]
+            before = buffers.acc[rows_out, columns]
             total = total + jnp.where(is_first, jnp.zeros_like(before), before)
-            its.acc[rows_out, columns] = total
-            its.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
+            buffers.acc[rows_out, columns] = total
+            buffers.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
 
         down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
         for its_rows, its_columns in itertools.product(down, across):

@@ -76,19 +76,21 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
-    given = [operand for operand in operands if operand is not None]
+    present = [operand for operand in operands if operand is not None]
     large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
-    placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
+    placed = {name: from_hbm(array) for name, array in large.items() if array is not None and not interpret}
     arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
     return pl.pallas_call(
         kernel,
-        in_specs=(GroupedOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        in_specs=(
+            GroupedOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
+        ),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(buffers,),
-        input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
+        input_output_aliases={} if arrays.existing is None else {len(present) - 1: 0},
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
         ),

@@ -72,30 +72,32 @@ class Outputs:
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
 
     def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
-        rows, its = rows_of(self.schedule, rows), self.its
+        rows, buffers = rows_of(self.schedule, rows), self.its
         target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
-        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), there], target, its.out_sem.at[slot])
+        return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
         """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
-        its, multiple = self.its, self.schedule.row_multiple
-        size, head, kept = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+        buffers, multiple = self.its, self.schedule.row_multiple
+        size, head, kept_rows = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
 
         @pl.when((head > 0) & (row == 0))
         def _rows_of_groups_before() -> None:
             number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
-            mine, theirs = wide(its.out[slot, pl.ds(0, multiple), :]), wide(its.shared[at.tile])
-            its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
+            mine, theirs = wide(buffers.out[slot, pl.ds(0, multiple), :]), wide(buffers.shared[at.tile])
+            buffers.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(buffers.out.dtype)
 
-        @pl.when((kept < size) & (row + rows >= size))
+        @pl.when((kept_rows < size) & (row + rows >= size))
         def _left_for_the_next_group() -> None:
-            its.shared[at.tile] = its.out[slot, pl.ds(rows_of(self.schedule, size - multiple - row), multiple), :]
+            buffers.shared[at.tile] = buffers.out[
+                slot, pl.ds(rows_of(self.schedule, size - multiple - row), multiple), :
+            ]
 
-        stored = jnp.clip(kept - row, 0, rows)
-        its.stored[slot] = stored
-        if its.stored_tile is not None:
-            its.stored_tile[slot] = at.tile
-        begin = its.table[Field.BEGIN, at.visit] + row
+        stored = jnp.clip(kept_rows - row, 0, rows)
+        buffers.stored[slot] = stored
+        if buffers.stored_tile is not None:
+            buffers.stored_tile[slot] = at.tile
+        begin = buffers.table[Field.BEGIN, at.visit] + row
         pl.when(stored > 0)(lambda: self._start(slot, stored, begin, at.tile))
 
     def _fetch_first_register(self, listed: Listed) -> None:
@@ -136,7 +138,7 @@ class Outputs:
 
         Where the result is written into an array, its rows remain in place of zeros.
         """
-        its, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
+        buffers, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
         used = listed.end - down(listed.end, multiple)
         has_rows = listed.visits > 0
 
@@ -145,17 +147,17 @@ class Outputs:
             number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
 
             def store(tile: Any, carry: None) -> None:
-                rows = its.out.at[0, pl.ds(0, multiple), :]
+                rows = buffers.out.at[0, pl.ds(0, multiple), :]
                 rest: Any = 0
                 if self.spec.existing_out:
                     self._bring(listed.end - used, tile, rows)
                     rest = wide(rows[...])
-                rows[...] = jnp.where(number < used, wide(its.shared[tile]), rest).astype(its.out.dtype)
+                rows[...] = jnp.where(number < used, wide(buffers.shared[tile]), rest).astype(buffers.out.dtype)
 
                 def copy(columns: Any, there: Any) -> None:
-                    found = self._copy(0, multiple, listed.end - used, columns, there)
-                    found.start()
-                    found.wait()
+                    row_copy = self._copy(0, multiple, listed.end - used, columns, there)
+                    row_copy.start()
+                    row_copy.wait()
 
                 self.on_tile(tile, copy)
                 return carry
@@ -170,7 +172,7 @@ class Outputs:
 
         @pl.when((before > 0) | (behind < self.spec.m))
         def _zeros() -> None:
-            its.out[0] = jnp.zeros_like(its.out[0])
+            buffers.out[0] = jnp.zeros_like(buffers.out[0])
             for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
                 self._zero(begin, end, rows)
 

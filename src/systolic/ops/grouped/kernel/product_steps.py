@@ -45,9 +45,9 @@ class Steps:
 
     def run(self) -> None:
         """Lists the visits, takes all steps, and stores the rows that no group has."""
-        its, schedule = self.its, self.schedule
+        buffers, schedule = self.its, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
-        listed = list_panels(groups, its.table, schedule)
+        listed = list_panels(groups, buffers.table, schedule)
         steps = listed.visits * schedule.core_n
         self.outputs.begin(listed)
         zero = jnp.int32(0)
@@ -131,32 +131,32 @@ class Steps:
         size = rows_of(self.schedule, self._of(at, Field.SIZE))
         source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
-        its, refs = self.its, self.refs
-        result = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
+        buffers, refs = self.its, self.refs
+        result = [pltpu.make_async_copy(refs.lhs.at[source, :], buffers.rows.at[target, :], buffers.rows_sem.at[slot])]
         if refs.row_scale is not None:
-            scale = refs.row_scale.at[source, :], its.scale.at[target, :]
-            result.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
+            scale = refs.row_scale.at[source, :], buffers.scale.at[target, :]
+            result.append(pltpu.make_async_copy(*scale, buffers.scale_sem.at[slot]))
         return result
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
+        group, buffers, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
         result = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
             across = self._weight_columns(at.tile, product, columns)
-            tile, place = ((one, slice(None)) if spec.transpose_rhs else (slice(None), one) for one in (across, there))
-            weights = its.weights.at[slot, product, *place]
-            result.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
+            tile, place = ((cut, slice(None)) if spec.transpose_rhs else (slice(None), cut) for cut in (across, there))
+            weights = buffers.weights.at[slot, product, *place]
+            result.append(pltpu.make_async_copy(source.at[group, *tile], weights, buffers.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns], its.bias.at[slot, :, there]
-            result.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+            bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
+            result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
             rows = block_of(refs.residual, pl.ds(begin, size), columns)
-            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
-            result.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
+            target = buffers.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
+            result.append(pltpu.make_async_copy(rows, target, buffers.residual_sem.at[slot]))
         return result
 
     def _step(self, number: Any, at: At) -> None:
@@ -190,19 +190,19 @@ class Steps:
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
         """A block of rows with all columns of the tile, into a slot of the ring of results."""
-        its, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.its, self.spec, self.schedule
         rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
         residual = self._residual_of(at, row, block)
 
         def one(columns: Any, width: int) -> None:
             total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
-            its.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
+            buffers.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
                 total,
                 spec.dtype_out,
-                bias=None if its.bias is None else lambda: its.bias[slot, :, columns],
+                bias=None if buffers.bias is None else lambda: buffers.bias[slot, :, columns],
                 activation=self.activation,
                 up=up[0] if up else None,
-                row_scale=None if its.scale is None else lambda: its.scale[rows, :],
+                row_scale=None if buffers.scale is None else lambda: buffers.scale[rows, :],
                 residual=None if residual is None else lambda: residual[:, columns],
             )
 
@@ -218,23 +218,23 @@ class Steps:
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
         """A product of a block with so many columns of the weights, over all of k."""
-        its, spec = self.its, self.spec
+        buffers, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
-            weights = its.weights[slot, product, *tile]
-            return dot(its.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
+            weights = buffers.weights[slot, product, *tile]
+            return dot(buffers.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
-        if its.acc is None:
+        if buffers.acc is None:
             return partial(slice(None))
-        acc = its.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
+        acc = buffers.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
 
         def add(depth: Any, is_first: Any) -> None:
-            found = partial(depth)
-            acc[...] = jnp.where(is_first, jnp.zeros_like(found), acc[...]) + found
+            partial_sum = partial(depth)
+            acc[...] = jnp.where(is_first, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
 
-        whole, *rest = parts_of(spec.k, block.depth)
-        pl.loop(0, whole.how_many)(lambda index: add(whole.at(index), index == 0))
-        for one in rest:
-            acc[...] += partial(one.at(0))
+        first_part, *rest = parts_of(spec.k, block.depth)
+        pl.loop(0, first_part.how_many)(lambda index: add(first_part.at(index), index == 0))
+        for later_part in rest:
+            acc[...] += partial(later_part.at(0))
         return acc[...]

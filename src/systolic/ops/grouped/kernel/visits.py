@@ -58,12 +58,12 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         blocks = lax.div(rows.span + (panel - 1), jnp.int32(panel))
-        each = _even(rows.span, blocks, schedule.blocks[0].rows)
+        block_rows = _even(rows.span, blocks, schedule.blocks[0].rows)
 
         def block(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             visit, used, slot, first, panels = carry
-            begin = rows.begin + at * each
-            size = jnp.minimum(each, rows.begin + rows.span - begin)
+            begin = rows.begin + at * block_rows
+            size = jnp.minimum(block_rows, rows.begin + rows.span - begin)
             is_new = used + size > panel
 
             @pl.when(visit > 0)
@@ -97,16 +97,16 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
 
 def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Listed:
     """The visits of a gradient: those of one group are gone through together, and a group without rows has one too."""
-    multiple, most, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
+    multiple, max_rows, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         (visit,) = carry
-        blocks = jnp.maximum(lax.div(rows.span + (most - 1), jnp.int32(most)), 1)
-        each = _even(rows.span, blocks, depth)
+        blocks = jnp.maximum(lax.div(rows.span + (max_rows - 1), jnp.int32(max_rows)), 1)
+        block_rows = _even(rows.span, blocks, depth)
 
         def block(at: Any, carry: None) -> None:
-            begin = rows.begin + at * each
-            size = jnp.maximum(jnp.minimum(each, rows.begin + rows.span - begin), 0)
+            begin = rows.begin + at * block_rows
+            size = jnp.maximum(jnp.minimum(block_rows, rows.begin + rows.span - begin), 0)
             table[Field.GROUP, visit + at] = number
             table[Field.BEGIN, visit + at] = begin
             table[Field.SIZE, visit + at] = size
@@ -168,5 +168,5 @@ def _over_groups(
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
     """Rows of each of so many blocks, about equally many; all where there is one."""
-    each = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
-    return jnp.where(blocks > 1, lax.div(each + (multiple - 1), multiple) * multiple, span)
+    block_rows = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
+    return jnp.where(blocks > 1, lax.div(block_rows + (multiple - 1), multiple) * multiple, span)

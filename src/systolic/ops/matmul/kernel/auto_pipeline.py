@@ -71,9 +71,9 @@ def auto_pipeline_matmul(
         def index(*at: Any) -> tuple[Any, ...]:
             i, j = at[-3:-1] if config.grid_order == "m" else (at[-2], at[-3])
             named = {"m": i, "n": j, "k": at[-1], None: 0}
-            own = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
+            indices = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
             column = named[along[1]]
-            return *own, named[along[0]], column + first_column // shape[1] if first_column else column
+            return *indices, named[along[0]], column + first_column // shape[1] if first_column else column
 
         mode = pl.Buffered(num_stages) if num_stages > 2 else None
         return pl.BlockSpec((*(None for _ in batch), *shape), index, pipeline_mode=mode)
@@ -86,12 +86,14 @@ def auto_pipeline_matmul(
     blocks = operand_blocks(spec, tiles)
     in_specs = arrays.map(operand_spec, blocks)
     arrays = arrays.map(lambda one, block: one.reshape(one.shape[-2:]) if is_resident(one, block) else one, blocks)
-    every = arrays.present()
-    out_shape = tuple(shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, every) for dtype in spec.dtypes_out)
+    all_blocks = arrays.present()
+    out_shape = tuple(shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, all_blocks) for dtype in spec.dtypes_out)
     out_specs = tuple(block_spec(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shape)
     if interpret and config.pipeline == "emit":
         arrays = arrays.map(as_stored, in_specs)
-        out_shape = tuple(shape_as_stored(*each, every) for each in zip(out_shape, out_specs, strict=True))
+        out_shape = tuple(
+            shape_as_stored(*shape_and_block, all_blocks) for shape_and_block in zip(out_shape, out_specs, strict=True)
+        )
 
     def body(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
         index = index_in_grid(len(grid) - 1, config)

@@ -102,10 +102,10 @@ def manual_dma_matmul(
             refs=refs,
             streams=refs.map(stream, blocks, its.blocks, its.sems),
             outs=tuple(
-                OutputStream(outs_hbm[0], *own, tiles.tile_m, tiles.tile_n, number * spec.n)
+                OutputStream(outs_hbm[0], *buffers, tiles.tile_m, tiles.tile_n, number * spec.n)
                 if spec.joined_outputs
-                else OutputStream(outs_hbm[number], *own, tiles.tile_m, tiles.tile_n)
-                for number, own in enumerate(its.outs)
+                else OutputStream(outs_hbm[number], *buffers, tiles.tile_m, tiles.tile_n)
+                for number, buffers in enumerate(its.outs)
             ),
             fill_sem=its.fill_sem,
             scratch=its.scratch,
@@ -115,7 +115,7 @@ def manual_dma_matmul(
             config=config,
         ).run()
 
-    every = arrays.present()
+    all_blocks = arrays.present()
     shapes = (
         [((spec.m, 2 * spec.n), spec.dtype_out)]
         if spec.joined_outputs
@@ -131,7 +131,7 @@ def manual_dma_matmul(
             lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
-        out_shape=tuple(shape_with_mesh_axes(*shape, every) for shape in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*shape, all_blocks) for shape in shapes),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
     )
@@ -186,9 +186,9 @@ class _Kernel:
         return Ring(slots=SLOTS, copies=copies)
 
     def _begin(self) -> None:
-        every = self.streams.present()
+        all_streams = self.streams.present()
         late, fill_chunks = self.late, self.config.fill_chunks
-        for stream in every:
+        for stream in all_streams:
             if stream not in self.factors and stream not in late:
                 stream.ring.start(0)
         for number in range(fill_chunks):
@@ -196,7 +196,7 @@ class _Kernel:
                 stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).start()
         for stream in late:
             stream.ring.start(0)
-        for stream in every:
+        for stream in all_streams:
             stream.ring.fill(self.schedule.steps, begin=1)
 
     def _step(self, number: Any, carry: None) -> None:
@@ -260,9 +260,9 @@ class _Kernel:
 
             def one(at: Any) -> None:
                 subtile = Subtile.number(at, self.config)
-                for found, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                for added, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
                     so_far = sum_vmem[subtile.rows, subtile.columns]
-                    total = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                    total = jnp.where(number == 0, jnp.zeros_like(added), so_far) + added
                     sum_vmem[subtile.rows, subtile.columns] = total
 
             loop(self.config.subtiles, one)

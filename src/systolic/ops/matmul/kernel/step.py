@@ -55,8 +55,8 @@ def step(
         read = refs.of_output.map(
             lambda ref, facts: ref[part_of(facts, subtile.rows, subtile.columns)], spec.operands.of_output
         )
-        made = outputs(totals, read, spec.epilogue, functions, spec.dtype_out, spec.pairing)
-        for out, value in zip(outs, made, strict=True):
+        results = outputs(totals, read, spec.epilogue, functions, spec.dtype_out, spec.pairing)
+        for out, value in zip(outs, results, strict=True):
             out[subtile.rows, subtile.columns] = value.astype(out.dtype)
 
     def products(subtile: Subtile) -> Sums:
@@ -72,8 +72,8 @@ def step(
 
     def sums_so_far(subtile: Subtile) -> Sums:
         return tuple(
-            jnp.where(kk == 0, jnp.zeros_like(found), sum_vmem[subtile.rows, subtile.columns]) + found
-            for found, sum_vmem in zip(products(subtile), sums_vmem, strict=True)
+            jnp.where(kk == 0, jnp.zeros_like(added), sum_vmem[subtile.rows, subtile.columns]) + added
+            for added, sum_vmem in zip(products(subtile), sums_vmem, strict=True)
         )
 
     def keep(totals: Sums, subtile: Subtile) -> None:
@@ -111,7 +111,8 @@ def step(
             rows = row_chunk(spec, config)
             subtiles(
                 lambda subtile: subtile.row_chunks(
-                    rows, lambda part: finish_last(tuple(one[part.rows, part.columns] for one in sums_vmem), part)
+                    rows,
+                    lambda part: finish_last(tuple(sum_vmem[part.rows, part.columns] for sum_vmem in sums_vmem), part),
                 )
             )
 

@@ -116,15 +116,15 @@ class Copies:
         if schedule.grid_m == 1:
             return
         steps = schedule.grid_n * schedule.grid_k
-        each = -(-self._row_copies // steps)
-        first = lax.rem(self.step, jnp.int32(steps)) * each
-        whole = self._row_copies - (schedule.tile_m % schedule.rows_at_once > 0)
-        for number in range(each):
+        step_copies = -(-self._row_copies // steps)
+        first = lax.rem(self.step, jnp.int32(steps)) * step_copies
+        whole_copies = self._row_copies - (schedule.tile_m % schedule.rows_at_once > 0)
+        for number in range(step_copies):
             at = first + number
-            pl.when((block < schedule.grid_m) & (at < whole))(lambda at=at: self._row_copy(block, at).start())
-            if whole < self._row_copies:
-                last = (block < schedule.grid_m) & (at == whole)
-                pl.when(last)(lambda: self._row_copy(block, whole).start())
+            pl.when((block < schedule.grid_m) & (at < whole_copies))(lambda at=at: self._row_copy(block, at).start())
+            if whole_copies < self._row_copies:
+                last = (block < schedule.grid_m) & (at == whole_copies)
+                pl.when(last)(lambda: self._row_copy(block, whole_copies).start())
 
     def wait_for_rows(self, number: Any) -> None:
         """Wait for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
@@ -153,34 +153,36 @@ class Copies:
     def _row_copy(self, block: Any, number: Any) -> Any:
         """The copy of a part of a block of rows; the last part may be a smaller one, whose number is an int."""
         schedule, slot = self.schedule, lax.rem(block, jnp.int32(self.schedule.row_slots))
-        size, whole = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
-        rows = schedule.tile_m % size if isinstance(number, int) and number == whole else size
+        size, whole_tiles = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
+        rows = schedule.tile_m % size if isinstance(number, int) and number == whole_tiles else size
         source, target = self.refs.lhs, self.its.lhs.at[slot]
         first: Any = number * size
         if rows < schedule.tile_m:
             target = target.at[pl.ds(pl.multiple_of(first, size), rows)]
         if rows < schedule.tile_m * schedule.grid_m:
-            every = math.gcd(schedule.tile_m, size)
-            source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, every), rows)]
+            stride = math.gcd(schedule.tile_m, size)
+            source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, stride), rows)]
         return pltpu.make_async_copy(source, target, self.its.lhs_sem.at[slot, number])
 
     def _weight_copies(self, number: Any, act: Act) -> None:
-        its, refs, schedule = self.its, self.refs, self.schedule
+        buffers, refs, schedule = self.its, self.refs, self.schedule
         kk = lax.rem(number, jnp.int32(schedule.grid_k))
         j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
         slot = lax.rem(number, jnp.int32(schedule.slots))
-        apart = refs.up_values is not None
+        is_separate = refs.up_values is not None
         weights = [(refs.values, refs.scales), (refs.up_values, refs.up_scales)]
-        count = its.values.shape[1]
+        count = buffers.values.shape[1]
         copies = []
         for weight in range(count):
-            values, scales = weights[weight if apart else 0]
-            beside = 1 if apart else count  # weights whose columns are in one array
-            columns = part(j + (0 if apart else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * beside)
+            values, scales = weights[weight if is_separate else 0]
+            array_weights = 1 if is_separate else count  # weights whose columns are in one array
+            columns = part(
+                j + (0 if is_separate else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * array_weights
+            )
             rows = part(kk, schedule.tile_k, schedule.grid_k)
             for tile, ring, sem in (
-                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], its.scales, its.scales_sem),
-                (values.at[rows, columns], its.values, its.values_sem),
+                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], buffers.scales, buffers.scales_sem),
+                (values.at[rows, columns], buffers.values, buffers.values_sem),
             ):
                 copies.append(pltpu.make_async_copy(tile, ring.at[slot, weight], sem.at[slot, weight]))
         for copy in copies:

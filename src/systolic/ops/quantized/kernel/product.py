@@ -54,21 +54,21 @@ def quantized_product(
       activation: the function that `spec.activation` names.
     """
     schedule = _as_interpreted(schedule, spec) if interpret else schedule
-    its, m = schedule, schedule.grid_m * schedule.tile_m
-    out_tile = (its.tile_m, its.tile_n)
+    ring_schedule, m = schedule, schedule.grid_m * schedule.tile_m
+    out_tile = (ring_schedule.tile_m, ring_schedule.tile_n)
 
     def load(array: Any, *, of_bits: bool = False) -> Any:
         if array is None:
             return None
         return _as_loaded(array, of_bits) if interpret else from_hbm(array)
 
-    made_of_bits = its.route.made == "bits"
+    made_of_bits = ring_schedule.route.made == "bits"
     arrays = operands._replace(
-        lhs=load(operands.lhs, of_bits=its.route.rows_of_bits),
+        lhs=load(operands.lhs, of_bits=ring_schedule.route.rows_of_bits),
         values=load(operands.values, of_bits=made_of_bits),
-        scales=load(_tiled(operands.scales, its)),
+        scales=load(_tiled(operands.scales, ring_schedule)),
         up_values=load(operands.up_values, of_bits=made_of_bits),
-        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, its)),
+        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, ring_schedule)),
     )
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
@@ -78,23 +78,25 @@ def quantized_product(
         scales=hbm,
         bias=row if spec.bias else None,
         residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
-        lhs_scales=pl.BlockSpec((its.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)) if spec.lhs_blocks else None,
+        lhs_scales=pl.BlockSpec((ring_schedule.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0))
+        if spec.lhs_blocks
+        else None,
         out_scale=row if spec.out_scale else None,
         up_values=None if operands.up_values is None else hbm,
         up_scales=None if operands.up_scales is None else hbm,
     )
 
-    given = [array for array in arrays if array is not None]
+    present = [array for array in arrays if array is not None]
 
     def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
         Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
 
     return pl.pallas_call(
         kernel,
-        grid=(its.grid_m, its.grid_n, its.grid_k),
+        grid=(ring_schedule.grid_m, ring_schedule.grid_n, ring_schedule.grid_k),
         in_specs=(places,),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),

@@ -29,21 +29,21 @@ _COLUMNS_AT_ONCE = 512
 
 def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Waits for a block of rows, and fills the buffers that depend on it alone: rows, their scales and their sums."""
-    refs, its, route = copies.refs, copies.its, copies.schedule.route
+    refs, buffers, route = copies.refs, copies.its, copies.schedule.route
     if spec.quantize_lhs is not None:
         _quantize(copies, lhs_vmem, spec)
     else:
         _each_part(copies, lambda _: None)
-    if spec.quantize_lhs is None and its.rows is not None:
+    if spec.quantize_lhs is None and buffers.rows is not None:
         numbers = _numbers(lhs_vmem, spec.dtype_lhs) if route.rows_of_bits else lhs_vmem[...]
-        its.rows[...] = numbers.astype(its.rows.dtype)
+        buffers.rows[...] = numbers.astype(buffers.rows.dtype)
         if route.even_first:
-            _put_even_first(its.rows)
+            _put_even_first(buffers.rows)
     for block in range(spec.lhs_blocks):
         scales = refs.lhs_scales[:, block : block + 1]
-        its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
-    if its.row_sums is not None:
-        _sum_rows(lhs_vmem if its.rows is None else its.rows, its.row_sums, spec, copies.schedule)
+        buffers.row_scales[block] = jnp.broadcast_to(scales, buffers.row_scales.shape[1:])
+    if buffers.row_sums is not None:
+        _sum_rows(lhs_vmem if buffers.rows is None else buffers.rows, buffers.row_sums, spec, copies.schedule)
 
 
 def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
@@ -77,16 +77,18 @@ def _numbers(lhs_vmem: Any, name: str) -> Array:
 
 def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
     """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
-    its = copies.its
+    buffers = copies.its
 
     def chunk(at: Any) -> None:
         assert spec.quantize_lhs is not None  # else nobody asks
         scales = _scales(lhs_vmem, at, spec)
-        its.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
+        buffers.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
         inverse = 1.0 / scales
         for columns in _column_parts(spec.k):
             numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
-            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, copies.schedule.route)
+            buffers.rows[at, columns] = _as_format(
+                numbers, spec.quantize_lhs, buffers.rows.dtype, copies.schedule.route
+            )
 
     _each_part(copies, chunk)
 
@@ -102,8 +104,8 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
         numbers = lhs_vmem[at, columns].astype(jnp.float32)
         bits: Any = pltpu.bitcast(numbers, jnp.int32) & _MAGNITUDE_BITS
         parts += [bits[:, first : first + LANES] for first in range(0, bits.shape[1], LANES)]
-    most = functools.reduce(jnp.maximum, parts)
-    reach = jnp.where(most >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(most, jnp.float32))
+    largest = functools.reduce(jnp.maximum, parts)
+    reach = jnp.where(largest >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(largest, jnp.float32))
     reach = jnp.max(reach, axis=1, keepdims=True)
     assert spec.quantize_lhs is not None  # else nobody asks
     scales = reach / LARGEST[spec.quantize_lhs]
@@ -117,10 +119,10 @@ def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
         return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
         return numbers.astype(jnp.dtype(name)).astype(dtype)
-    whole = jnp.round(numbers)
+    rounded = jnp.round(numbers)
     if not jnp.issubdtype(dtype, jnp.integer):
-        return whole.astype(dtype)
-    integers = whole.astype(jnp.int32).astype(jnp.int8)
+        return rounded.astype(dtype)
+    integers = rounded.astype(jnp.int32).astype(jnp.int8)
     return integers.astype(dtype)
 
 
@@ -144,8 +146,8 @@ def _put_even_first(rows_vmem: Any) -> None:
     def several(number: Any, carry: None) -> None:
         places = [pl.ds(pl.multiple_of((number * together + index) * LANES, LANES), LANES) for index in range(together)]
         result = [dot(rows_vmem[:, at], order) for at in places]
-        for at, each in zip(places, result, strict=True):
-            rows_vmem[:, at] = each.astype(rows_vmem.dtype)
+        for at, part_sum in zip(places, result, strict=True):
+            rows_vmem[:, at] = part_sum.astype(rows_vmem.dtype)
         return carry
 
     lax.fori_loop(0, registers // together, several, None)

@@ -153,9 +153,9 @@ class Step:
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
             weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
-            found = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
-            found = found.astype(jnp.dtype(schedule.route.sums))
-            of_block = found if of_block is None else of_block + found
+            product = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
+            product = product.astype(jnp.dtype(schedule.route.sums))
+            of_block = product if of_block is None else of_block + product
             if schedule.route.scaled == "sums":
                 if depth.stop % spec.block and depth.stop != schedule.tile_k:
                     continue
@@ -168,13 +168,13 @@ class Step:
 
     def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
         """The sum of a block of the tile, without what the weights' offset adds, times its scales."""
-        its, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.its, self.spec, self.schedule
         of_tiles = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
         of_block = of_block.astype(jnp.float32)
-        if its.row_sums is not None:
-            of_block = of_block - self._in_columns(its.row_sums[of_tiles + block, rows, :])
+        if buffers.row_sums is not None:
+            of_block = of_block - self._in_columns(buffers.row_sums[of_tiles + block, rows, :])
         if spec.lhs_blocks > 1:
-            of_block = of_block * self._in_columns(its.row_scales[of_tiles + block, rows, :])
+            of_block = of_block * self._in_columns(buffers.row_scales[of_tiles + block, rows, :])
         return of_block * self._scales(tile, slice(block, block + 1), columns)
 
     def _in_columns(self, of_rows: Array) -> Array:
@@ -183,9 +183,9 @@ class Step:
         return of_rows if copies == 1 else jnp.concatenate([of_rows] * copies, axis=1)
 
     def _finished(self, totals: list[Array], rows: Any, columns: Any) -> Array:
-        refs, its = self.refs, self.its
-        if its.row_scales is not None and self.spec.lhs_blocks <= 1:
-            scales = self._in_columns(its.row_scales[0, rows, :])
+        refs, buffers = self.refs, self.its
+        if buffers.row_scales is not None and self.spec.lhs_blocks <= 1:
+            scales = self._in_columns(buffers.row_scales[0, rows, :])
             totals = [total * scales for total in totals]
         total, *up = totals
         return apply_epilogue(

@@ -27,10 +27,10 @@ def pushed_weights(stored: Array, scales: Array | None, route: Route, spec: Quan
       stored: as `stored_bits` has it.
       scales: [rows / spec.block, columns] where they multiply the weights; None where they multiply sums.
     """
-    made, block = _made(stored, route, spec.dtype_rhs), spec.block
+    weights, block = _made(stored, route, spec.dtype_rhs), spec.block
     if scales is None:
-        return made
-    parts = [made[row * block : (row + 1) * block] * scales[row : row + 1] for row in range(scales.shape[0])]
+        return weights
+    parts = [weights[row * block : (row + 1) * block] * scales[row : row + 1] for row in range(scales.shape[0])]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=0)
 
 
@@ -58,8 +58,8 @@ def _made(stored: Array, route: Route, name: str) -> Array:
     else:
         codes = (codes & _FP4_SIGNS) | ((codes & _FP4_MAGNITUDES) << 1)  # sign and, one place up, the rest
     assert route.codes is not None
-    found = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
-    return found.astype(jnp.bfloat16) if route.made == "cast codes" else found
+    values = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
+    return values.astype(jnp.bfloat16) if route.made == "cast codes" else values
 
 
 def _codes_even_first(stored: Array, route: Route) -> Array:
@@ -69,7 +69,7 @@ def _codes_even_first(stored: Array, route: Route) -> Array:
     """
     assert route.codes is not None
     words: Any = pltpu.bitcast(stored, jnp.int32) ^ _ALL_INT4_SIGNS  # numbers of four bits plus 8
-    halves = [pltpu.bitcast(each & _LOW_BITS, jnp.dtype(route.codes.dtype)) for each in (words, words >> 4)]
+    halves = [pltpu.bitcast(word & _LOW_BITS, jnp.dtype(route.codes.dtype)) for word in (words, words >> 4)]
     half = EVEN_FIRST_ROWS // 2
     firsts = range(0, stored.shape[0] // 2, half)
     return jnp.concatenate([halve[first : first + half] for first in firsts for halve in halves], axis=0)

@@ -36,8 +36,8 @@ def list_buffers(spec: SparseSpec) -> ListBuffers:
     def words(number: int) -> Any:
         return pltpu.SMEM((number,), jnp.int32)
 
-    some = (spec.most_blocks, spec.most_blocks, spec.lines + 1) if spec.is_by_columns else ()
-    return ListBuffers(words(spec.lines + 2), *(map(words, some) if some else (None, None, None)))
+    by_columns = (spec.most_blocks, spec.most_blocks, spec.lines + 1) if spec.is_by_columns else ()
+    return ListBuffers(words(spec.lines + 2), *(map(words, by_columns) if by_columns else (None, None, None)))
 
 
 class BlockList(NamedTuple):
@@ -103,11 +103,11 @@ def over_items(begin: Any, end: Any, joined: int, body: Callable[[Item, Any], An
     """`body` for blocks from `begin` to `end`, about equally many of them at a time; once for none."""
     number = end - begin
     items = jnp.maximum(lax.div(number + (joined - 1), jnp.int32(joined)), 1)
-    each = lax.div(number + items - 1, items)
+    share = lax.div(number + items - 1, items)
 
     def item(at: Any, carry: Any) -> Any:
-        block = begin + at * each
-        return body(Item(block, jnp.minimum(each, end - block), at == 0, at == items - 1), carry)
+        block = begin + at * share
+        return body(Item(block, jnp.minimum(share, end - block), at == 0, at == items - 1), carry)
 
     return lax.fori_loop(0, items, item, carry)
 
@@ -137,15 +137,15 @@ class Panels(NamedTuple):
     def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
         """The copy of a part."""
         across = 1 - self.axis
-        its = part(number, self.target.shape[1 + across] // self.parts, self.parts)
+        columns = part(number, self.target.shape[1 + across] // self.parts, self.parts)
         here = part(panel, self.size, self.grid)
-        source = (here, its) if self.axis == 0 else (its, here)
-        target = (slice(None), its) if self.axis == 0 else (its, slice(None))
+        source = (here, columns) if self.axis == 0 else (columns, here)
+        target = (slice(None), columns) if self.axis == 0 else (columns, slice(None))
         return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
 
     def due(self, line: Any, lines: Any) -> tuple[Any, Any]:
         """The parts whose copies start with a line: all of them in the first half, so that the last one is in time."""
-        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + one), lines), self.parts) for one in (0, 1))
+        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + step), lines), self.parts) for step in (0, 1))
         return begin, jnp.where(line == lines - 1, self.parts, end)
 
     def start(self, begin: Any, end: Any, panel: Any, slot: Any) -> None:

@@ -35,7 +35,7 @@ class Zeros(NamedTuple):
         """Starts the copies of one of so many turns."""
         spec = self.spec
         number = spec.lines if spec.dense_out else spec.most_blocks - self.list.begins[spec.lines]
-        begin, end = (_share(number, turn + one, turns) for one in (0, 1))
+        begin, end = (_share(number, turn + step, turns) for step in (0, 1))
 
         def one(at: Any, carry: None) -> None:
             if spec.dense_out:
@@ -95,5 +95,5 @@ class Zeros(NamedTuple):
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
     """How many of so many are done before a turn. Each number is below 2^31, their product need not be."""
-    each, rest = lax.div(number, turns), lax.rem(number, turns)
-    return each * turn + jnp.minimum(turn, rest)
+    share, rest = lax.div(number, turns), lax.rem(number, turns)
+    return share * turn + jnp.minimum(turn, rest)
