@@ -1,4 +1,4 @@
-"""Profiled tiles of a product, ranked without a compiler: what is known of all tiles of a kind lies in columns."""
+"""Ranks profiled tiles of a product without a compiler, from columns of all tiles of a kind."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from systolic.spec import MatmulSpec, dtype_bytes
 
 
 class ProfiledConfigs(NamedTuple):
-    """Configurations of profiled tiles, best first, and of how many tiles and orders they are the best.
+    """Configurations of profiled tiles, best first, and the number of tiles and orders they were chosen from.
 
-    `least_us` is what a tile would take that divides the sizes, multiplies as fast as any profiled one and wastes
-    nothing at the ends; or the least HBM traffic.
+    `least_us` is the time of an ideal tile that divides the sizes, multiplies as fast as any profiled one and wastes
+    nothing at the ends; or that of the least HBM traffic.
     """
 
     configs: list[TimedConfig]
@@ -35,7 +35,7 @@ class ProfiledConfigs(NamedTuple):
 
 
 def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledConfigs:
-    """The `count` fastest configurations of profiled tiles; fewer, or none, where no more divide the sizes.
+    """Return the `count` fastest configurations of profiled tiles; fewer, or none, if no more divide the sizes.
 
     Times are within one or two per cent of simulated ones: `benchmarks/tile_profiles.py`.
     """
@@ -53,7 +53,7 @@ def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCo
 
 
 class _Promise(NamedTuple):
-    """A tile and the order of its blocks, and a time below which they cannot be."""
+    """A tile and the order of its blocks, and a lower bound of their time."""
 
     least_us: float
     profile: Profile
@@ -61,7 +61,7 @@ class _Promise(NamedTuple):
 
 
 def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]:
-    """The tile with three stages, or where that is too much two; nothing where it breaks rules."""
+    """Return the tile with three stages, or with two if three are too many; nothing if it breaks rules."""
     tile = promise.profile.tile
     for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
         config = KernelConfig(
@@ -79,7 +79,7 @@ def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]
 
 
 def _whole(spec: MatmulSpec, chip: Chip, one: TimedConfig) -> TimedConfig:
-    """The same with its first step in one chunk."""
+    """Return the same configuration with its first step in one chunk."""
     if one.config.fill_chunks == 1:
         return one
     return timed_config(spec, dataclasses.replace(one.config, fill_chunks=1), chip)
@@ -95,7 +95,7 @@ def _table(kind: Kind) -> _Table | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Profiles of a kind, and what the bound needs of them in columns."""
+    """Profiles of a kind, and the columns that the bound reads."""
 
     profiles: tuple[Profile, ...]
     m: Int[np.ndarray, " tiles"]
@@ -108,7 +108,7 @@ class _Table:
 
     @classmethod
     def of(cls, profiles: tuple[Profile, ...]) -> _Table:
-        """In the order of the profiles."""
+        """Return the table in the order of the profiles."""
         return cls(
             profiles=profiles,
             m=np.array([profile.tile.tiles.tile_m for profile in profiles]),
@@ -128,7 +128,7 @@ class _Table:
         return max(compute_s, spec.least_hbm_bytes / machine.hbm_bytes_per_s) * 1e6
 
     def promising(self, spec: MatmulSpec, chip: Chip) -> list[_Promise]:
-        """Tiles that divide the sizes, in both orders, the least bound first."""
+        """Return the tiles that divide the sizes, in both orders, the least bound first."""
         fits = (spec.m % self.m == 0) & (spec.k % self.k == 0) & (spec.n % self.n == 0)
         fits &= np.array([profile.tile.whole_k for profile in self.profiles]) == (self.k == spec.k)
         if spec.m <= SKINNY_ROWS:  # more than one row of blocks would read all of rhs again

@@ -1,4 +1,4 @@
-"""Loops whose rounds repeat each other, so that a pipeline is not followed through all of them."""
+"""Loops whose rounds repeat each other, so that the pipeline model can skip most of their rounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
-# So many steps are followed one by one, which only a few products that take half a second and more exceed. After them,
-# a loop whose rounds do not repeat each other is sampled for so many steps, and goes on as in the later half of these.
+# Steps that are followed one by one; only a few products that take half a second and more exceed them. After them,
+# a loop whose rounds do not repeat is sampled for as many steps again, and goes on as in the later half of these.
 # That is exact where a number of rounds that divides this half repeats itself; of 288 random configurations, sampled
 # from the 512th step on, the times of two others were off by 0.7e-3 and 1.4e-3.
 MAX_FOLLOWED_STEPS = 2**13

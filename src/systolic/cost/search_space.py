@@ -1,4 +1,4 @@
-"""The configurations of a product that are worth a look: legal ones, whose code is not too long."""
+"""The configurations of a product to consider: legal ones whose code is not too long."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LONGEST_ROW = 32768
 
 
 def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[KernelConfig]:
-    """Every configuration worth a look; of these tiles only, where given.
+    """Return every configuration to consider; only those of `tiles`, if given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
@@ -88,7 +88,7 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
 
 
 def _fill_chunks(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
-    """Numbers of chunks for manual DMA's first step; none for two cores, batches and edges, where it does not run."""
+    """Return the numbers of chunks for manual DMA's first step; none for two cores, batches and edges."""
     if chip.cores_per_device > 1 or not can_run_manually(spec, tiles):
         return []
     return [1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
@@ -103,7 +103,8 @@ def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
 
 
 def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
-    """What cuts a size into nearly even parts of about the usual sides, and all of it where that is not too long.
+    """Return sizes that cut a size into nearly even parts of about the usual sides, and the whole size if it is not too
+    long.
 
     14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
     """
@@ -121,7 +122,7 @@ def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
 
 
 def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Subtiles that cut a tile evenly into whole registers; all of it is one."""
+    """Return the subtiles that cut a tile evenly into whole registers; the last is the whole tile."""
     multiples = alignment(spec)
     rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
     return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))

@@ -51,7 +51,7 @@ class Planner:
         self.forget()
 
     def forget(self) -> None:
-        """Plans everything anew: to be called when the store has a new winner.
+        """Plans everything again: to be called when the store has a new winner.
 
         What is traced from now on takes it. A function that was compiled by `jax.jit` before keeps its kernels.
         """

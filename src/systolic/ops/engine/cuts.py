@@ -19,7 +19,7 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
     """The axes that cut each dimension of an op.
 
     The first array that has a dimension decides. An axis that cuts two dimensions cuts the first of them in order of
-    name, but those in `last` come behind the others, in their order there.
+    name, but those in `last` come after the others, in their order there.
 
     Args:
       given: arrays in nested tuples, None where there is none.

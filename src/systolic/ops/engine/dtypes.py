@@ -16,7 +16,7 @@ from systolic.spec import MatmulSpec, SpecError
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # What may stand beside them. A kernel computes with all of it in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
-# What the result may be. float16 is computed as float32 and converted behind the kernel, which cannot store it.
+# What the result may be. float16 is computed as float32 and converted after the kernel, which cannot store it.
 _RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
 
 _SOME_DO = "which matmul does not take yet, though the matrix units of"

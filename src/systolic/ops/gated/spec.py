@@ -17,7 +17,7 @@ class GatedSpec(MatmulSpec):
     - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes both of one block: the gradient of x.
     - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes both: gradients of the weights.
 
-    With `side_by_side` rhs and up are one array, the columns of up behind those of rhs; of apart so are both outputs.
+    With `side_by_side` rhs and up are one array, the columns of up after those of rhs; of apart so are both outputs.
 
     Raises:
       SpecError: as `MatmulSpec`.

@@ -43,7 +43,7 @@ def grouped_matmul(
     With `up` it is the gated product of an MLP, `activation(lhs @ rhs[g] + bias[g]) · (lhs @ up[g]) · row_scale +
     residual`, in one kernel too, which reads lhs once.
 
-    The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
+    The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows after
     the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
     there.
 
@@ -56,20 +56,20 @@ def grouped_matmul(
 
     Args:
       lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other
-        dtype ahead of the kernel.
+        dtype before the kernel.
       rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`.
       group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
       group_offset: number of the first group that `rhs` has the matrix of, as with experts on several devices: rows of
         other groups are zero in the result. A traced one may be any number, and matrices of numbers that no group has
         are not used. None: `rhs` has all groups.
       up: as rhs, whose product with lhs the first one's function is multiplied by.
-      side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up behind those of the first; [groups, 2n,
+      side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up after those of the first; [groups, 2n,
         k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does that of lhs. Where n is no
         multiple of 256, XLA copies the two halves.
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.
-      residual: [m, n], added behind everything else, in float32; to rows of groups of `rhs` only.
+      residual: [m, n], added after everything else, in float32; to rows of groups of `rhs` only.
       existing_out: [m, n], which the result is written into: its rows remain where no group of `rhs` has them, in place
         of zeros. XLA copies it first where somebody else still needs it.
       precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16

@@ -79,7 +79,7 @@ def canonical(
     if second is not None and (second.shape, second.dtype) != (right.shape, right.dtype):
         shapes += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
         raise SpecError(f"{shapes}; up needs the shape and dtype of rhs")
-    # The kernel multiplies one dtype: the other operand is converted ahead of it.
+    # The kernel multiplies one dtype: the other operand is converted before it.
     dtype = common_dtype(left.dtype.name, right.dtype.name)
     left, right = left.astype(dtype), right.astype(dtype)
     second = None if second is None else second.astype(dtype)
@@ -136,7 +136,7 @@ def _sizes(value: Any, m: int) -> Array:
             raise SpecError(f"group_sizes has {min(sizes)}; a group has 0 rows or more")
         if sum(sizes) > m:
             raise SpecError(f"group_sizes are {sum(sizes)} rows together, lhs has m={m}")
-    # What the kernel takes needs no operation ahead of it: it clips by itself.
+    # What the kernel takes needs no operation before it: it clips by itself.
     return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
 
 

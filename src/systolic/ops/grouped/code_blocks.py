@@ -12,7 +12,7 @@ from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES
 from systolic.schedule.sizes import block_size, padded
 
-# Bundles of one stretch of straight code of a gradient at the most: all together have to be fewer than 14,000.
+# Bundles of one stretch of straight code of a gradient at most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
@@ -20,7 +20,7 @@ _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
 MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
-_LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights
+_LEAST_CODE_ROWS = 128  # as many bundles as a block of this many rows has one of fewer, for the weights
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
 # more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
 # code there is. Where groups are large, halves do, and the code may go into a longer block.
@@ -28,7 +28,7 @@ _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
-# So many rows of a block may be nobody's before two smaller ones are faster, at the least and of its rows: matrix units
+# This many rows of a block may be nobody's before two smaller ones are faster, at least and of its rows: matrix units
 # wait while a block begins and ends.
 _LOST_ROWS, _LOST_SHARE = 160, 0.25
 
@@ -49,7 +49,7 @@ class RowBlock:
 def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
     """The blocks of a product, the largest rows first; `multiple` is that of a register's rows."""
     columns = block_columns(config)
-    # A shorter block that is left behind the others is code of its own.
+    # A shorter block that is left after the others is code of its own.
     of_columns = columns + config.tiles.tile_n % columns
     row_cycles = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
@@ -74,7 +74,7 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
 
 
 def _code_depth(k: int, most: int) -> int:
-    """Chooses how much of k one stretch of code sums over; what is left behind the others is code of its own."""
+    """Chooses how much of k one stretch of code sums over; what is left after the others is code of its own."""
     depth = block_size(k, LANES, most)
     if k % depth == 0:
         return depth

@@ -39,14 +39,14 @@ _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more th
 # Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
 # `bench --suite moe`, as the least that tells their tiles apart.
 _ONE_GROUP = 0.02
-# So many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
+# This many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
 _MAX_ROWS = 2**21
 _MAX_GROUPS = 2**12
 
 
 @functools.lru_cache(maxsize=256)
 def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
-    """Sizes of groups to choose tiles for: about so many rows in each group that has any."""
+    """Sizes of groups to choose tiles for: about this many rows in each group that has any."""
     used_groups = min(groups, -(-m // rows_per_group))
     shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * used_groups)
     sizes = np.floor(shares * m).astype(int)

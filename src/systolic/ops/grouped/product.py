@@ -37,7 +37,7 @@ class GroupedProduct:
     dtype_out: str
     rows_per_group: int
     transpose_rhs: bool = False
-    side_by_side: bool = False  # rhs has the columns of a second right-hand side behind its own
+    side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and what it stands for
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are wanted cut

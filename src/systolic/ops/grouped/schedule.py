@@ -1,7 +1,7 @@
 """How grouped products are cut: what a configuration's tiles mean there, and the buffers that VMEM has room for.
 
 A *visit* is the rows that one group has in one block of rows; the kernels list the visits from the sizes of the groups.
-Rows of a visit begin at a whole register: those of the group before it in the first register, and of the group behind
+Rows of a visit begin at a whole register: those of the group before it in the first register, and of the group after
 it in the last, are computed and not kept.
 """
 
@@ -229,7 +229,7 @@ def _in_lanes(name: str, shape: tuple[int, ...], dtype: str, slots: int | None =
 
 
 def _cores(grid_n: int, chip: Chip) -> int:
-    """How many cores of a device share so many tiles of columns."""
+    """How many cores of a device share this many tiles of columns."""
     return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
 
 

@@ -115,7 +115,7 @@ def _columns(product: GroupedProduct) -> str:
 
 
 def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping:
-    """Return the groups' rows that lie in this device's part of so many rows."""
+    """Return the groups' rows that lie in this device's part of this many rows."""
     if "m" not in cuts:
         return grouping
     bounds = group_bounds(grouping.sizes, rows * parts_of(mesh, cuts["m"]))

@@ -56,7 +56,7 @@ class GroupedSpec(GroupedSizes):
       activation: the name of a function of the sum and the bias.
       row_scale: whether each row of the result is multiplied by a number of its own.
       gated: whether the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
-      side_by_side: whether rhs and up are one array, the columns of up behind those of rhs.
+      side_by_side: whether rhs and up are one array, the columns of up after those of rhs.
       residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
       existing_out: whether the result is written into an array, whose rows remain where no group has them.
 

@@ -59,7 +59,7 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """`lhs[rows of g]ᵀ @ cotangent[rows of g]` for each of so many groups."""
+    """`lhs[rows of g]ᵀ @ cotangent[rows of g]` for each of this many groups."""
     rows = _Rows(lhs.shape[0], groups, grouping)
     if 0 in (*lhs.shape, *cotangent.shape, groups):
         return jnp.zeros((groups, lhs.shape[1], cotangent.shape[1]), product.dtype_out)
@@ -92,7 +92,7 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given. Sizes below zero count as zero, rows behind the last do not."""
+    """The rows of the groups whose matrices are given. Sizes below zero count as zero, rows after the last do not."""
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
         bounds = group_bounds(grouping.sizes, m)

@@ -36,7 +36,7 @@ _ENDS_US = 4.0
 _ENDS_SHARE = 0.1
 # By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
 _DOUBT = 0.02
-_PROFILED_FIRST = 2  # tiles that a search tries ahead of all others
+_PROFILED_FIRST = 2  # tiles that a search tries before all others
 _PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
 
 

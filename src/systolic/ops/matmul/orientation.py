@@ -1,7 +1,7 @@
 """Which way round a product is computed, so that its matrices are read and written as XLA stores them.
 
 XLA stores a matrix by columns where that wastes less memory: [4096, 1000] would fill 1,024 columns, so it lies as
-[1000, 4096] does. A Pallas kernel takes rows only, and XLA would copy such an operand ahead of the call. Read as its
+[1000, 4096] does. A Pallas kernel takes rows only, and XLA would copy such an operand before the call. Read as its
 transpose it is in place already: `.mT` then costs nothing, and the kernel transposes in its index maps.
 """
 

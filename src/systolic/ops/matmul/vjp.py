@@ -3,7 +3,7 @@
     dz = activation'(z) · scale · dout       dlhs = lhs_fn'(dz @ rhs_fn(rhs)ᵀ)       drhs = rhs_fn'(lhs_fn(lhs)ᵀ @ dz)
 
 Transposes are index maps. A cheap activation's derivative is computed inside both products, from blocks of dout and z;
-an expensive one once, ahead of them, because each product would compute it again for every block of the other operand.
+an expensive one once, before them, because each product would compute it again for every block of the other operand.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def canonical(
 
     Args:
       refused: arguments by their names that a quantized product does not take, as they were given.
-      up: the second weight of a gated product; None: its columns are behind those of rhs.
+      up: the second weight of a gated product; None: its columns are after those of rhs.
 
     Raises:
       SpecError: shapes or dtypes that do not go together, or an argument of `refused` that is given.

@@ -62,11 +62,11 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     copy_us = schedule.grid_m * rows_us + schedule.steps * tile_us + results * out_us * (2 if spec.residual else 1)
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = schedule.steps * (tile_us + machine.dma_latency_cycles * us) / (schedule.slots - 1)
-    # The first rows are quantized as they come, and the first tile comes behind them.
+    # The first rows are quantized as they come, and the first tile comes after them.
     ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
     if schedule.grid_k > 1 and spec.blocks > 1 and schedule.tile_blocks % SUBLANES:
         scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
-        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
+        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them before the kernel
     time_us = ramp_us + max(compute_us - quantized_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
@@ -105,7 +105,7 @@ def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, max_columns) for max_columns in _COLUMNS)
     deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
     if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:
-        deep = math.lcm(spec.block, LANES)  # the scales are copied ahead of the kernel
+        deep = math.lcm(spec.block, LANES)  # the scales are copied before the kernel
     depths = dict.fromkeys(
         [spec.k, *(largest_divisor(spec.k, deep, max_depth) for max_depth in _DEPTHS if max_depth < spec.k)]
     )

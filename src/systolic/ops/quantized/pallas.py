@@ -61,7 +61,7 @@ def _as_stored(values: Array, spec: QuantizedSpec) -> Array:
 
 
 def _aligned(operands: Operands) -> Operands:
-    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros behind it."""
+    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros after it."""
     (k, n), blocks = operands.values.shape, operands.scales.shape[0]
     block = k // blocks
     k_aligned, n_aligned = aligned_sizes(k, n, block)

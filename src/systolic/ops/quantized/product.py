@@ -21,7 +21,7 @@ class Operands(NamedTuple):
     residual: Any = None  # [m, n]
     lhs_scales: Any = None  # [m, 1 or blocks] float32, of values
     out_scale: Any = None  # [n]
-    up_values: Any = None  # [k, n] of a gated product; None: the columns of `values` and `scales` behind n
+    up_values: Any = None  # [k, n] of a gated product; None: the columns of `values` and `scales` after n
     up_scales: Any = None  # [blocks, n]
 
 

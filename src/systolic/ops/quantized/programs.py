@@ -55,7 +55,7 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
     """Ways to write a product in plain JAX, the usual one first.
 
-    For few rows a weight is not dequantized ahead of a product that then reads it in bfloat16, but where XLA may fuse
+    For few rows a weight is not dequantized before a product that then reads it in bfloat16, but where XLA may fuse
     both: it takes ten times as long as the others.
     """
     if spec.dtype_rhs not in LARGEST:

@@ -52,7 +52,7 @@ class Route:
       rows_of_bits: whether rows are of a float that the chip does not take, so that they are made out of their bits.
       even_first: whether of every 64 rows of the weight the even ones come before the odd ones, and columns of lhs too:
         so each half of a byte becomes a code without being unpacked.
-      sums: int32 where products are summed as integers, by the units or, of exact parts, behind them; else float32.
+      sums: int32 where products are summed as integers, by the units or, of exact parts, after them; else float32.
     """
 
     pushed: str

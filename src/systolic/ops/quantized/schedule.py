@@ -256,7 +256,7 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
-    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
+    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at most."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
     weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
     weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)

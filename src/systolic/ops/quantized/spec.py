@@ -12,7 +12,7 @@ from systolic.spec.matmul import LARGEST_SIZE
 _SCALES = ("float32", "bfloat16")
 _FLOATS = ("float32", "bfloat16")
 _PLAIN = "bfloat16"
-# Formats of rows that the kernel takes. Rows in others are cast ahead of it, which is exact.
+# Formats of rows that the kernel takes. Rows in others are cast before it, which is exact.
 ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
 _INTEGERS = ("int8", "int4")
 # Four bits that some of eight hold as they are; see `schedule.quantized_route`.

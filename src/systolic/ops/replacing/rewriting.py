@@ -1,4 +1,4 @@
-"""Operations on their way into JAX: products are decided on, and functions inside of others are traced anew."""
+"""Operations on their way into JAX: products are decided on, and functions inside of others are traced again."""
 
 from __future__ import annotations
 

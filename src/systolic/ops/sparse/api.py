@@ -52,7 +52,7 @@ def sparse_matmul(
         with as large a batch.
       dense_out: with a mask, the result is a whole matrix, zero where no block is wanted and outside of the mask's
         diagonals.
-      transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed ahead of the
+      transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed before the
         kernel, except rhs beside a mask.
       bias: [n]; not with a mask.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32;

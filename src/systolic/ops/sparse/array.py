@@ -133,7 +133,7 @@ class BlockSparse:
     def from_bcoo(cls, matrix: Any) -> BlockSparse:
         """A `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, and a batch or none.
 
-        Behind the batch its shape has four dimensions: rows and columns of blocks, and of one block.
+        After the batch its shape has four dimensions: rows and columns of blocks, and of one block.
 
         Raises:
           BlockSparseError: it is of another form, or as the constructor.

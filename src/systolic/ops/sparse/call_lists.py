@@ -14,7 +14,7 @@ _MULTIPLE = 8  # of blocks of a call, so that one copy can bring several of them
 
 
 def index_words(spec: SparseSpec) -> int:
-    """Words of SMEM for the lists: where each block is, and where each line begins; sorted anew, each twice."""
+    """Words of SMEM for the lists: where each block is, and where each line begins; sorted again, each twice."""
     return _arrays(spec) * padded(spec.most_blocks, _ALIGNED_WORDS) + _line_words(spec)
 
 

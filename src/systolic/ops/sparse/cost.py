@@ -108,7 +108,7 @@ def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
 
 
 def chunks_of(spec: SparseSpec, capacity: int) -> int:
-    """How often a dense operand is read, with so many blocks at a time."""
+    """How often a dense operand is read, with this many blocks at a time."""
     return max(-(-spec.blocks // capacity), 1)
 
 
@@ -131,7 +131,7 @@ def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
 
 
 def _items(each: float, joined: int) -> float:
-    """Stretches of a line that has about so many blocks: some have one more than is full."""
+    """Stretches of a line that has about this many blocks: some have one more than is full."""
     return max((each - 1) / joined + 0.5, 1.0)
 
 
@@ -190,7 +190,7 @@ def _joined(spec: SparseSpec, config: KernelConfig) -> int:
 
 
 def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
-    """At most so many blocks, such that all of them fill the matrix units' rows."""
+    """At most this many blocks, such that all of them fill the matrix units' rows."""
     multiple = max(chip.machine.mxu_rows // spec.place_size, 1)
     return max(joined // multiple * multiple, 1)
 

@@ -13,7 +13,7 @@ from systolic.spec import LARGEST_SIZE
 
 
 def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The order of blocks by columns, and columns and rows in this order; padding is behind them."""
+    """The order of blocks by columns, and columns and rows in this order; padding is after them."""
     if is_known(rows) and is_known(columns):
         rows, columns, xp = np.asarray(rows), np.asarray(columns), np
     else:
@@ -108,7 +108,7 @@ def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tup
 
 
 def require_array(array: Any, name: str, rank: int) -> None:
-    """Check that this is an array of NumPy or JAX with so many dimensions or more.
+    """Check that this is an array of NumPy or JAX with this many dimensions or more.
 
     Raises:
       BlockSparseError: it is not.

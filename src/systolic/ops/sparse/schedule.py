@@ -31,7 +31,7 @@ _OUT_SLOTS = 4
 _MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
 _FETCHED_BYTES = 2**19
 _MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
-_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait behind all of it
+_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait after all of it
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
@@ -44,7 +44,7 @@ class ProductSchedule:
     """What `kernels.sparse.product` does with a configuration of dsd or dds.
 
     Attributes:
-      joined: blocks of a line that one stretch of straight code multiplies, at the most.
+      joined: blocks of a line that one stretch of straight code multiplies, at most.
       tile: columns of rhs in VMEM, of dds rows of lhs, with all of k.
       grid: such panels.
       subtile: columns, or rows, that one stretch multiplies.
@@ -67,7 +67,7 @@ class ProductSchedule:
 
     @property
     def capacity(self) -> int:
-        """Blocks of a chunk at the most: copies need not begin with its first one."""
+        """Blocks of a chunk at most: copies need not begin with its first one."""
         return self.slots - (self.fetched - 1)
 
     @property
@@ -136,7 +136,7 @@ class SampledSchedule:
     """What `kernels.sparse.sampled` does with a configuration of sdd.
 
     Attributes:
-      joined: blocks of a line that one stretch of straight code makes, at the most.
+      joined: blocks of a line that one stretch of straight code makes, at most.
       tile_k: rows of a panel of rhs, which has all columns.
       grid_k: such panels.
       parts: in which a panel arrives.

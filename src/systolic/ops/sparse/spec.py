@@ -156,7 +156,7 @@ class SparseSpec(OneDtype):
         """Each block once, what it meets of the dense matrices, and all of the result."""
         read, out = dtype_bytes(self.dtype), dtype_bytes(self.dtype_out)
         sparse = self.blocks * self.block_rows * self.block_columns
-        rows, columns = self.blocks * self.block_rows, self.blocks * self.block_columns  # at the most
+        rows, columns = self.blocks * self.block_rows, self.blocks * self.block_columns  # at most
         if self.kind == "dsd":
             return (sparse + min(self.k, columns) * self.n) * read + self.m * self.n * out
         if self.kind == "dds":

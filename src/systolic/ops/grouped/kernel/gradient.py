@@ -142,7 +142,7 @@ class _Kernel:
         def step(number: Any, state: tuple[_Front, _At, _Done]) -> tuple[_Front, _At, _Done]:
             front, at, done = state
             is_new = self._is_new(at)
-            # A block of lhs that stays is the one that was fetched last; one that is needed anew frees that.
+            # A block of lhs that stays is the one that was fetched last; one that is needed again frees that.
             block = jnp.where(is_new, done.fetched, jnp.maximum(done.fetched - 1, 0))
             front = self._fetch(steps, number, block, front)
             self._step(number, block, done.tiles, at)
@@ -273,7 +273,7 @@ class _Kernel:
         pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
 
     def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
-        """Adds the products of so many rows to a tile of the result, block by block.
+        """Adds the products of this many rows to a tile of the result, block by block.
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """

@@ -54,7 +54,7 @@ class Outputs:
         self._zero_rest(listed)
 
     def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
-        """Starts the copy of so many rows of a slot to a row and a tile of the result."""
+        """Starts the copy of this many rows of a slot to a row and a tile of the result."""
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
 
     def next_slot(self) -> Any:
@@ -77,7 +77,7 @@ class Outputs:
         return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
-        """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
+        """Sends a block of at most this many rows to HBM, all but a last register that the next group shares."""
         buffers, multiple = self.its, self.schedule.row_multiple
         size, head, kept_rows = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
 
@@ -134,7 +134,7 @@ class Outputs:
         lax.fori_loop(0, self.schedule.out_slots, wait, None)
 
     def _zero_rest(self, listed: Listed) -> None:
-        """Stores the last register of the last group, and zeros before the first group and behind the last one.
+        """Stores the last register of the last group, and zeros before the first group and after the last one.
 
         Where the result is written into an array, its rows remain in place of zeros.
         """

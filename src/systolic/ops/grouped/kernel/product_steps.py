@@ -217,7 +217,7 @@ class Steps:
         return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
-        """A product of a block with so many columns of the weights, over all of k."""
+        """A product of a block with this many columns of the weights, over all of k."""
         buffers, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:

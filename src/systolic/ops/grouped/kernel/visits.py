@@ -1,6 +1,6 @@
 """The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups before the first copy starts.
 
-The list is scalar code, a few cycles a group; ahead of the kernel XLA would take several operations for it.
+The list is scalar code, a few cycles a group; before the kernel XLA would take several operations for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Groups(NamedTuple):
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
     number: int  # that it has
-    m: int  # rows; what the sizes say of rows behind these does not count
+    m: int  # rows; what the sizes say of rows after these does not count
 
 
 class Field:
@@ -167,6 +167,6 @@ def _over_groups(
 
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
-    """Rows of each of so many blocks, about equally many; all where there is one."""
+    """Rows of each of this many blocks, about equally many; all where there is one."""
     block_rows = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
     return jnp.where(blocks > 1, lax.div(block_rows + (multiple - 1), multiple) * multiple, span)

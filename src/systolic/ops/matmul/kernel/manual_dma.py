@@ -62,7 +62,7 @@ def manual_dma_matmul(
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
-    # A row is copied beside the first blocks and not ahead of them, as the call would do it.
+    # A row is copied beside the first blocks and not before them, as the call would do it.
     def moving(block: Block, array: Array) -> Block | None:
         return None if block.resident and array.size <= SMALL_ELEMENTS else block
 

@@ -29,7 +29,7 @@ def numbers_of_bits(bits: Array, name: str) -> Array:
     as_normal = (magnitudes << (_MANTISSA - info.nmant)) + ((_BIAS - bias) << _MANTISSA)
     numbers: Any = pltpu.bitcast(as_normal, jnp.float32)
     numbers = jnp.where(magnitudes < 1 << info.nmant, 2.0 * numbers - 2.0**info.minexp, numbers)
-    if name == "float8_e5m2":  # the only one with an infinity, which lies behind its largest number
+    if name == "float8_e5m2":  # the only one with an infinity, which lies after its largest number
         beyond = 2.0**info.maxexp
         numbers = jnp.where(numbers < beyond, numbers, jnp.where(numbers == beyond, jnp.inf, jnp.nan))
     elif name == "float8_e4m3fn":

@@ -26,7 +26,7 @@ class QuantizedOperands(NamedTuple):
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
     lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantized in HBM; in the kernel [tile_m, …]
     out_scale: Any = None  # [1, n] float32
-    up_values: Any = None  # [k, n]; None of a gated product: its columns are behind those of `values`
+    up_values: Any = None  # [k, n]; None of a gated product: its columns are after those of `values`
     up_scales: Any = None  # as scales
 
 

@@ -50,7 +50,7 @@ def quantized_product(
 
     Args:
       operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
-        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up behind gate.
+        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up after gate.
       activation: the function that `spec.activation` names.
     """
     schedule = _as_interpreted(schedule, spec) if interpret else schedule

@@ -96,7 +96,7 @@ def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
 def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
     """The largest magnitude of each row over the format's largest number; NaN where a number is not finite.
 
-    Magnitudes of floats are ordered as their bits are, where infinity comes behind the numbers, and NaN behind it: so
+    Magnitudes of floats are ordered as their bits are, where infinity comes after the numbers, and NaN after it: so
     one maximum of integers finds all of them.
     """
     parts = []

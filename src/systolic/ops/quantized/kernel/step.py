@@ -140,7 +140,7 @@ class Step:
         return pushed_weights(stored, scales, route, spec)
 
     def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
-        """Scales of what is pushed: a code of four bits stands for so many units."""
+        """Scales of what is pushed: a code of four bits stands for this many units."""
         scales = tile.scales[blocks, columns].astype(jnp.float32)
         unit = self.schedule.route.unit
         return scales if unit == 1.0 else scales * (1 / unit)

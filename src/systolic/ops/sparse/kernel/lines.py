@@ -109,7 +109,7 @@ class Kernel:
             self._outs.wait_all(0, used_slots, lambda slot: (zero, zero, slot))
 
     def _chunk_end(self, line: Any) -> Any:
-        """The line behind the last one of a chunk, such that chunks have about equally many blocks."""
+        """The line after the last one of a chunk, such that chunks have about equally many blocks."""
         begins, capacity, lines = self.list.begins, self.schedule.capacity, self.spec.lines
         begin = begins[line]
         left = begins[lines] - begin
@@ -226,7 +226,7 @@ class Kernel:
         return (subtile_columns, slice(None)) if self._turned else (slice(None), subtile_columns)
 
     def _multiply(self, block: Any, number: int, slot: Any, has_sums: Any, out_slot: Any) -> None:
-        """Adds the products of so many blocks to the sums, or stores their sum as the result.
+        """Adds the products of this many blocks to the sums, or stores their sum as the result.
 
         Stores are what it has fewest of: sums that are complete are not stored but as the result.
 

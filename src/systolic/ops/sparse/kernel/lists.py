@@ -113,7 +113,7 @@ def over_items(begin: Any, end: Any, joined: int, body: Callable[[Item, Any], An
 
 
 def with_code_for(count: Any, most: int, code: Callable[[int], None]) -> None:
-    """Straight code for one block, for two, and so on: that for so many runs."""
+    """Straight code for one block, for two, and so on: that for this many runs."""
     for number in range(1, most + 1):
         pl.when(count == number)(lambda number=number: code(number))
 

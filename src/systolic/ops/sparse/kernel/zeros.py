@@ -1,4 +1,4 @@
-"""Zeros where no block is wanted, copied from one buffer: in a matrix between the blocks, in a list behind them."""
+"""Zeros where no block is wanted, copied from one buffer: in a matrix between the blocks, in a list after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class Zeros(NamedTuple):
-    """Copies of zeros, started a few lines at a time, so that products' copies need not wait behind all of them."""
+    """Copies of zeros, started a few lines at a time, so that products' copies need not wait after all of them."""
 
     list: BlockList
     out_hbm: Any
@@ -32,7 +32,7 @@ class Zeros(NamedTuple):
             self.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
-        """Starts the copies of one of so many turns."""
+        """Starts the copies of one of this many turns."""
         spec = self.spec
         number = spec.lines if spec.dense_out else spec.most_blocks - self.list.begins[spec.lines]
         begin, end = (_share(number, turn + step, turns) for step in (0, 1))
@@ -57,7 +57,7 @@ class Zeros(NamedTuple):
             lax.fori_loop(0, self.under_way[number], one, None)
 
     def _line(self, line: Any) -> None:
-        """Fills the gaps of a line: before each block, and behind the last one."""
+        """Fills the gaps of a line: before each block, and after the last one."""
         begin, end = self.list.begins[line], self.list.begins[line + 1]
 
         def gap(block: Any, place: Any) -> Any:
@@ -94,6 +94,6 @@ class Zeros(NamedTuple):
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
-    """How many of so many are done before a turn. Each number is below 2^31, their product need not be."""
+    """How many of this many are done before a turn. Each number is below 2^31, their product need not be."""
     share, rest = lax.div(number, turns), lax.rem(number, turns)
     return share * turn + jnp.minimum(turn, rest)
