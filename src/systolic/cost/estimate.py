@@ -113,9 +113,7 @@ def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
 
 
 def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
-    """Return the vector operations that make an element of a multiplied operand, one factor or two, from what is
-    stored.
-    """
+    """Return the vector operations that make an element of an operand of one or two factors from the stored value."""
     prologue, factors = spec.prologue(side), made_of(spec, side)
     ops = factors * _CAST_OPS if prologue is None else prologue.op_count
     for operand in prologue.operands if prologue is not None else ():

@@ -94,7 +94,7 @@ class Kind:
 
     @classmethod
     def of(cls, spec: MatmulSpec, chip: Chip) -> Kind | None:
-        """Return the kind of a product; None if none is profiled, because fused, turned or stacked operands cost more."""
+        """Return the kind of a product; None if it is not profiled, as fused, turned or stacked operands cost more."""
         fused = len(spec.operands.present()) > 2 or len(spec.dtypes_out) > 1 or spec.lhs_prologue or spec.rhs_prologue
         if fused or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
             return None
@@ -215,9 +215,7 @@ def shipped_profiles(kind: Kind) -> Profiles | None:
 
 @functools.cache
 def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
-    """Return the costs of all tiles of a kind; also of tiles in fill chunks as if in one, whose first step is as any
-    other.
-    """
+    """Return the costs of all tiles of a kind; also of chunked tiles if in one chunk, whose first step is as any other."""
     result: dict[ProfiledTile, StepCost] = {}
     shipped = shipped_profiles(kind)
     for profile in shipped.profiles if shipped is not None else ():

@@ -70,7 +70,7 @@ class Bounded(NamedTuple):
 def best_first(
     spec: MatmulSpec, chip: Chip, bounds: Iterable[Bounded], count: int | None, provenance: CostProvenance
 ) -> list[TimedConfig]:
-    """Return the `count` fastest, or all, of candidates that come with the least bound first; best modelled time first."""
+    """Return the `count` fastest, or all, best first, of candidates that come with the least bound first."""
     result: list[tuple[float, float, TimedConfig]] = []
     for bound in bounds:
         if count is not None and len(result) == count and bound.least_us >= result[-1][0] * (1 - _NO_MATTER):

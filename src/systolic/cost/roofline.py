@@ -58,8 +58,7 @@ def dtype_on(spec: Spec, chip: Chip) -> str:
 
 
 def roofline(spec: Spec, chip: Chip) -> Roofline:
-    """Return the roofline of a product at the chip's published peak, all passes counted, and at its published
-    bandwidth.
+    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth.
 
     Raises:
       UnsupportedDtypeError: the chip does not multiply that dtype.
@@ -96,6 +95,6 @@ def repeated_us(alone_us: float, prefetch_us: float, least_hbm_us: float) -> flo
 
 
 def mxu_rows_per_cycle(dtype: str, chip: Chip) -> float:
-    """Return the rows of lhs that one matrix unit takes in a cycle; the bfloat16 rate if the dtype is converted first."""
+    """Return the rows of lhs that a matrix unit takes in a cycle; bfloat16's if the dtype is converted first."""
     rates = chip.machine.mxu_rows_per_cycle
     return rates.get(_LISTING_TYPES.get(dtype, "bf16"), rates["bf16"])

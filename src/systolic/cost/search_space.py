@@ -103,8 +103,7 @@ def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
 
 
 def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
-    """Return sizes that cut a size into nearly even parts of about the usual sides, and the whole size if it is not too
-    long.
+    """Return sizes that cut a size into nearly even parts of about the usual sides, and the whole if not too long.
 
     14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
     """

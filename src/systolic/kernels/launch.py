@@ -34,7 +34,7 @@ def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
 
 
 def core_number(cores: int) -> Any:
-    """Return the number of the core that runs the body of such a kernel; to be called outside of loops and conditions."""
+    """Return the number of the core that runs the kernel's body; call it outside of loops and conditions."""
     return pl.program_id(0) if cores > 1 else 0
 
 
@@ -68,7 +68,7 @@ def launch(
     out_shape: tuple[jax.ShapeDtypeStruct, ...],
     **rest: Any,
 ) -> tuple[Array, ...]:
-    """Return all outputs of a kernel, which is called with the refs of the operands, of the outputs, and the scratch."""
+    """Return all outputs of a kernel, which is called with the refs of operands and outputs, and the scratch."""
     cost = pl.CostEstimate(
         flops=spec.flops * spec.passes,
         transcendentals=spec.epilogue.transcendentals * spec.batch * spec.m * spec.n,

@@ -87,9 +87,7 @@ def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
 
 
 def made_of(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> int:
-    """Return the number of factors of an operand, each of which is made if one is; the other right-hand side counts
-    too.
-    """
+    """Return the number of factors of an operand, all of them made if one is; the other right-hand side counts too."""
     return spec.products if side == "rhs" or spec.pairing == "added" else 1
 
 
@@ -142,8 +140,7 @@ _CHUNK_ROWS = 128
 
 
 def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
-    """Return the rows of a subtile that the first step finishes at once, if its products came in chunks and k is one
-    block.
+    """Return the rows of a subtile that the first step finishes at once if products came in chunks and k is one block.
 
     No product hides that epilogue: an expensive one takes as long for chunks of rows as for a subtile, in less code.
     """

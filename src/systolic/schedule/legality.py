@@ -149,9 +149,7 @@ def alignment(spec: MatmulSpec) -> dict[str, int]:
 
 
 def legal_sides(size: int, multiple: int) -> list[int]:
-    """Return the tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is the whole
-    size.
-    """
+    """Return the tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is `size`."""
     if size % multiple:
         return [size]
     count = size // multiple

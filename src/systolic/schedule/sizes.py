@@ -32,8 +32,7 @@ def block_size(size: int, multiple: int, most: int) -> int:
 
 
 def ragged_sides(size: int, least: int) -> list[int]:
-    """Return tiles of columns that are no multiple of a register's: the last one takes the columns that the others
-    leave.
+    """Return tiles of columns that are no multiple of a register's: the last one takes the remaining columns.
 
     A copy may end in the middle of a register where the array ends, and nowhere else.
     """

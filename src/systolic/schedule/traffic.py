@@ -27,9 +27,7 @@ class Traffic:
 
 
 def hbm_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
-    """Return the bytes that the pipeline copies. An output is stored once; the last blocks of an operand may be
-    smaller.
-    """
+    """Return the bytes that the pipeline copies. An output is stored once; last blocks of an operand may be smaller."""
     schedule = GridSchedule.of(spec, config)
     blocks = operand_blocks(spec, config.tiles)
     lhs, *rhs = blocks.factors

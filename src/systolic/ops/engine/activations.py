@@ -1,4 +1,4 @@
-"""Activations by name, and what functions cost."""
+"""Activations by name, and the cost of functions."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _FREE = {"broadcast_in_dim", "reshape", "squeeze", "copy"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """Vector operations and transcendental functions that a function takes an element."""
+    """Vector operations and transcendental functions that a function takes for each element."""
 
     total: int
     transcendentals: int
 
 
 def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tuple[str, Fn | None]:
-    """Name and function.
+    """Return the name and the function of an activation.
 
     Raises:
-      SpecError: no activation of that name; a function that fails on float32, or is not elementwise.
+      SpecError: there is no activation of that name; a function fails on float32, or is not elementwise.
     """
     if activation is None:
         return "", None

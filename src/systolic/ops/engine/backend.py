@@ -22,10 +22,10 @@ _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An implementation, the chip whose tiles it takes, and tiles of the caller's."""
+    """An implementation, the chip whose tiles it uses, and the caller's tiles."""
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
-    chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
+    chip: Chip | None  # whose tiles are used; None if tracing sees no TPU and the caller names none
     tiles: Tiles | KernelConfig | None
 
     @property
@@ -36,7 +36,7 @@ class Backend:
         return pltpu.InterpretParams() if isinstance(self.implementation, str) else self.implementation
 
     def on_tpu(self, array: Array) -> Array:
-        """Return the array; lowering it for anything but a TPU raises, if the kernel has to run on one."""
+        """Return the array; lowering it for anything but a TPU raises if the kernel has to run on one."""
         return for_a_tpu(array) if self.implementation == "pallas" and not interpret_mode_is_forced() else array
 
     @property
@@ -46,7 +46,6 @@ class Backend:
 
     @property
     def effects(self) -> frozenset[Any]:
-        """JAX's effects of a product."""
         return interpreted_effects() if self.interpret else frozenset()
 
 
@@ -57,7 +56,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
     """Check the arguments of a call that choose its backend.
 
     Raises:
-      SpecError: an implementation or a chip that is none, tiles that are no three numbers.
+      SpecError: an unknown implementation, a chip that is no chip, or tiles that are not three numbers.
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):

@@ -1,4 +1,4 @@
-"""How arrays are cut over a mesh with explicit axes, which their types say: read, chosen, and computed with."""
+"""The cuts of arrays over a mesh with explicit axes: read from the arrays' types, chosen, and computed with."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Cuts = Mapping[str, Axes]  # the axes that cut each dimension
 
 
 def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
-    """The axes that cut each dimension of an op.
+    """Return the axes that cut each dimension of an op.
 
     The first array that has a dimension decides. An axis that cuts two dimensions cuts the first of them in order of
     name, but those in `last` come after the others, in their order there.
 
     Args:
-      given: arrays in nested tuples, None where there is none.
-      names: of their dimensions, likewise.
+      given: arrays in nested tuples, None for an absent one.
+      names: names of their dimensions, in the same nesting.
     """
     requested_axes: dict[str, Axes] = {}
     for array, array_names in _named(given, names):
@@ -59,12 +59,12 @@ def on_devices(
     *,
     differentiated: bool = False,
 ) -> Any:
-    """`compute` of the parts that each device has; it has the mesh's explicit axes to itself.
+    """Return `compute` of the parts that each device has; it has the mesh's explicit axes to itself.
 
     Args:
       given, names: as `cuts_of` takes them.
-      made: names of the dimensions of what it makes: of one array, or of several in a tuple.
-      differentiated: whether JAX is to differentiate it, for which it checks what varies over the devices.
+      made: names of the result's dimensions: of one array, or of several in a tuple.
+      differentiated: True if JAX is to differentiate it; JAX then checks which values vary over the devices.
     """
     structure = jax.tree.structure(given)
     leaves, its_names = zip(*_named(given, names), strict=True)
@@ -79,11 +79,10 @@ def on_devices(
         axis_names=frozenset(mesh.explicit_axes),
         check_vma=differentiated,
     )
-    return jax.jit(mapped)(*parts)  # by itself it takes no mesh without devices
+    return jax.jit(mapped)(*parts)  # without `jit` it takes no mesh without devices
 
 
 def spec_of(cuts: Cuts, names: Names) -> PartitionSpec:
-    """Return the `PartitionSpec` of an array whose dimensions have these names."""
     return PartitionSpec(*(cuts.get(name) for name in names))
 
 
@@ -92,7 +91,7 @@ def cut_as(array: Array, mesh: Any, spec: PartitionSpec) -> Array:
 
 
 def cut_like(array: Any, like: Array) -> Any:
-    """The array with the sharding in the other's type: what a cotangent has to have. None stays None."""
+    """Return the array with the sharding of `like`, as a cotangent must have it. None stays None."""
     if array is None:
         return None
     sharding = jax.typeof(like).sharding

@@ -1,9 +1,9 @@
 """Functions that are linear in some of their arguments, each with a transpose of its own.
 
 `jax.custom_vjp` has no forward mode. A `jax.custom_jvp` has both modes if JAX can transpose its tangent. Here the
-tangent is one equation that JAX transposes by a function that it is given, so the backward pass is as free as with
-`custom_vjp`. `jax.custom_derivatives.linear_call` is the same idea, but it cannot be batched, nor differentiated with
-regard to what it is not linear in; this can be, any number of times.
+tangent is one equation that JAX transposes by a given function, so the backward pass is as free as with `custom_vjp`.
+`jax.custom_derivatives.linear_call` is the same idea, but it cannot be batched, nor differentiated with regard to its
+other arguments; this can be, any number of times.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ class Linear(Protocol):
         ...
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        """The results that are floating. An argument that is None is zero."""
+        """Return the floating results. An argument that is None is zero."""
         ...
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        """The cotangent of each argument. An argument is None where none is wanted, else it has a shape and a dtype."""
+        """Return the cotangent of each argument. An argument is None if its cotangent is not needed, else it has a
+        shape and a dtype.
+        """
         ...
 
 
 def linear(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], primals: Sequence[Array]
 ) -> tuple[Any, ...]:
-    """The tangents of some results of a `jax.custom_jvp`: those that are floating by `fn`, zero for the integers.
+    """Return the tangents of the results of a `jax.custom_jvp`: by `fn` for the floating ones, zero for the integers.
 
     Args:
-      arguments: one of them at least is not None.
+      arguments: at least one of them is not None.
       primals: the results themselves.
     """
     outs = tuple(jax.typeof(primal) for primal in floating(primals))
@@ -61,7 +63,7 @@ def floating(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
-    """What a rule with `symbolic_zeros` is given, with None for every zero."""
+    """Return the tangents of a rule with `symbolic_zeros`, with None for every zero."""
     return [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
 
 
@@ -74,7 +76,7 @@ def _bound(
 
 
 def _split(flat: Sequence[Any], present: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
-    """Residuals, and arguments with None for those that are absent."""
+    """Return residuals, and arguments with None for the absent ones."""
     count = len(flat) - sum(present)
     present_arguments = iter(flat[count:])
     return list(flat[:count]), [next(present_arguments) if is_present else None for is_present in present]
@@ -122,7 +124,7 @@ def _transposed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batched:
-    """A function over one more axis of some of its arrays, which is the first of all its results."""
+    """A function with one more axis on some of its arrays, and as the first axis of all results."""
 
     fn: Linear
     size: int

@@ -12,14 +12,12 @@ from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 
 
 class ListedOp(Op):
-    """An op that lists all its legal configurations."""
-
     @abstractmethod
     def configs(self, spec: Any, chip: Chip) -> list[TimedConfig]:
         """Return all legal configurations, the fastest first.
 
         Raises:
-          IllegalTilesError: there is none.
+          IllegalTilesError: no configuration is legal.
         """
 
     def plan(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:

@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from systolic.spec import Operands, Side
 
-# Columns of which each of two products of one array has to have a multiple: blocks of one do not reach into the other.
+# Each of two products of one array has a multiple of this many columns: blocks of one do not reach into the other.
 WHOLE_BLOCK_COLUMNS = 256
 
 
@@ -36,10 +36,10 @@ def is_symbolic(operands: Operands) -> bool:
 
 
 def fold(transpose_lhs: bool, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
-    """The operands with the batch in the rows of lhs, where rhs is the same for all; and the batch to unfold to.
+    """Return the operands with the batch in the rows of lhs if rhs is the same for all, and the batch to unfold to.
 
-    One product of many rows reads rhs less often than many products. It takes rows that are stored one matrix after
-    the other, which is so where they fill registers; else only a small lhs is worth the copy.
+    One product of many rows reads rhs less often than many products. It needs rows that are stored one matrix after the
+    other, as they are if they fill registers; else only a small lhs is worth the copy.
     """
     lhs, rhs = operands.lhs, operands.rhs
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in operands.present()), strict=True))

@@ -1,11 +1,11 @@
-"""Follows how the values of a jaxpr depend on places in a block.
+"""Follows the dependence of a jaxpr's values on places in a block.
 
 Every dimension of every value goes along a dimension of the block, or all elements along it are the same, or it is the
 function's own: an `iota`, a stack of candidates. Primitives that work along dimensions may do so along a function's own
-ones, where they see the same whatever the block is; never along the block's. Where a dimension of the block meets one
-of the function's own, elements would depend on their place.
+dimensions, where they see the same for every block; never along the block's. If a dimension of the block meets one of
+the function's own, elements would depend on their place.
 
-Only primitives whose effect is known are let through (`primitives.py`).
+Only primitives whose effect is known are accepted (`primitives.py`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Followed:
 
     @classmethod
     def block(cls, shape: Sequence[int], along: Sequence[Along]) -> Followed:
-        """An argument of the function. Along a dimension of one element all elements are the same."""
+        """Return an argument of the function. Along a dimension of one element all elements are the same."""
         return cls(along=_short(shape, along), of_block=True)
 
     @classmethod
     def constant(cls, shape: Sequence[int], origin: str) -> Followed:
-        """A value that no block decides; nothing else is known of it."""
+        """Return a value that does not depend on the block; nothing else is known of it."""
         return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
 
     def expect(self, axes: Sequence[int]) -> None:
-        """Raises unless each element stands at its place in the block."""
+        """Raise unless each element stands at its place in the block."""
         for along, axis in zip(self.along, axes, strict=True):
             if along not in ("same", axis):
                 raise NotElementwiseError(self._places() if along == "own" else "transposes its block")
@@ -59,7 +59,7 @@ class Followed:
 
 
 class Follower:
-    """Follows values through a jaxpr, and writes down what they go through."""
+    """Follows values through a jaxpr, and records the primitives that they pass."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []  # primitives, and every number that decides what comes out
@@ -67,7 +67,7 @@ class Follower:
         self.has_own_derivative = False  # defined by somebody, who may have defined anything
 
     def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
-        """The outputs of a jaxpr.
+        """Return the outputs of a jaxpr.
 
         Raises:
           NotElementwiseError: elements would be mixed.
@@ -118,7 +118,9 @@ class Follower:
         return [Followed.constant(shape, name) for shape in shapes]
 
     def _along(self, equation: Any, operands: list[Followed]) -> list[Followed]:
-        """Results of a primitive that works along some of its operands' dimensions, all of them the function's own."""
+        """Return the results of a primitive that works along some of its operands' dimensions, all of them the
+        function's own.
+        """
         name, shape = equation.primitive.name, equation.invars[0].aval.shape
         worked = _worked_along(equation)
         joined = _joined(operands, len(shape))
@@ -138,7 +140,7 @@ class Follower:
 
 
 def _worked_along(equation: Any) -> tuple[int, ...]:
-    """The dimensions whose elements a primitive mixes, moves or leaves out."""
+    """Return the dimensions whose elements a primitive mixes, moves or leaves out."""
     params = equation.params
     if "axes" in params:
         return tuple(params["axes"])
@@ -198,7 +200,7 @@ def _broadcast(equation: Any, operand: Followed) -> list[Along]:
 
 
 def _reshape(equation: Any, operand: Followed) -> list[Along]:
-    """Dimensions of one element may come and go. Others stay as they are, unless all elements are the same."""
+    """Reshape: dimensions of one element may come and go. Others stay, unless all elements are the same."""
     operand_shape, shape = equation.invars[0].aval.shape, equation.params["new_sizes"]
     if all(along == "same" for along in operand.along):
         return ["same"] * len(shape)

@@ -2,7 +2,7 @@
 
     gate = x @ w_gate          up = x @ w_up          out = activation(gate) · up
 
-The forward kernel of a derivative writes, beside the result, what its cotangent is multiplied with: both slopes.
+The forward kernel of a derivative also writes both slopes, by which the cotangent is multiplied.
 
     dgate = dout · (up · activation'(gate))           dup = dout · activation(gate)
     dx = dgate @ w_gateᵀ + dup @ w_upᵀ                dw_gate = xᵀ @ dgate          dw_up = xᵀ @ dup
@@ -34,7 +34,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def multiply(product: Product, operands: Operands) -> Array:
-    """The result, [*batch, m, n]; differentiable with regard to every array."""
+    """Return the result, [*batch, m, n], differentiable with regard to every array."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
@@ -47,7 +47,7 @@ def _multiply(product: Product, operands: Operands) -> Array:
 
 
 def _complete(product: Product, operands: Operands) -> Operands:
-    """The operands of the kernel: an array of both weights is the right-hand side of either product."""
+    """Return the operands of the kernel: an array of both weights is the right-hand side of either product."""
     return operands._replace(up=operands.rhs) if product.side_by_side else operands
 
 
@@ -62,7 +62,7 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent:
-    """The derivative of `_multiply`, as `ops.linear` takes it: of x and both weights, with both slopes."""
+    """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
 
     product: Product
 
@@ -115,7 +115,6 @@ def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slope
 
 
 def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Sequence[Array]) -> list[Array]:
-    """The gradient of the weight of each slope."""
     dweights = compute(
         product.anew(
             dtype_out=_dtype_out(weight, dout, x),
@@ -135,6 +134,6 @@ def _slopes(x: Array, weight: Array) -> Any:
 
 
 def _dtype_out(like: Array, one: Array, other: Array) -> str:
-    """The dtype of a gradient: float32 where it is still to be summed over a batch that its operand does not have."""
+    """Return the dtype of a gradient: float32 if it is still to be summed over a batch that its operand does not have."""
     reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name

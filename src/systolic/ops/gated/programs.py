@@ -1,4 +1,4 @@
-"""What `bench` compares of a gated product, and of those of its gradient."""
+"""The programs that `bench` compares for a gated product and for the products of its gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from systolic.spec import MatmulSpec
 
 
 def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-    """Return the call and plain JAX. A product of a gradient is no call: its kernel is raced against XLA.
+    """Return the call and plain JAX. A product of a gradient has no call: its kernel is raced against XLA.
 
     Raises:
       SpecError: an activation without a name of systolic's.

@@ -87,8 +87,8 @@ def canonical(
     group_count = sizes.shape[0]
     if group_count < groups or (group_offset is None and group_count != groups):
         raise SpecError(
-            f"{group_count} group_sizes for {groups} matrices of rhs; there has to be one for each, or with group_offset "
-            "at least as many"
+            f"{group_count} group_sizes for {groups} matrices of rhs; there has to be one for each, "
+            "or with group_offset at least as many"
         )
     offset = None if group_offset is None else _offset(group_offset, group_count, groups)
     if rows_per_group is not None and operator.index(rows_per_group) < 1:

@@ -1,4 +1,4 @@
-"""Decisions on products that somebody wrote in plain JAX: by a kernel or by XLA, and why."""
+"""Decisions on products in plain JAX: a kernel or XLA, and the reason."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Decision:
     """A decision on one product.
 
     Attributes:
-      product: in words: sizes (m k n) and dtypes.
-      taken: whether a kernel of systolic's computes it.
+      product: sizes (m k n) and dtypes, in words.
+      taken: True if a kernel of systolic computes it.
       reason: why, or why not.
-      spec: as the planner takes it; None where the kernel cannot compute it, or it is inside of something that is left.
-      chip: for which it was decided; "" where none is in sight.
+      spec: for the planner; None if the kernel cannot compute it, or it is inside of an operation that is left to XLA.
+      chip: the chip of the decision; "" if tracing sees none.
       xla_us, ours_us: both measured or both simulated, by `systolic tune`; None: not known.
-      verdict: whether ours is faster by more than simulated times may be off.
+      verdict: True if ours is faster by more than the error of simulated times.
     """
 
     product: str
@@ -60,7 +60,7 @@ class Decision:
 
     @property
     def is_unknown(self) -> bool:
-        """True if the kernel can compute it, and XLA's time is not known: `systolic.tune` finds it."""
+        """True if the kernel can compute it and XLA's time is unknown: `systolic.tune` finds it."""
         return self.spec is not None and bool(self.chip) and self.ratio is None
 
 
@@ -69,10 +69,10 @@ class Policy:
     """The rules by which a kernel is taken.
 
     Attributes:
-      least_ratio: XLA's time over ours has to be above it.
-      where_unknown: who computes a product of which nobody knows what XLA takes.
-      chip: whose times; None: no TPU is in sight.
-      plans: the planner's, which are others when its store has another winner.
+      least_ratio: XLA's time over ours must be above it.
+      where_unknown: the implementation of a product for which XLA's time is unknown.
+      chip: the chip whose times count; None: tracing sees no TPU.
+      plans: the planner's plans; a new object when its store has a new winner.
     """
 
     least_ratio: float
@@ -82,7 +82,7 @@ class Policy:
     plans: Plans
 
     def decide(self, types: Sequence[Any], params: Mapping[str, Any]) -> Decision:
-        """Decides on a `dot_general`.
+        """Decide on a `dot_general`.
 
         Args:
           types: of both operands and of the result.
@@ -108,7 +108,7 @@ class Policy:
         return _decided(self, spec, self.chip)
 
     def left(self, types: Sequence[Any], reason: str) -> Decision:
-        """Return the decision on a product that is left to XLA for another reason than its time."""
+        """Return the decision on a product that is left to XLA for a reason other than time."""
         lhs, rhs, out = map(_shape, types)
         return Decision(product=f"{lhs} · {rhs} → {out}", taken=False, reason=reason)
 
@@ -138,7 +138,9 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
 
 
 def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """Return what `systolic tune` has kept of a product; the planner has warned of a store that cannot be read."""
+    """Return the trials that `systolic tune` stored of a product; the planner has warned of a store that cannot be
+    read.
+    """
     if planner.store is None or chip != known_chip(chip.name):
         return None
     try:
