@@ -215,7 +215,7 @@ def shipped_profiles(kind: Kind) -> Profiles | None:
 
 @functools.cache
 def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
-    """Return the costs of all tiles of a kind; also of chunked tiles if in one chunk, whose first step is as any other."""
+    """Return the costs of all tiles of a kind; also of chunked tiles in one chunk, with `step` as their first step."""
     result: dict[ProfiledTile, StepCost] = {}
     shipped = shipped_profiles(kind)
     for profile in shipped.profiles if shipped is not None else ():

@@ -84,9 +84,7 @@ class KeptTrials:
 
     @property
     def verdict(self) -> RatioVerdict:
-        """ "faster" or "slower" than XLA if simulated times differ by more than their errors; measured times always
-        count.
-        """
+        """The verdict: faster or slower than XLA, if simulated times differ by more than their errors."""
         if self.ratio_to_xla is None:
             return "not known"
         measured = self.winner is not None and self.winner.measured_us is not None

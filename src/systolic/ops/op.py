@@ -135,7 +135,9 @@ class Op(Kept, Protocol):
         ...
 
     @abstractmethod
-    def layout(self, computed: Any, config: KernelConfig, chip: Chip) -> Layout: ...
+    def layout(self, computed: Any, config: KernelConfig, chip: Chip) -> Layout:
+        """Return the grid, the traffic and the memory of a legal configuration."""
+        ...
 
     def remarks(self, spec: Any, chip: Chip) -> list[str]:
         """Describe what else decides the time of a spec on a chip."""

@@ -71,7 +71,7 @@ class MatmulSpec:
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:
-        """Return the spec of operands of `dtype`; the output has it too (int32 for integers) unless `dtype_out` is
+        """Return the spec of operands of `dtype`, the output's dtype too (int32 for integers) unless `dtype_out` is
         given.
         """
         if dtype_out is None:

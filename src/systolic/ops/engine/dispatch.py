@@ -1,4 +1,4 @@
-"""The choice between Pallas and XLA for ops whose kernels have no batch; under `vmap` they run one call after another."""
+"""The choice between Pallas and XLA for ops whose kernels have no batch; `vmap` runs one call after another."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ class Linear(Protocol):
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        """Return the cotangent of each argument. An argument is None if its cotangent is not needed, else it has a
-        shape and a dtype.
-        """
+        """Return the cotangent of each argument. An argument is None, or has a shape and a dtype if it needs one."""
         ...
 
 

@@ -53,9 +53,7 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
 
 
 def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """Check a derivative that the function defines itself; else the derivative of an elementwise function is
-    elementwise.
-    """
+    """Check a custom derivative; any other derivative of an elementwise function is elementwise."""
     block, *fused = args
 
     def derivative(block: Any, slope: Any, *fused: Any) -> Any:

@@ -118,9 +118,7 @@ class Follower:
         return [Followed.constant(shape, name) for shape in shapes]
 
     def _along(self, equation: Any, operands: list[Followed]) -> list[Followed]:
-        """Return the results of a primitive that works along some of its operands' dimensions, all of them the
-        function's own.
-        """
+        """Return the results of a primitive that works along operands' dimensions, all of them the function's own."""
         name, shape = equation.primitive.name, equation.invars[0].aval.shape
         worked = _worked_along(equation)
         joined = _joined(operands, len(shape))

@@ -31,8 +31,7 @@ def gated_matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "*batch m n"]:
-    """Return `activation(x @ w_gate) · (x @ w_up)`, by one kernel on a TPU that reads x once and writes only the
-    result.
+    """Return `activation(x @ w_gate) · (x @ w_up)`, by one kernel on a TPU that reads x once.
 
     It is differentiable in both modes and to any order. In reverse mode the kernel also writes the derivatives with
     regard to both products, from which one kernel makes the gradient of x and another those of both weights.

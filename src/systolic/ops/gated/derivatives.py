@@ -134,6 +134,6 @@ def _slopes(x: Array, weight: Array) -> Any:
 
 
 def _dtype_out(like: Array, one: Array, other: Array) -> str:
-    """Return the dtype of a gradient: float32 if it is still to be summed over a batch that its operand does not have."""
+    """Return the dtype of a gradient: float32 if it is still to be summed over a batch its operand does not have."""
     reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name

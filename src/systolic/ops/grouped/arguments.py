@@ -1,4 +1,4 @@
-"""The arguments of `grouped_matmul`: checked, and in the form that everything else works on."""
+"""Checks the arguments of `grouped_matmul`, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def canonical(
     """Check the arguments.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, known sizes of groups that are above m together.
+      SpecError: shapes or dtypes that do not match, or known sizes of groups that are above m together.
     """
     left, right = _matrix(lhs, "lhs", 2), _matrix(rhs, "rhs", 3)
     (m, k), (groups, inner, n) = left.shape, right.shape
@@ -136,12 +136,12 @@ def _sizes(value: Any, m: int) -> Array:
             raise SpecError(f"group_sizes has {min(sizes)}; a group has 0 rows or more")
         if sum(sizes) > m:
             raise SpecError(f"group_sizes are {sum(sizes)} rows together, lhs has m={m}")
-    # What the kernel takes needs no operation before it: it clips by itself.
+    # An int32 offset needs no operation before the kernel, which clips it.
     return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
 
 
 def _offset(value: Any, every: int, groups: int) -> Array:
-    """Check a `group_offset`. A traced one out of range becomes the nearest at which `rhs` has no group."""
+    """Check a `group_offset`. A traced offset out of range becomes the nearest at which `rhs` has no group."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array:
         dtype = given_dtype(value, "group_offset")
@@ -159,7 +159,7 @@ def _offset(value: Any, every: int, groups: int) -> Array:
 
 
 def _clipped(value: Any, dtype: str, low: int, high: int) -> Array:
-    """Return integers of any dtype as int32, between two numbers that it holds."""
+    """Return integers of any dtype as int32, clipped to two numbers that it holds."""
     limits = jnp.iinfo(dtype)
     return jnp.clip(jnp.asarray(value, dtype), max(low, limits.min), min(high, limits.max)).astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""Stretches of straight code of a grouped product: what one multiplies, and how much code all of them are together."""
+"""Stretches of straight code of a grouped product: the rows and columns of each, and the size of all the code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
 MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
-_LEAST_CODE_ROWS = 128  # as many bundles as a block of this many rows has one of fewer, for the weights
+_LEAST_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
 # more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
 # code there is. Where groups are large, halves do, and the code may go into a longer block.
@@ -35,9 +35,9 @@ _LOST_ROWS, _LOST_SHARE = 160, 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k.
+    """The work of one stretch of straight code: rows by columns of the weights, over this much of k.
 
-    It is taken where more than `above` rows of a visit are left, and no larger one is.
+    It is used if more than `above` rows of a visit are left, and no larger block is used.
     """
 
     rows: int
@@ -47,9 +47,9 @@ class RowBlock:
 
 
 def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
-    """The blocks of a product, the largest rows first; `multiple` is that of a register's rows."""
+    """Return the blocks of a product, the largest rows first; `multiple` is a register's rows."""
     columns = block_columns(config)
-    # A shorter block that is left after the others is code of its own.
+    # A shorter block after the others is code of its own.
     of_columns = columns + config.tiles.tile_n % columns
     row_cycles = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
@@ -59,7 +59,7 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
         return sorted((size for size in result if size >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
-        """Counts the bundles of all blocks together, over one row of k."""
+        """Count the bundles of all blocks together, over one row of k."""
         return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * row_cycles * chip.step_estimate.bundles_per_cycle
 
     fine, coarse = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
@@ -74,7 +74,7 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
 
 
 def _code_depth(k: int, most: int) -> int:
-    """Chooses how much of k one stretch of code sums over; what is left after the others is code of its own."""
+    """Choose how much of k one stretch of code sums over; a shorter rest is code of its own."""
     depth = block_size(k, LANES, most)
     if k % depth == 0:
         return depth
@@ -82,7 +82,7 @@ def _code_depth(k: int, most: int) -> int:
 
 
 def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> tuple[int, int]:
-    """Rows and columns of a gradient that one stretch of straight code makes."""
+    """Return the rows and columns of a gradient that one stretch of straight code makes."""
     columns = block_columns(config)
     cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
     most_cycles = MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
@@ -90,11 +90,11 @@ def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) 
 
 
 def block_columns(config: KernelConfig) -> int:
-    """Columns of a block: those of a subtile, or fewer where that is a whole tile of no multiple of a register's."""
+    """Return the columns of a block: a subtile's, or fewer if the subtile is a whole tile of a ragged width."""
     columns = config.subtile_n
     return block_size(columns, LANES, _RAGGED_COLUMNS) if columns % LANES else columns
 
 
 def macs_per_cycle(dtype: str, chip: Chip) -> float:
-    """Multiplications that a core's matrix units do in a cycle of the clock of the published peak."""
+    """Return the multiplications of a core's matrix units in a cycle of the clock of the published peak."""
     return chip.peak_ops_per_s(dtype) / chip.cores_per_device / chip.peak_clock_hz / 2

@@ -1,6 +1,6 @@
-"""How long grouped products take by arithmetic, for a distribution of group sizes, and what to choose from.
+"""The time of grouped products by arithmetic, for a distribution of group sizes, and the configurations to choose from.
 
-Sizes of groups are known when a program runs, tiles before. So they are chosen for sizes drawn once from a Dirichlet
+Sizes of groups are known when a program runs, tiles before. So tiles are chosen for sizes drawn once from a Dirichlet
 distribution (concentration 2, seed 0), about as uneven as routers of mixtures of experts leave them.
 """
 
@@ -39,14 +39,14 @@ _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more th
 # Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
 # `bench --suite moe`, as the least that tells their tiles apart.
 _ONE_GROUP = 0.02
-# This many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
+# The model follows at most this many rows and groups. Of more it follows a part, and times are in proportion.
 _MAX_ROWS = 2**21
 _MAX_GROUPS = 2**12
 
 
 @functools.lru_cache(maxsize=256)
 def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
-    """Sizes of groups to choose tiles for: about this many rows in each group that has any."""
+    """Return sizes of groups to choose tiles for, with about `rows_per_group` rows in each group that has any."""
     used_groups = min(groups, -(-m // rows_per_group))
     shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * used_groups)
     sizes = np.floor(shares * m).astype(int)
@@ -55,7 +55,7 @@ def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
 
 
 def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
-    """Typical sizes of groups that have rows, of no more rows and groups than are gone through."""
+    """Return typical sizes of groups that have rows, limited to the rows and groups that the model follows."""
     groups = _groups_with_rows(spec)
     parts = max(-(-spec.m // _MAX_ROWS), -(-groups // _MAX_GROUPS))
     return typical_sizes(-(-groups // parts), -(-spec.m // parts), spec.rows_per_group)
@@ -74,12 +74,12 @@ class _Visit(NamedTuple):
 def product_time(
     spec: GroupedSpec, config: KernelConfig, chip: Chip, sizes: tuple[int, ...] | None = None
 ) -> ModelledTime:
-    """The sum over panels: in each, products and copies overlap, more so the more tiles of weights VMEM holds.
+    """Sum the time over panels: in each, products overlap with copies, more so the more tiles of weights VMEM holds.
 
-    With two tiles, a step overlaps with the next step's copy alone.
+    With two tiles, a step overlaps only with the next step's copy.
 
     Args:
-      sizes: of groups; None: typical ones.
+      sizes: of groups; None: typical sizes.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -127,7 +127,7 @@ def product_time(
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """The sum over groups: in each, products and copies overlap. With one tile of the result in VMEM, stores do not.
+    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -163,15 +163,15 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
 
 
 def _without_rows(groups: int) -> list[tuple[int, float]]:
-    """The size of each group without rows, 0, and how many groups it stands for."""
+    """Return the size of a group without rows, 0, and the number of such groups it represents."""
     alone = min(groups, _MAX_GROUPS)
     return [(0, groups / max(alone, 1))] * alone
 
 
 def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations of a product, the fastest by arithmetic first.
+    """Return legal configurations of a product, the fastest by arithmetic first.
 
-    Where two are about as fast for typical sizes, the one comes first that is faster where one group has all rows.
+    Of two that are about as fast for typical sizes, the one that is faster when one group has all rows comes first.
     """
 
     def order(one: TimedConfig) -> float:
@@ -182,15 +182,14 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
 
 
 def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations of a gradient, the fastest by arithmetic first."""
     return sorted(_timed(spec, chip, _gradient_space(spec, chip)), key=_with_code)
 
 
 def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     is_product = isinstance(spec, GroupedSpec)
     modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
@@ -202,7 +201,7 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
 
 
 def _with_code(one: TimedConfig) -> float:
-    """The time by which configurations are ordered: of two that are about as fast, shorter blocks are less code."""
+    """Return the time that orders configurations: of two about equally fast ones, shorter blocks are less code."""
     return one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
 
 
@@ -249,7 +248,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
 
 
 def _least_columns(chip: Chip) -> int:
-    """Columns of the narrowest tile; where cores share tiles, there shall be an even number of them if possible."""
+    """Return the columns of the narrowest tile; cores that share tiles need an even number of them if possible."""
     return _LEAST_COLUMNS // chip.cores_per_device
 
 
@@ -258,7 +257,7 @@ def _column_sides(n: int, chip: Chip) -> list[int]:
 
 
 def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
-    """Rows of the visits of groups, in whole registers; of groups with several, in whole blocks but for the last."""
+    """Return the rows of the visits of groups, in whole registers; a group's visits but the last are whole blocks."""
     spans, start = [], 0
     for size in sizes:
         if size:
@@ -271,7 +270,7 @@ def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[i
 
 
 def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
-    """The blocks that a kernel cuts rows into: each while there are more rows than it is taken above."""
+    """Return the blocks that a kernel cuts rows into: each while more rows than its `above` are left."""
     result: list[int] = []
     for size, above in blocks:
         count = max(-(-(rows - above) // size), 0)
@@ -281,7 +280,7 @@ def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:
-    """Cycles of one stretch of straight code: for each tile of weights its rows, and the pushes that hold them up."""
+    """Return the cycles of one stretch of straight code: the rows of each tile of weights, and delaying pushes."""
     machine, estimate = chip.machine, chip.step_estimate
     tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count
     registers = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096

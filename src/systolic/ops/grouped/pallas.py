@@ -22,7 +22,6 @@ from systolic.schedule.sizes import padded
 def product_by_pallas(
     plans: Plans, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return `lhs[rows of g] @ rhs[g]` by the Pallas kernel."""
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
@@ -53,7 +52,6 @@ def product_by_pallas(
 def gradient_by_pallas(
     plans: Plans, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
-    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None
     lhs, cotangent = (
@@ -73,6 +71,6 @@ def gradient_by_pallas(
 
 
 def _of_whole_registers(array: Array, *dtypes: str) -> Array:
-    """Rows that are no multiple of a register's are copied to an array that is longer."""
+    """Pad rows to a multiple of a register's rows, by a copy if they are none."""
     rows = padded(array.shape[0], registers_rows(*dtypes))
     return jnp.pad(array, [(0, rows - array.shape[0]), (0, 0)]) if rows > array.shape[0] else array

@@ -1,4 +1,4 @@
-"""The programs of grouped products that are built from their specs, with sizes of groups as tiles are chosen for."""
+"""The programs of grouped products that are built from their specs, with the group sizes that tiles are chosen for."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
 
 
 def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
-    """Plain JAX; all rows belong to some group."""
+    """Compute the product in plain JAX; all rows belong to some group."""
     lhs, rhs, *fused_arrays, sizes = arrays
     fused = _fused(spec, fused_arrays)
     _, function = activation_of(spec.activation or None)

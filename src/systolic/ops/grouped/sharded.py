@@ -1,8 +1,8 @@
 """Grouped products of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
-Each device multiplies its parts. Rows stay cut as they are: a device has the rows of each group that lie in its part.
-So do columns. Where k is cut, or the groups are (their matrices lie on several devices), the parts' products are summed
-over the devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
+Each device multiplies its parts. Rows and columns stay cut as they are: a device has the rows of each group that lie in
+its part. If k or the groups are cut (their matrices lie on several devices), the parts' products are summed over the
+devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
 that it cut elsewhere is gathered first.
 """
 
@@ -30,10 +30,10 @@ _UNCUT = Grouping(sizes=("",), offset=("",))
 def sharded_product(
     run: Multiply, mesh: Any, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
     """
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
@@ -62,7 +62,7 @@ def sharded_product(
         out = run(here, lhs, rhs, here_grouping, fused if "g" not in cuts else fused._replace(existing=None))
         if "g" not in cuts:
             return out
-        # Each row is that of one device, and zero on the others.
+        # Each row is computed by one device, and zero on the others.
         out = lax.psum(out, cuts["g"])
         return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing)
 
@@ -110,12 +110,12 @@ def sharded_finish(
 
 
 def _columns(product: GroupedProduct) -> str:
-    # Columns of two products that are stored as one are not those of either.
+    # If two products are stored as one array, its columns are not the columns of either product.
     return "" if product.side_by_side else "n"
 
 
 def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping:
-    """Return the groups' rows that lie in this device's part of this many rows."""
+    """Return the groups' rows that lie in this device's part of the rows."""
     if "m" not in cuts:
         return grouping
     bounds = group_bounds(grouping.sizes, rows * parts_of(mesh, cuts["m"]))

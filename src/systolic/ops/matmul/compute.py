@@ -26,7 +26,7 @@ Fn = Callable[..., Any]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def compute(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA."""
+    """Return all outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA."""
     return _batched(product, operands)
 
 
@@ -43,7 +43,7 @@ def _compute_tangent(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent:
-    """The derivative of a product. `matmul` has one of its own, so this is only that of a derivative."""
+    """The derivative of a product in `matmul`'s derivative; `matmul` itself has its own."""
 
     product: Product
     structure: Any  # of its operands
@@ -64,7 +64,7 @@ class _Tangent:
         return [None if argument is None else next(cotangents_in) for argument in arguments]
 
     def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
-        """The product as a function of some of its arrays, and these."""
+        """Return the product as a function of some of its arrays, and these arrays."""
 
         def fn(*some: Array) -> tuple[Array, ...]:
             values = iter(some)

@@ -1,7 +1,7 @@
-"""The product that a spec describes, where its functions are ones that have a name here.
+"""The product that a spec describes, if all its functions have a name here.
 
-A spec only names its functions. Those of operands are what networks do to them: a cast, a mask, the scales of rows and
-columns after a norm, the scale of an int8 weight.
+A spec only names its functions. Functions of operands are the usual ones of networks: a cast, a mask, the scales of
+rows and columns after a norm, the scale of an int8 weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fn = Callable[..., Any]
 
 
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
-    """The product with the functions that a spec names.
+    """Return the product with the functions that a spec names.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
@@ -46,10 +46,10 @@ def product_of(spec: MatmulSpec, backend: Backend) -> Product:
 
 
 def functions_of(spec: MatmulSpec) -> Functions:
-    """What the names in a spec stand for.
+    """Return the functions that a spec names.
 
     Raises:
-      SpecError: a name that stands for nothing here.
+      SpecError: a name without a function here.
     """
     name = spec.epilogue.activation
     if name and name not in ACTIVATIONS:
@@ -67,10 +67,10 @@ def _named(described: Prologue | None) -> Fn | None:
 
 @functools.cache
 def function_named(name: str, dtype: str) -> Fn:
-    """The function of an operand that has this name, and makes this dtype.
+    """Return the function of an operand with this name, which makes this dtype.
 
     Raises:
-      SpecError: there is none.
+      SpecError: there is no such function.
     """
 
     def cast(block: Array) -> Array:
@@ -86,7 +86,7 @@ def function_named(name: str, dtype: str) -> Fn:
         return (block.astype(jnp.float32) * scale).astype(dtype)
 
     def slopes(block: Array, *slopes: Array) -> tuple[Array, ...]:
-        # The gradient of each product of a gated one, from that of its result. Of bfloat16 the product rounds once.
+        # The gradient of each product of a gated one, from its result's gradient. In bfloat16 the product rounds once.
         return tuple((block * slope).astype(dtype) for slope in slopes)
 
     by_name: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
@@ -99,7 +99,7 @@ def function_named(name: str, dtype: str) -> Fn:
 
 
 def matrices(spec: MatmulSpec) -> Operands:
-    """Shapes and dtypes of a spec's operands, as they are stored: all with the same number of dimensions."""
+    """Return shapes and dtypes of a spec's operands as they are stored, all with the same number of dimensions."""
     sizes = {"lhs": (spec.m, spec.k), "rhs": (spec.k, spec.n), "out": (spec.m, spec.n)}
     turned = {"lhs": spec.transpose_lhs, "rhs": spec.transpose_rhs, "out": False}
 
@@ -120,10 +120,10 @@ def matrices(spec: MatmulSpec) -> Operands:
 
 @functools.lru_cache(maxsize=1024)
 def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
-    """The spec with the operations of its functions as they are counted of the program, whatever it says.
+    """Return the spec with the operations of its functions as counted in the program, whatever the spec says.
 
     Raises:
-      SpecError: no program here is of this spec.
+      SpecError: this module has no program for the spec.
     """
     product = product or product_of(spec, BY_XLA)
     actual_spec = spec_of(product, matrices(spec))

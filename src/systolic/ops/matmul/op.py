@@ -60,7 +60,7 @@ class MatmulOp(Op):
         return replace(spec, epilogue=replace(spec.epilogue, op_count=0, transcendentals=0))
 
     def computed(self, spec: MatmulSpec) -> MatmulSpec:
-        """Return the product turned as its matrices are stored."""
+        """Return the product, turned as its matrices are stored."""
         return Orientation.of(spec).spec(spec)
 
     def counted(self, spec: MatmulSpec) -> MatmulSpec:
@@ -69,7 +69,7 @@ class MatmulOp(Op):
         return counted(spec)
 
     def plan(self, spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """Return the best by profiles of tiles, else by the model."""
+        """Return the best configuration by profiles of tiles, else by the model."""
         orientation = Orientation.of(spec)
         computed = orientation.spec(spec)
         if tiles is None:
@@ -85,7 +85,7 @@ class MatmulOp(Op):
     def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         """Return the best profiled tiles first, with the model's time like all others.
 
-        The profile's own time would teach nothing of where the model is wrong.
+        The profile's own time would not show where the model is wrong.
         """
         ranked = {timed.config: timed for timed in ranked_configs(computed, chip)[0]}
         profiled = [timed.config for timed in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
@@ -111,7 +111,7 @@ class MatmulOp(Op):
         )
 
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
-        """Say how the product is turned, and how float32 is multiplied."""
+        """Describe how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
         orientations = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":
@@ -132,7 +132,7 @@ class MatmulOp(Op):
 
 
 def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
-    """Return profiled tiles, and where none of them is near the least time the best by estimates too."""
+    """Return profiled tiles; if none of them is near the least time, the best by estimates too."""
     profiled = profiled_configs(spec, chip)
     best = profiled.configs
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)

@@ -23,7 +23,6 @@ from systolic.spec import Operands
 
 @with_plans(static=1)
 def by_pallas(plans: Plans, product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Return the outputs of the product by the Pallas kernel."""
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA

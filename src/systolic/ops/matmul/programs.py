@@ -1,7 +1,7 @@
 """The programs of a product that are built from its spec.
 
-`tune` compares its kernel in any configuration with XLA's; `bench` compares `systolic.matmul` with the plain JAX that
-somebody would write who does not know it.
+`tune` compares its kernel in any configuration with XLA's; `bench` compares `systolic.matmul` with the plain JAX of a
+user without systolic.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def programs_of(spec: MatmulSpec, chip: Chip) -> Programs:
-    """Return the programs of a product, whose functions are those that the spec names.
+    """Return the programs of a product with the functions that the spec names.
 
-    What the kernel computes has the batch folded into the rows, and operands turned, as `systolic.matmul` does it.
+    The kernel's product has the batch folded into the rows, and operands turned, as in `systolic.matmul`.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
@@ -60,7 +60,7 @@ def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Ope
 
 
 def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use where it is traced.
+    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use when it is traced.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
@@ -75,7 +75,7 @@ def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas
 
 
 def _as_written(spec: MatmulSpec) -> Operands:
-    """Return the operands as a network has them: a row beside the output is a vector."""
+    """Return the operands as a network has them: a row that is fused into the output is a vector."""
     arrays = matrices(spec)
 
     def vector(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

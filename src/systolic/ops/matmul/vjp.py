@@ -1,4 +1,4 @@
-"""The backward pass of `matmul`: from the cotangent of the output to those of the operands.
+"""The backward pass of `matmul`: from the cotangent of the output to the cotangents of the operands.
 
     dz = activation'(z) · scale · dout       dlhs = lhs_fn'(dz @ rhs_fn(rhs)ᵀ)       drhs = rhs_fn'(lhs_fn(lhs)ᵀ @ dz)
 
@@ -29,11 +29,11 @@ _CHEAP_DERIVATIVE_OPS = 6
 def operand_cotangents(
     product: Product, operands: Operands, z: Array | None, wanted: Operands, dout: Array
 ) -> Operands:
-    """The cotangents of the operands that are wanted, None of the others.
+    """Return the cotangents of the wanted operands, None for the others.
 
     Args:
-      z: the sum and the bias, kept where there is an activation or a scale.
-      wanted: for each operand whether its cotangent is wanted; never that of integers.
+      z: the sum with the bias, kept if there is an activation or a scale.
+      wanted: for each operand, True if its cotangent is wanted; never for integers.
       dout: cotangent of the output.
     """
     wide = dout.astype(jnp.float32)
@@ -63,7 +63,7 @@ def operand_cotangents(
 def _derivative(
     product: Product, operands: Operands, z: Array | None, dout: Array, scaled: Array
 ) -> tuple[Array, tuple[Array, ...], Fn | None]:
-    """dz in float32; and from which arrays, by which function, the products get it as an operand."""
+    """Return dz in float32; and the arrays and the function from which the products get it as an operand."""
     multiplied = MatmulSpec.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
     if product.functions.activation is None:
         if operands.scale is None:
@@ -95,9 +95,9 @@ def _derivative_ops(activation: Fn) -> int:
 def _operand_cotangents(
     side: Side, product: Product, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
+    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted."""
     is_lhs = side == "lhs"
-    # Seen from lhs: its own array and function, and those of the other operand.
+    # From the view of lhs: its array and function, and the other operand's array and function.
     own_operands, functions = (
         (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
     )
@@ -106,7 +106,7 @@ def _operand_cotangents(
     own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
     if not own_wanted and not any(args_wanted):
         return None, tuple(None for _ in args)
-    # dz stands on the left in the gradient of lhs, and on the right in that of rhs; stored transposed, the other way.
+    # dz is the left factor of the gradient of lhs, and the right one of rhs's; stored transposed, the other way.
     dz_left = is_lhs != transposed
     # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
     transposes = (is_lhs != dz_left, other_transposed == transposed)
@@ -144,13 +144,13 @@ def _operand_cotangents(
 
 
 def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) -> tuple[Any, ...]:
-    """A cotangent taken back through the function of an operand, over whole arrays."""
+    """Return a cotangent taken back through the function of an operand, over whole arrays."""
     value, back = jax.vjp(fn, array, *args)
     return back(_summed_to(cotangent, value.shape).astype(value.dtype))
 
 
 def summed(wide: Array | None, like: Array | None) -> Any:
-    """Summed over what was broadcast, in the dtype of `like`; None where nothing is wanted."""
+    """Sum over the broadcast dimensions, in the dtype of `like`; None stays None."""
     if wide is None or like is None:
         return None
     return _summed_to(wide, like.shape).astype(like.dtype)

@@ -1,4 +1,4 @@
-"""The arguments of a product with quantized operands: checked, and in the form that everything else works on."""
+"""Checks the arguments of a product with quantized operands, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Rows:
     array: Array  # [..., m, k]
     scales: Array | None  # [..., m, blocks]
     is_vector: bool  # one row, whose dimension the result does not have
-    dtype: str  # of the result, where nobody says another
+    dtype: str  # of the result, unless the caller names another
 
 
 def is_quantized(value: Any) -> bool:
@@ -71,12 +71,12 @@ def canonical(
     """Check the arguments.
 
     Args:
-      refused: arguments by their names that a quantized product does not take, as they were given.
+      refused: arguments that a quantized product does not take, by name, as the caller gave them.
       up: the second weight of a gated product; None: its columns are after those of rhs.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, or an argument of `refused` that is given.
-      QuantizationError: a QArray that has a zero point, or a format to which rows are not quantized.
+      SpecError: shapes or dtypes that do not match, or an argument of `refused` that is not None.
+      QuantizationError: a QArray with a zero point, or a format to which rows are not quantized.
     """
     for name, value in refused.items():
         if value is not None and value is not False and value != ():
@@ -143,7 +143,7 @@ def _weight(rhs: Any, name: str) -> _Weight:
 
 
 def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
-    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since its construction."""
     array = value if isinstance(value, Quantized) else from_qwix(value)
     require_quantized(array)
     for part in ("values", "scales"):
@@ -174,7 +174,7 @@ def _rows_of_floats(lhs: Any) -> _Rows:
 
 
 def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
-    """Return values of rows, and a scale for each row, or for each of its blocks."""
+    """Return the values of rows, and a scale for each row or for each of its blocks."""
     if quantize_lhs is not None:
         raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantized; leave one of them out")
     values, scales = _codes_and_scales(lhs, "lhs")
@@ -233,7 +233,7 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
-    """Return the batch of lhs as rows where there is one weight; else one batch dimension of all."""
+    """Return the batch of lhs as rows if there is one weight; else one batch dimension for all."""
     used = operands
     if used.values.ndim == 2:
 

@@ -1,4 +1,4 @@
-"""How long products with quantized weights take by arithmetic, and the configurations to choose from."""
+"""The time of products with quantized weights by arithmetic, and the configurations to choose from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import dtype_bytes, format_bytes
 
-_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
+_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, in addition to one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
@@ -30,7 +30,7 @@ _BUNDLES_FOR_ALL_OF_IT = 2e5
 
 
 def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Products and copies overlap, for the ring has many tiles under way; the first tile and the last store do not.
+    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -62,7 +62,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     copy_us = schedule.grid_m * rows_us + schedule.steps * tile_us + results * out_us * (2 if spec.residual else 1)
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = schedule.steps * (tile_us + machine.dma_latency_cycles * us) / (schedule.slots - 1)
-    # The first rows are quantized as they come, and the first tile comes after them.
+    # The first rows are quantized as they arrive, and the first tile arrives after them.
     ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
     if schedule.grid_k > 1 and spec.blocks > 1 and schedule.tile_blocks % SUBLANES:
         scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
@@ -72,10 +72,10 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
 
 
 def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations, the fastest by arithmetic first.
+    """Return legal configurations, the fastest by arithmetic first.
 
     Raises:
-      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
     return list(_product_configs(spec, chip))
 
@@ -90,10 +90,10 @@ def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
 

@@ -32,7 +32,7 @@ from systolic.ops.quantized.xla import by_xla, finished, quantized_rows, weight_
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
     """Return the product, differentiable in both modes with regard to all but values of few bits.
 
-    The derivative goes straight through the rounding of rows that the kernel quantizes.
+    The derivative ignores the rounding of rows that the kernel quantizes (straight-through estimator).
     """
     if product.is_plain(operands):
         return _plain(product, operands)
@@ -45,7 +45,7 @@ def multiply(product: QuantizedProduct, operands: Operands) -> Array:
             return sharded_finish(mesh, product, totals, halves)
         return finished(product, totals, halves)
 
-    # The derivative of an activation needs the sum, and that of a gated product both.
+    # The derivative of an activation needs the sum, and the derivative of a gated product both sums.
     return fused_after_sum(functools.partial(_batched, product), in_two, True, operands)
 
 
@@ -73,7 +73,7 @@ def _plain_tangent(product: QuantizedProduct, primals: tuple[Operands], tangents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlainTangent:
-    """The derivative of `_plain`, as `engine.linear` takes it. Its residuals are the operands."""
+    """The derivative of `_plain` for `engine.linear`. Its residuals are the operands."""
 
     product: QuantizedProduct
     structure: Any  # of the operands
@@ -115,17 +115,17 @@ class _PlainTangent:
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
-    """Cotangents of floats, and of all scales, of a plain product.
+    """Return the cotangents of floats, and of all scales, of a plain product.
 
     Args:
-      summed: adds what other devices have of a sum.
+      summed: adds the other devices' parts of a sum.
     """
     values, scales, rows = kept.values, kept.scales, quantized_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
     scaled = cotangent.astype(dtype)
     weight = weight_of(kept, dtype)
     to_rows = summed(jnp.matmul(scaled, weight.mT, preferred_element_type=jnp.float32), "n")
-    # XLA leaves these out where nobody asks for derivatives of scales.
+    # XLA leaves these out if derivatives of scales are not used.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)
     to_weight = summed(jnp.matmul(left.mT, scaled, preferred_element_type=jnp.float32), "m")
     blocks, n = scales.shape
@@ -142,7 +142,7 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
 
 
 def _batched(product: QuantizedProduct, operands: Operands) -> Array:
-    """One kernel for rows of a batch that share a weight; else one after another."""
+    """Run one kernel for rows of a batch that share a weight; else one call after another."""
 
     @custom_vmap
     def call(operands: Operands) -> Array:

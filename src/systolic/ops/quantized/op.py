@@ -63,7 +63,7 @@ class QuantizedOp(ListedOp):
         )
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
-        """Say how weights get into the matrix units."""
+        """Describe how weights get into the matrix units."""
         result = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
         if chip.cores_per_device > 1:
             result.append("one of the device's cores works")

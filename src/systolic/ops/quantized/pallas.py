@@ -20,7 +20,6 @@ from systolic.schedule import LANES
 
 @with_plans(static=1)
 def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Array:
-    """Return the product by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
@@ -56,12 +55,12 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
 
 
 def _as_stored(values: Array, spec: QuantizedSpec) -> Array:
-    """Values as the kernel reads them: a weight in float32 is rounded."""
+    """Return values as the kernel reads them: a weight in float32 is rounded."""
     return values if values.dtype.name == spec.dtype_rhs else values.astype(spec.dtype_rhs)
 
 
 def _aligned(operands: Operands) -> Operands:
-    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros after it."""
+    """Return operands with k and n in whole registers: a weight of other sizes is copied, with zeros after it."""
     (k, n), blocks = operands.values.shape, operands.scales.shape[0]
     block = k // blocks
     k_aligned, n_aligned = aligned_sizes(k, n, block)

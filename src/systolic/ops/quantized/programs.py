@@ -27,7 +27,7 @@ _MANY_ROWS = 512  # whose products take longer than it takes to write the weight
 
 
 def programs_of(spec: QuantizedSpec, chip: Chip) -> Programs:
-    """Return the programs of rows, values, scales, and what is fused."""
+    """Return the programs of rows, values, scales, and fused operands."""
     shapes = [
         ((spec.m, spec.k), spec.dtype_lhs),
         ((spec.k, spec.n), spec.dtype_rhs),
@@ -53,10 +53,10 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
 
 
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
-    """Ways to write a product in plain JAX, the usual one first.
+    """Return ways to write a product in plain JAX, the usual one first.
 
-    For few rows a weight is not dequantized before a product that then reads it in bfloat16, but where XLA may fuse
-    both: it takes ten times as long as the others.
+    For few rows the weight is dequantized only if XLA may fuse that into the product. A product that reads the
+    dequantized weight in bfloat16 takes ten times as long as the others.
     """
     if spec.dtype_rhs not in LARGEST:
         notes = ("values in bfloat16",)
@@ -68,12 +68,12 @@ def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
 
 
 def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
-    """What somebody would write in plain JAX.
+    """Compute the product as a user would write it in plain JAX.
 
     Args:
       form: "dequantized", the weight first; "mixed", values cast in the product and the sum scaled, of one scale a
-        column; "batched", a product for each block, whose sums are scaled and added. Of quantized rows "values" or
-        "values in bfloat16", a product of values, or one for each block, whose sums are scaled by both sides.
+        column; "batched", a product for each block, whose sums are scaled and added. For quantized rows "values" or
+        "values in bfloat16": a product of values, or one for each block, whose sums are scaled by both sides.
     """
     operands, product = _operands(spec, arrays), _static(spec)
     rows = quantized_rows(product, operands)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Shaped
 
-# Shares of the largest magnitude that the search tries as the range, besides all of it.
+# Shares of the largest magnitude that the search tries as the range, in addition to 1.
 _SEARCHED = tuple(share / 32 for share in range(31, 15, -1))
 
 
@@ -30,25 +30,25 @@ def quantize(
     search: bool = False,
     scale_dtype: DTypeLike = "float32",
 ) -> Quantized:
-    """`x` as values of a few bits and a scale for each block: `values = round(x / scale)`, to nearest, ties to even.
+    """Return `x` as values of a few bits and a scale for each block: `values = round(x / scale)`, ties to even.
 
     A scale is the largest magnitude of its block over the largest number of the format: 127 of int8, 7 of int4, 448 of
     float8_e4m3fn, 57344 of float8_e5m2, 30 of float8_e4m3b11fnuz, 6 of float4_e2m1fn. So `values · scale` is
     at most scale / 2 away from x for integers.
 
-    What is out of range saturates, which only a given `largest` or `search` leaves. A block of zeros, or of numbers so
-    small that their scale would be none of float32's normal numbers, has the scale 1. A block with a NaN has the scale
-    NaN, and so is all of it when it is dequantized; infinity likewise, but with `largest` it saturates.
+    Numbers out of range saturate, which happens only with `largest` or `search`. A block of zeros, or of numbers so
+    small that their scale would not be a normal float32 number, has the scale 1. A block with a NaN or an infinity has
+    the scale NaN and is NaN when it is dequantized; but with `largest` infinity saturates.
 
     Args:
       x: floats, in any number of dimensions.
       dtype: int8, int4, or a float of 8 or 4 bits by its name or short: e4m3, e5m2, e4m3b11, fp4.
       axis: along which values share a scale: one, several, or None for all. Default: along k of a right-hand side, so
         that each column has a scale.
-      block: how many values along `axis` share one; None: all. One number for each axis.
+      block: number of values along `axis` that share a scale; None: all. One number for each axis.
       largest: the magnitude to be the format's largest number, in place of the block's own: one number, or one for each
         block, in the shape of the scales.
-      search: try smaller ranges, down to half of it, and keep for each block the one with the least squared error.
+      search: try smaller ranges, down to half, and keep for each block the range with the least squared error.
       scale_dtype: float32 or bfloat16. The values are rounded with the scale as it is stored.
 
     Raises:
@@ -94,7 +94,7 @@ def quantize(
 
 
 def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
-    """`values · scales`, in float32, rounded once to `dtype`.
+    """Return `values · scales`, in float32, rounded once to `dtype`.
 
     Raises:
       QuantizationError: the arrays were cast or cut so that they are no codes and scales.
@@ -103,9 +103,10 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
 
 
 def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
-    """What `x` is after it was quantized and dequantized, with the derivative of `x` itself: for training.
+    """Quantize and dequantize `x`, with the derivative of `x` itself: for training.
 
-    The derivative goes straight through the rounding, also where values saturate. Takes what `quantize` takes.
+    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are those of
+    `quantize`.
 
     Raises:
       QuantizationError: as `quantize`.
@@ -131,7 +132,7 @@ def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[An
 
 
 def _nearest(ratio: Any, name: str) -> Any:
-    """Return the nearest numbers of a format, in float32; ties go to the even one."""
+    """Return the nearest numbers of a format, in float32, ties to even."""
     import jax.numpy as jnp
 
     if name.startswith("int"):
@@ -150,7 +151,7 @@ def _error(parted: Any, values: Any, scales: Any, within: tuple[int, ...]) -> An
 
 
 def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
-    """How many values share a scale along each dimension."""
+    """Return the number of values that share a scale along each dimension."""
     if axis is None:
         if block is not None:
             raise QuantizationError(f"block={block} without an axis; say along which axis values share a scale")

@@ -1,4 +1,4 @@
-"""The routes that a chip has for a product, and the choice of one."""
+"""The routes that a chip has for a product, and their choice."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _CODES: dict[str, tuple[Codes, ...]] = {
 
 
 def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
-    """The route that keeps a core busy for the shortest time, of equal ones that which rounds least.
+    """Return the route that keeps a core busy for the shortest time; of equal ones, the one that rounds least.
 
     Args:
-      rows: of lhs that meet a weight in VMEM.
+      rows: rows of lhs that meet a weight in VMEM.
     """
     return min(routes(spec, chip), key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
 def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
-    """Every route that the chip has, those that round least first."""
+    """Return every route that the chip has, those that round least first."""
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
         return [*beside_floats, *_even_first(beside_floats, spec, chip)]
@@ -72,9 +72,9 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 
 
 def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterator[Route]:
-    """Codes of even rows before those of odd ones, where the vector units take longer than matrix units and HBM.
+    """Put codes of even rows before odd ones if the vector units take longer than matrix units and HBM.
 
-    Columns of lhs are put in that order by a product with ones and zeros, and kept beside it.
+    Columns of lhs are put in that order by a product with ones and zeros, and kept in addition.
     """
     m, k, n = spec.m, spec.k, spec.n
     copied = format_bytes(spec.dtype_rhs, k * n) / chip.machine.hbm_bytes_per_s * chip.machine.clock_hz
@@ -86,7 +86,7 @@ def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterato
 
 
 def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]:
-    """What units take of two sides of integers: both in the same dtype, the wider one of the two if need be."""
+    """Return the dtypes in which units take two sides of integers: the same for both, if need be the wider one."""
     formats = (spec.row_format, spec.dtype_rhs)
     for dtype in ("int4", "int8"):
         fits = spec.sums_integers and (dtype == "int8" or formats == ("int4", "int4"))
@@ -95,18 +95,18 @@ def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]
 
 
 def _takes_float8(row_format: str, pushed: str) -> bool:
-    """Whether rows of a format are exact in the float8 of the weights: e4m3 holds int4 as well."""
+    """True if rows of a format are exact in the float8 of the weights: e4m3 holds int4 as well."""
     return pushed.startswith("float8") and (row_format == pushed or (row_format, pushed) == ("int4", "float8_e4m3fn"))
 
 
 def _is_native(dtype: str, chip: Chip) -> bool:
-    """Whether rows in this dtype go through the units faster than those in bfloat16."""
+    """True if rows in this dtype go through the units faster than in bfloat16."""
     rates = chip.machine.mxu_rows_per_cycle
     return dtype not in chip.emulated_dtypes and rates.get(ROWS_TYPES.get(dtype, ""), 0) > rates["bf16"]
 
 
 def _exact(route: Route, spec: QuantizedSpec) -> Route:
-    """A route of which sums of integers past what float32 holds are cut into parts that it does."""
+    """Return a route that cuts sums of integers past float32's exact range into parts within it."""
     if route.made != "cast" or not spec.sums_integers:
         return route
     return replace(
@@ -115,7 +115,7 @@ def _exact(route: Route, spec: QuantizedSpec) -> Route:
 
 
 def _largest_coded(spec: QuantizedSpec) -> int:
-    """The largest sum of a block of integers by codes with an offset, which stay float32; 0 if they are none."""
+    """Return the largest sum of a block of integers by codes with an offset, in float32; 0 without such codes."""
     return _LARGEST_CODED * spec.block if spec.row_format == "int8" else 0
 
 
@@ -148,11 +148,11 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 
 
 def _depth(block: int, mxu_rows: int) -> int:
-    """The largest divisor of a block that a unit loads at once, in whole registers where there is one."""
+    """Return the largest divisor of a block that a unit loads at once, in whole registers if there is one."""
     return block if block <= mxu_rows else next(index for index in range(mxu_rows, 0, -1) if block % index == 0)
 
 
 def _weights_depth(spec: QuantizedSpec, chip: Chip) -> int:
-    """Whole blocks, as many as fill a unit, or else registers, that divide k."""
+    """Return the depth of whole blocks that fill a unit, or else of registers, that divides k."""
     several = (math.lcm(spec.block, rows) for rows in (max(chip.machine.mxu_rows, LANES), LANES))
     return next((rows for rows in several if spec.k % rows == 0), spec.k)

@@ -1,8 +1,8 @@
-"""How a product with a quantized weight is cut, and the buffers that it needs.
+"""The cutting of a product with a quantized weight, and its buffers.
 
-All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and made ready once. The
-weight's tiles come in a ring of slots, as many as VMEM has room for, so that many copies are under way; so do tiles of
-the result on their way out.
+All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and prepared once. The
+weight's tiles arrive in a ring of as many slots as fit into VMEM, so that many copies are under way; tiles of the
+result leave through another ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from systolic.spec import EXACT_INT32_PRODUCTS, dtype_bytes
 _MAX_SLOTS = 4
 _OUT_SLOTS = 4
 SUBLANES = 8
-_COMPILER_FACTOR = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+_COMPILER_FACTOR = 1.2  # of the buffers, for the compiler's additions; without the values that one subtile makes
 _ASKED_MARGIN = 1.1
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
@@ -47,22 +47,22 @@ MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedSchedule:
-    """What `kernels.quantized.product` does with a configuration.
+    """The schedule of `kernels.quantized.product` for a configuration.
 
     Attributes:
       route: how weights get into the matrix units.
       tile_m: rows of lhs in VMEM, with all of k.
-      subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
+      subtile_m: rows that are multiplied at a time; if below `tile_m`, the weights of a subtile are kept for all rows.
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
       tile_blocks: scales of a column of a tile.
-      makes_rows: whether rows are multiplied in another form than they come in.
-      rows_at_once: rows of lhs that are copied, and made ready, at a time.
-      row_slots: blocks of rows in VMEM: another one where the next comes while this one is multiplied as it came.
+      makes_rows: True if rows are multiplied in another form than they are stored in.
+      rows_at_once: rows of lhs that are copied and prepared at a time.
+      row_slots: blocks of rows in VMEM: one more if the next block arrives while this one is multiplied as stored.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
-      buffers: all that it asks of VMEM.
-      vmem_limit_bytes: to ask the compiler for.
+      buffers: all buffers in VMEM.
+      vmem_limit_bytes: limit to request from the compiler.
     """
 
     route: Route
@@ -85,10 +85,10 @@ class QuantizedSchedule:
 
     @classmethod
     def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
-        """What the tiles come to. The last block of rows may go past m: the launcher pads lhs.
+        """Return the schedule. The last block of rows may go past m: the launcher pads lhs.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
@@ -140,7 +140,7 @@ class QuantizedSchedule:
         return replace(changed, buffers=(*changed._buffers(spec), *changed._weight_slots(spec, self.slots)))
 
     def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
-        """All buffers but the slots of the weights."""
+        """Return all buffers but the slots of the weights."""
         tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
         # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
         acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
@@ -173,7 +173,7 @@ class QuantizedSchedule:
         return tuple(buffers)
 
     def _weight_slots(self, spec: QuantizedSpec, slots: int) -> tuple[VmemBuffer, ...]:
-        """The slots of tiles of the weights.
+        """Return the slots of tiles of the weights.
 
         The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
         """
@@ -208,29 +208,29 @@ class QuantizedSchedule:
 
 
 def aligned_sizes(k: int, n: int, block: int) -> tuple[int, int]:
-    """The sizes to which a weight is padded: whole registers, and of k also whole blocks."""
+    """Return the sizes to which a weight is padded: whole registers, and for k also whole blocks."""
     step = LANES if block == k else block * (LANES // _common(block))
     return padded(k, step), padded(n, LANES)
 
 
 def _common(block: int) -> int:
-    """The largest power of two, up to the lanes, that divides a block."""
+    """Return the largest power of two, up to the lanes, that divides a block."""
     return min(block & -block, LANES)
 
 
 def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
-    """Cycles of one stretch of straight code, of both weights where there are two."""
+    """Return the cycles of one stretch of straight code, of both weights if there are two."""
     return spec.weights * route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
 
 
 def rows_multiple(spec: QuantizedSpec) -> int:
-    """Rows of whole registers, of the result and of quantized lhs: where a block or a subtile of rows may begin."""
+    """Return the rows of whole registers, of the result and of quantized lhs: where a block or a subtile may begin."""
     of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
     return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
 
 
 def _rows_in_vmem(rows: int, dtype: str) -> int:
-    """Rows that a block takes: whole sublanes, or of fewer rows a power of two that fills words."""
+    """Return the rows that a block takes: whole sublanes, or for fewer rows a power of two that fills words."""
     if rows > SUBLANES:
         return padded(rows, SUBLANES)
     min_rows = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
@@ -240,7 +240,7 @@ def _rows_in_vmem(rows: int, dtype: str) -> int:
 def _of_rows(
     name: str, shape: tuple[int, int], dtype: str, copies: int = 1, ref_copies: tuple[int, ...] = ()
 ) -> VmemBuffer:
-    """A buffer of rows that the kernel allocates; `ref_copies` is the first dimension of its ref, if it has several."""
+    """Return a buffer of rows that the kernel allocates; `ref_copies` is its ref's first dimension, if any."""
     reserved = (_rows_in_vmem(shape[0], dtype), padded(shape[1], LANES))
     return VmemBuffer(name=name, shape=reserved, dtype=dtype, copies=copies, ref_shape=(*ref_copies, *shape))
 
@@ -256,7 +256,7 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
-    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at most."""
+    """Return the most bytes that a subtile keeps in VMEM of the weights that it makes and of its sums."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
     weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
     weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
@@ -264,7 +264,7 @@ def _made_bytes(config: KernelConfig, route: Route) -> int:
 
 
 def _dots_bytes(config: KernelConfig, route: Route) -> int:
-    """Sums of every dot of a subtile with weights as codes, of which v5e and v6e keep many: refusals say so."""
+    """Return the bytes of the sums of a subtile's dots with coded weights; refusals show that v5e and v6e keep many."""
     if route.made != "codes":
         return 0
     dots = config.tiles.tile_k // route.depth

@@ -1,8 +1,8 @@
 """Products with quantized weights of arrays whose types say how they are sharded, as on a mesh of `jax.make_mesh`.
 
-Each device multiplies its parts. Rows and columns stay cut as they are. Where k is cut, the parts' products are summed
-over the devices, in float32 unless they are only cast, and what follows is computed after that; k is gathered where the
-kernel quantizes rows, whose scale is that of the whole row, and where a part is no whole number of blocks.
+Each device multiplies its parts. Rows and columns stay cut as they are. If k is cut, the parts' products are summed
+over the devices, in float32 unless they are only cast, and the epilogue follows that sum. k is gathered if the kernel
+quantizes rows, whose scale belongs to the whole row, or if a part is no whole number of blocks.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _LAST = ("m", "n", "k")
 
 
 def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
     """
     operands = product.apart(operands)
     names, cuts = _names(mesh, product, operands)

@@ -16,23 +16,23 @@ from systolic.spec import LARGEST, parts_of_k
 
 
 class ScaledRows(NamedTuple):
-    """Rows of lhs as they are multiplied: what they stand for is `values · scales`."""
+    """Rows of lhs as they are multiplied: they represent `values · scales`."""
 
     values: Array  # [m, k]
     scales: Array  # [m, blocks] float32
 
     @property
     def numbers(self) -> Array:
-        """What they stand for, in float32."""
+        """The represented numbers, in float32."""
         return self.values.astype(jnp.float32) * jnp.repeat(
             self.scales, self.values.shape[1] // max(self.scales.shape[1], 1), axis=1
         )
 
 
 def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product. Beside rows of floats the weight is dequantized first, rounded to their dtype.
+    """Compute the product. With rows of floats the weight is dequantized first, rounded to their dtype.
 
-    Beside quantized rows values are multiplied, whose sums are exact where both are integers, and the sums scaled.
+    With quantized rows values are multiplied, whose sums are exact if both are integers, and the sums are scaled.
     """
     operands = product.apart(operands)
     rows = quantized_rows(product, operands)
@@ -47,7 +47,7 @@ def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
 
 
 def weight_of(operands: Operands, dtype: Any) -> Array:
-    """What the weight stands for, rounded to `dtype`."""
+    """Return the dequantized weight, rounded to `dtype`."""
     its = operands
     if its.values.dtype.name not in LARGEST:
         return its.values.astype(dtype)  # not quantized
@@ -55,7 +55,7 @@ def weight_of(operands: Operands, dtype: Any) -> Array:
 
 
 def quantized_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:
-    """The rows as values and scales; None where they are floats."""
+    """Return the rows as values and scales; None if they are floats."""
     if operands.lhs_scales is not None:
         return ScaledRows(operands.lhs, operands.lhs_scales)
     if product.quantize_lhs is None:
@@ -65,13 +65,13 @@ def quantized_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows 
 
 
 def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
-    """The product in float32: of values for each block, whose sums are scaled and added.
+    """Return the product in float32: of values for each block, whose sums are scaled and added.
 
-    Sums of integers are int32 for as many products as that holds for certain, and those are added in float32.
+    Sums of integers are int32 for as many products as an int32 surely holds, and these sums are added in float32.
 
     Args:
-      as_stored: floats are multiplied in the dtype of rows, which XLA converts if the chip's units do not take it; else
-        in bfloat16.
+      as_stored: multiply floats in the dtype of rows, which XLA converts if the chip's units do not take it; else in
+        bfloat16.
     """
     (m, k), n, blocks = rows.values.shape, values.shape[1], scales.shape[0]
     integers = all(jnp.issubdtype(array.dtype, jnp.integer) for array in (rows.values, values))
@@ -90,7 +90,7 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
 
 
 def finished(product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
-    """What is done to the sum, or to both of a gated product."""
+    """Apply the epilogue to the sum, or to both sums of a gated product."""
     total, *up = totals
     return apply_epilogue(
         total,

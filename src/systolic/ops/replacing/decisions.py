@@ -138,9 +138,7 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
 
 
 def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """Return the trials that `systolic tune` stored of a product; the planner has warned of a store that cannot be
-    read.
-    """
+    """Return the stored trials of a product; the planner has warned of a store that cannot be read."""
     if planner.store is None or chip != known_chip(chip.name):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The arguments of `sparse_matmul`: checked, and in the form that everything else works on."""
+"""Checks the arguments of `sparse_matmul`, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
     Attributes:
       operands: blocks and the dense matrix of dsd and dds, lhs and rhs of sdd; a dense one may have a batch.
       shape: of a dense result.
-      dtype: that the caller expects.
+      dtype: the dtype that the caller expects.
     """
 
     product: SparseProduct
@@ -58,7 +58,7 @@ def canonical(
     """Check the arguments.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, no operand is sparse and there is no mask, or both are.
+      SpecError: shapes or dtypes that do not match; no operand is sparse and there is no mask, or both are sparse.
       BlockSparseError: the sparse matrix or the mask is of another size than the product.
     """
     kind, sparse = _kind(lhs, rhs, mask, dense_out)

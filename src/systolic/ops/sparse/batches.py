@@ -1,4 +1,4 @@
-"""Products with a batch of sparse matrices, or of dense ones beside a mask: one after another."""
+"""Products with a batch of sparse matrices, or of dense matrices with a mask: one after another."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from systolic.spec import SpecError
 
 
 def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
-    """The batch of products of which each has a sparse matrix or a mask beside it.
+    """Return the batch of products whose sparse matrix or mask has a batch.
 
-    It is () where nothing has a batch, or only the dense operand of dsd and dds.
+    It is () if nothing has a batch, or only the dense operand of dsd and dds.
 
     Raises:
       SpecError: batches do not broadcast.
@@ -28,7 +28,7 @@ def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
 
 
 def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any, mask: Any) -> Any:
-    """`call(lhs, rhs, mask)` for each of a batch; what has none is the same for all."""
+    """Call `call(lhs, rhs, mask)` for each element of a batch; an argument without a batch is the same for all."""
     axes, arrays = list[int | None](), list[Any]()
     for operand in (lhs, rhs, mask):
         own_batch = _batch_of(operand)
@@ -42,10 +42,10 @@ def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any
 
 
 def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """What batches broadcast to.
+    """Return the shape to which batches broadcast.
 
     Raises:
-      SpecError: they do not.
+      SpecError: the batches do not broadcast.
     """
     try:
         return broadcast_shapes(*batches)

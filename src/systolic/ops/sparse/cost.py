@@ -1,6 +1,6 @@
-"""How long block-sparse products take by arithmetic, and the configurations to choose from.
+"""The time of block-sparse products by arithmetic, and the configurations to choose from.
 
-Where blocks are is known when a program runs. So tiles are chosen for as many blocks in every line.
+The places of blocks are known when a program runs. So tiles are chosen for equally many blocks in every line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
-    """The matrix units' time: rows go through, and weights are brought; a unit is used whole or not."""
+    """Return the matrix units' time: rows pass, and weights are loaded; a unit is used whole or not at all."""
     machine, item = chip.machine, dtype_bytes(spec.dtype)
     deep, wide = -(-stretch.depth // machine.mxu_rows), -(-stretch.columns // machine.mxu_columns)
     rows = spec.passes * stretch.rows * deep * wide / machine.mxu_count / mxu_rows_per_cycle(spec.dtype, chip)
@@ -44,10 +44,10 @@ def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
 
 
 def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations, the fastest by arithmetic first.
+    """Return legal configurations, the fastest by arithmetic first.
 
     Raises:
-      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
     return list(_configs(spec, chip))
 
@@ -70,10 +70,10 @@ def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     call = one_call(spec, chip)
     modelled = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
@@ -81,7 +81,7 @@ def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
 
 
 def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
-    """What XLA moves around several calls: it adds up their sums, or joins the blocks of the result."""
+    """Return the bytes that XLA moves around several calls: it adds up their sums, or joins their blocks."""
     if call is spec:
         return 0
     if spec.kind == "sdd":
@@ -102,13 +102,13 @@ def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip
 
 
 def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
-    """What dsd and dds multiply at once."""
+    """Return the stretch of dsd and dds."""
     depth = int(joined * spec.place_size)
     return Stretch(subtile, depth, spec.line_size) if spec.kind == "dds" else Stretch(spec.line_size, depth, subtile)
 
 
 def chunks_of(spec: SparseSpec, capacity: int) -> int:
-    """How often a dense operand is read, with this many blocks at a time."""
+    """Return how often a dense operand is read, with this many blocks at a time."""
     return max(-(-spec.blocks // capacity), 1)
 
 
@@ -131,7 +131,7 @@ def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
 
 
 def _items(each: float, joined: int) -> float:
-    """Stretches of a line that has about this many blocks: some have one more than is full."""
+    """Return the stretches of a line with about this many blocks: some have one more than is full."""
     return max((each - 1) / joined + 0.5, 1.0)
 
 
@@ -156,7 +156,7 @@ def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
 def _time(
     spec: SparseSpec, chip: Chip, mxu_cycles: float, stretches: float, lines: float, moved: float, panel: float
 ) -> ModelledTime:
-    """Products and copies overlap; the first panel does not."""
+    """Return the time: products and copies overlap; the first panel does not."""
     machine, us = chip.machine, 1e6 / chip.machine.clock_hz
     held = machine.dma_issue_cycles + machine.dma_wait_cycles  # one copy of a line
     code_cycles = chip.step_estimate.fill_cycles + chip.code_costs.stretch_cycles
@@ -190,7 +190,7 @@ def _joined(spec: SparseSpec, config: KernelConfig) -> int:
 
 
 def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
-    """At most this many blocks, such that all of them fill the matrix units' rows."""
+    """Return the most blocks whose rows all fill the matrix units' rows."""
     multiple = max(chip.machine.mxu_rows // spec.place_size, 1)
     return max(joined // multiple * multiple, 1)
 

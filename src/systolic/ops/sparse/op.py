@@ -66,7 +66,7 @@ class SparseOp(ListedOp):
         )
 
     def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
-        """Say for which blocks the tiles are, and how often the kernel is called."""
+        """Describe the blocks for which tiles are chosen, and the number of the kernel's calls."""
         calls = calls_of(spec, one_call(spec, chip))
         cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
         shared = ["both cores share the blocks of the output"] if chip.cores_per_device > 1 else []

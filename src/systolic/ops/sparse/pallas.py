@@ -105,7 +105,7 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
 
 
 def _parts(product: SparseProduct, spec: SparseSpec, call: SparseSpec, places: Places) -> tuple[Array, KernelPlaces]:
-    """The lists of several calls, one after another, and the first block of each; the last one ends in padding."""
+    """Return the lists of several calls, one after another, and the first block of each; the last ends in padding."""
     calls, call_blocks = calls_of(spec, call), call.most_blocks
     rows, columns = _in_smem(places)
     rows = jnp.pad(rows, (0, calls * call_blocks - len(rows)), constant_values=product.grid[0])

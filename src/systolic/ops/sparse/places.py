@@ -1,4 +1,4 @@
-"""Places of blocks: lists of rows and columns that are checked, sorted, or made of a mask; each also with a batch."""
+"""Places of blocks: lists of rows and columns that are checked, sorted, or made from a mask; each also with a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.spec import LARGEST_SIZE
 
 
 def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The order of blocks by columns, and columns and rows in this order; padding is after them."""
+    """Return the order of blocks by columns, and columns and rows in this order; padding follows them."""
     if is_known(rows) and is_known(columns):
         rows, columns, xp = np.asarray(rows), np.asarray(columns), np
     else:
@@ -27,7 +27,7 @@ def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[A
 
 
 def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
-    """Rows and columns of the true elements of each mask, in order, padded to a length with the number of rows.
+    """Return rows and columns of the true elements of each mask, in order, padded with the number of rows.
 
     Raises:
       BlockSparseError: the mask is no array, the length no size; the mask is traced and no length is given,
@@ -62,7 +62,7 @@ def whole_number(value: Any, name: str, least: int | None, largest: int | None =
     """Return the value as an int.
 
     Raises:
-      BlockSparseError: it is none, or outside of the limits.
+      BlockSparseError: it is no whole number, or outside of the limits.
     """
     try:
         number = operator.index(value)
@@ -111,7 +111,7 @@ def require_array(array: Any, name: str, rank: int) -> None:
     """Check that this is an array of NumPy or JAX with this many dimensions or more.
 
     Raises:
-      BlockSparseError: it is not.
+      BlockSparseError: it is no such array.
     """
     import jax
 
@@ -125,7 +125,7 @@ def require_mask(mask: Any) -> None:
     """Check that this is an array of booleans, or of numbers that are true where they are not zero.
 
     Raises:
-      BlockSparseError: it is not.
+      BlockSparseError: it is no such array.
     """
     import jax.numpy as jnp
 
@@ -158,7 +158,7 @@ def sorted_places(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, 
 
 
 def is_known(array: Any) -> bool:
-    """Whether its values are there while a program is traced."""
+    """True if an array's values are known while a program is traced."""
     from jax.core import Tracer
 
     return not isinstance(array, Tracer)
@@ -200,7 +200,7 @@ def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any,
     columns = jnp.where(is_block, columns, 0).astype(np.int32)
     first = jnp.lexsort((columns, rows))
     rows, columns = (jnp.take_along_axis(numbers, first, -1) for numbers in (rows, columns))
-    # A kernel has room for as many blocks of a line as it has places.
+    # A kernel has room for one block at each place of a line.
     again = (rows[..., 1:] == rows[..., :-1]) & (columns[..., 1:] == columns[..., :-1])
     again = jnp.pad(again, [(0, 0)] * (again.ndim - 1) + [(1, 0)]) if rows.shape[-1] else again
     rows, columns = jnp.where(again, grid[0], rows), jnp.where(again, 0, columns)
@@ -222,7 +222,7 @@ def matrix_of(blocks: Any, rows: Any, columns: Any, grid: tuple[int, int]) -> An
 
 
 def each_matrix(fn: Callable[..., Any], batch: tuple[int, ...]) -> Callable[..., Any]:
-    """A function of one matrix, for all of a batch."""
+    """Return a function of one matrix, applied to all of a batch."""
     import jax
 
     for _ in batch:

@@ -1,7 +1,7 @@
-"""How block-sparse products are cut, and the buffers that VMEM has room for.
+"""The cutting of block-sparse products, and the buffers that fit into VMEM.
 
-A *line* is a row of blocks of the sparse matrix, or a column of blocks where the right operand is sparse. Some lines at
-a time have their blocks in VMEM, a *chunk* of the list, while a *panel* of a dense operand after another passes: so
+A *line* is a row of blocks of the sparse matrix, or a column of blocks where the right operand is sparse. A *chunk* of
+the list, some lines at a time, has its blocks in VMEM while *panels* of the dense operand pass one after another: so
 blocks are read once, and the dense operand once for each chunk.
 """
 
@@ -31,7 +31,7 @@ _OUT_SLOTS = 4
 _MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
 _FETCHED_BYTES = 2**19
 _MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
-_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait after all of it
+_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
@@ -41,18 +41,18 @@ MOST_BUNDLES = 11_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSchedule:
-    """What `kernels.sparse.product` does with a configuration of dsd or dds.
+    """The schedule of `kernels.sparse.product` for a configuration of dsd or dds.
 
     Attributes:
       joined: blocks of a line that one stretch of straight code multiplies, at most.
       tile: columns of rhs in VMEM, of dds rows of lhs, with all of k.
-      grid: such panels.
+      grid: number of such panels.
       subtile: columns, or rows, that one stretch multiplies.
-      parts: in which a panel arrives.
+      parts: parts in which a panel arrives.
       slots: blocks of the sparse matrix in VMEM.
       fetched: blocks that one copy brings.
       out_slots: blocks of the result.
-      buffers: all that it asks of VMEM.
+      buffers: all buffers in VMEM.
     """
 
     joined: int
@@ -67,25 +67,25 @@ class ProductSchedule:
 
     @property
     def capacity(self) -> int:
-        """Blocks of a chunk at most: copies need not begin with its first one."""
+        """The most blocks of a chunk: copies need not begin with its first one."""
         return self.slots - (self.fetched - 1)
 
     @property
     def panel_slots(self) -> int:
-        """Panels in VMEM."""
+        """The number of panels in VMEM."""
         return min(self.grid, 2)
 
     @property
     def under_way(self) -> int:
-        """Copies of blocks that may be under way: each has a semaphore of its own."""
+        """The most copies of blocks under way: each has its own semaphore."""
         return min(self.slots // self.fetched, _MOST_UNDER_WAY)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
-        """What the tiles come to: of dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
+        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         turned = spec.kind == "dds"
         tile, line = (
@@ -133,19 +133,19 @@ class ProductSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSchedule:
-    """What `kernels.sparse.sampled` does with a configuration of sdd.
+    """The schedule of `kernels.sparse.sampled` for a configuration of sdd.
 
     Attributes:
       joined: blocks of a line that one stretch of straight code makes, at most.
       tile_k: rows of a panel of rhs, which has all columns.
-      grid_k: such panels.
-      parts: in which a panel arrives.
+      grid_k: number of such panels.
+      parts: parts in which a panel arrives.
       slots: blocks whose sums are in VMEM.
       row_slots: blocks of lhs.
       stages: blocks of the result that wait to be stored.
       subtile: rows of a block that one stretch of straight code takes.
       zero_widths: blocks that a copy of zeros fills, the largest first.
-      buffers: all that it asks of VMEM.
+      buffers: all buffers in VMEM.
     """
 
     joined: int
@@ -161,15 +161,15 @@ class SampledSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """Panels in VMEM."""
+        """The number of panels in VMEM."""
         return min(self.grid_k, 2)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> SampledSchedule:
-        """What the tiles come to: `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
+        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles = config.tiles
         require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
@@ -217,7 +217,7 @@ def _ring(name: str, shape: tuple[int, int], dtype: str, slots: int) -> VmemBuff
 
 
 def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
-    """The schedule of the kernel of its kind.
+    """Return the schedule of the kernel of the spec's kind.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -226,7 +226,7 @@ def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSc
 
 
 def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
-    """Refuses blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
+    """Refuse blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
 
     Raises:
       IllegalTilesError: the message has all violations.
@@ -257,10 +257,10 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:
-    """How many blocks of a line straight code may join: there is code for one of them, for two, and so on.
+    """Return how many blocks of a line straight code may join: there is code for one of them, for two, and so on.
 
     Args:
-      cycles: that the matrix units take for one.
+      cycles: the matrix units' cycles for one block.
     """
     joined = 1
     while joined < spec.places and cycles * _stretches(spec, joined + 1) <= MOST_BUNDLES:
@@ -269,5 +269,5 @@ def most_joined(spec: SparseSpec, cycles: float) -> int:
 
 
 def _stretches(spec: SparseSpec, joined: int) -> int:
-    """Blocks in all stretches of code: of one, of two, and so on; of dsd and dds one more that only adds up."""
+    """Return the blocks in all stretches of code: of one, of two, and so on; dsd and dds have one that only adds up."""
     return joined * (joined + 1) // 2 + (joined if spec.kind != "sdd" else 0)

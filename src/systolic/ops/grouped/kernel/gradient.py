@@ -1,7 +1,7 @@
 """The gradient of a grouped product's matrices: `out[g] = lhs[rows of g]ᵀ @ cotangent[rows of g]`.
 
-Groups are gone through one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass,
-tile by tile; where they are too many, they come in several visits for each tile, whose sums are added up. The matrix
+Groups are processed one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass, tile
+by tile; too many rows come in several visits for each tile, whose sums are added up. The matrix
 units hold the cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored
 once, and waits in a ring of tiles while products of larger groups keep the matrix units busy.
 
@@ -59,7 +59,7 @@ def grouped_gradient(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "groups k n"]:
-    """The matrices' gradient; that of a group without rows is zero.
+    """Return the matrices' gradient; the gradient of a group without rows is zero.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
@@ -101,7 +101,7 @@ def grouped_gradient(
 
 
 class _At(NamedTuple):
-    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first one."""
+    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first tile."""
 
     visit: Any
     tile_k: Any
@@ -109,7 +109,7 @@ class _At(NamedTuple):
 
 
 class _Front(NamedTuple):
-    """The next step whose copies are to be started, and how many blocks of lhs were fetched before it."""
+    """The next step whose copies are to be started, and the number of blocks of lhs fetched before it."""
 
     number: Any
     fetched: Any
@@ -142,7 +142,7 @@ class _Kernel:
         def step(number: Any, state: tuple[_Front, _At, _Done]) -> tuple[_Front, _At, _Done]:
             front, at, done = state
             is_new = self._is_new(at)
-            # A block of lhs that stays is the one that was fetched last; one that is needed again frees that.
+            # A block of lhs that stays is the last one fetched; a step that needs a new block frees it.
             block = jnp.where(is_new, done.fetched, jnp.maximum(done.fetched - 1, 0))
             front = self._fetch(steps, number, block, front)
             self._step(number, block, done.tiles, at)
@@ -156,7 +156,7 @@ class _Kernel:
         return self.its.table[field, at.visit]
 
     def _is_new(self, at: _At) -> Any:
-        """Whether a step needs another block of lhs than the one before: not where its group has one visit."""
+        """True if a step needs another block of lhs than the step before; a group with one visit keeps its block."""
         return (self._of(at, Field.SIZE) > 0) & ((self._of(at, Field.PLACE) == 0) | (at.tile_n == 0))
 
     def _after(self, at: _At) -> _At:
@@ -171,7 +171,7 @@ class _Kernel:
         )
 
     def _fetch(self, steps: Any, number: Any, block: Any, front: _Front) -> _Front:
-        """Starts copies for later steps, as many as there are buffers."""
+        """Start copies for later steps, up to the number of buffers."""
 
         def has_slot_for_lhs(front: _Front) -> Any:
             fetched = front.fetched + self._is_new(front.at).astype(jnp.int32)
@@ -192,7 +192,7 @@ class _Kernel:
 
     @property
     def _outs(self) -> Ring:
-        """The ring of tiles of the result, waited for by their number: tiles of columns come in turn."""
+        """The ring of tiles of the result, waited for by number: tiles of columns come in turn."""
 
         def copies(tile: Any, act: Act) -> None:
             slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
@@ -225,7 +225,7 @@ class _Kernel:
         on_tile(self.first_tile + at.tile_n, self.schedule, each)
 
     def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Act) -> None:
-        """Starts, or waits for, the copy of a slot to a tile of the result."""
+        """Start, or wait for, the copy of a slot to a tile of the result."""
         rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
 
         def each(columns: Any, there: Any) -> None:
@@ -273,7 +273,7 @@ class _Kernel:
         pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
 
     def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
-        """Adds the products of this many rows to a tile of the result, block by block.
+        """Add the products of `rows` to a tile of the result, block by block.
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """

@@ -1,4 +1,4 @@
-"""Blocks of a grouped product's result on their way to HBM, and the rows that no group has."""
+"""Copies of a grouped product's result to HBM, and the rows that no group has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from systolic.ops.grouped.spec import GroupedSpec
 
 
 def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
-    """A row, or a number of rows, that is known to be a multiple of a register's."""
+    """Return a row, or a number of rows, declared as a multiple of a register's rows."""
     return pl.multiple_of(row, schedule.row_multiple)
 
 
@@ -27,7 +27,8 @@ def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
 class Outputs:
     """The result: a ring of blocks in VMEM, and registers that two groups share.
 
-    It is no `kernels.ring.Ring`: a block has any number of rows, so what each slot stores is counted in SMEM.
+    It is no `kernels.ring.Ring`: a block has any number of rows, so SMEM holds the number of rows that each slot
+    stores.
     """
 
     out_hbm: Any
@@ -37,11 +38,11 @@ class Outputs:
     first_tile: Any  # of columns, of this core
 
     def on_tile(self, tile: Any, act: Callable[[Any, Any], None]) -> None:
-        """Calls `act` with the columns of one of this core's tiles, and those of its buffer."""
+        """Call `act` with the columns of one of this core's tiles, and the columns of its buffer."""
         on_tile(self.first_tile + tile, self.schedule, act)
 
     def begin(self, listed: Listed) -> None:
-        """Nothing is on its way yet, and no register is shared but with rows that are to remain."""
+        """Initialize: no copy is under way, and no register is shared except with rows that are to remain."""
         self.its.shared[...] = jnp.zeros_like(self.its.shared)
         if self.spec.existing_out:
             self._fetch_first_register(listed)
@@ -49,16 +50,16 @@ class Outputs:
             self.its.stored[slot] = 0
 
     def end(self, listed: Listed) -> None:
-        """Waits for all blocks, and stores the rows that no group has."""
+        """Wait for all blocks, and store the rows that no group has."""
         self._drain()
         self._zero_rest(listed)
 
     def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
-        """Starts the copy of this many rows of a slot to a row and a tile of the result."""
+        """Start the copy of `rows` of a slot to a row and a tile of the result."""
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
 
     def next_slot(self) -> Any:
-        """Return the next slot of the ring of results, from which nothing is being stored any more."""
+        """Return the next slot of the ring of results, free of copies."""
         stored, slots = self.its.stored, self.schedule.out_slots
         slot = stored[slots]
         stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
@@ -77,7 +78,7 @@ class Outputs:
         return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
-        """Sends a block of at most this many rows to HBM, all but a last register that the next group shares."""
+        """Send a block of at most `rows` rows to HBM, except a last register that the next group shares."""
         buffers, multiple = self.its, self.schedule.row_multiple
         size, head, kept_rows = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
 
@@ -101,7 +102,7 @@ class Outputs:
         pl.when(stored > 0)(lambda: self._start(slot, stored, begin, at.tile))
 
     def _fetch_first_register(self, listed: Listed) -> None:
-        """Brings the rows that are to remain in front of the first group's in its first register."""
+        """Fetch the rows that are to remain before the first group's rows in its first register."""
 
         @pl.when((listed.visits > 0) & (lax.rem(listed.begin, jnp.int32(self.schedule.row_multiple)) > 0))
         def _fetch() -> None:
@@ -114,7 +115,7 @@ class Outputs:
             lax.fori_loop(0, self.schedule.core_n, fetch, None)
 
     def _bring(self, row: Any, tile: Any, target: Any) -> None:
-        """Copies a register of what the result is written into to VMEM, and waits for it."""
+        """Copy a register of the existing array to VMEM, and wait for it."""
         rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
 
         def bring(columns: Any, there: Any) -> None:
@@ -134,9 +135,9 @@ class Outputs:
         lax.fori_loop(0, self.schedule.out_slots, wait, None)
 
     def _zero_rest(self, listed: Listed) -> None:
-        """Stores the last register of the last group, and zeros before the first group and after the last one.
+        """Store the last register of the last group, and zeros before the first group and after the last one.
 
-        Where the result is written into an array, its rows remain in place of zeros.
+        If the result is written into an array, its rows remain in place of zeros.
         """
         buffers, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
         used = listed.end - down(listed.end, multiple)

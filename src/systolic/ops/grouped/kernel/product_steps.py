@@ -1,4 +1,4 @@
-"""The steps of a grouped product: which copies each one starts and waits for, and what it multiplies."""
+"""The steps of a grouped product: the copies that each one starts and waits for, and its products."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Steps:
     outputs: Outputs
 
     def run(self) -> None:
-        """Lists the visits, takes all steps, and stores the rows that no group has."""
+        """List the visits, take all steps, and store the rows that no group has."""
         buffers, schedule = self.its, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
         listed = list_panels(groups, buffers.table, schedule)
@@ -67,7 +67,7 @@ class Steps:
         return self.its.table[field, at.visit]
 
     def _weight_columns(self, tile: Any, product: int, columns: Any) -> Any:
-        """The columns of a tile in the array that has a product's weights."""
+        """Return the columns of a tile in the array that has a product's weights."""
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
             return columns
@@ -83,11 +83,11 @@ class Steps:
         )
 
     def _panel_and_tile(self, at: At) -> Any:
-        """The number of a panel's tile of columns among those of all panels."""
+        """Return the number of a panel's tile of columns among the tiles of all panels."""
         return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
 
     def _residual_rows(self, at: At) -> tuple[Any, Any]:
-        """The slot of what is added, and the first row in it."""
+        """Return the slot of the residual, and the first row in it."""
         slot = lax.rem(self._panel_and_tile(at), jnp.int32(self.schedule.residual_slots))
         return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
 
@@ -110,7 +110,7 @@ class Steps:
 
     @property
     def _copies(self) -> Ring:
-        """The ring of all that a step reads: rows of its visit, if it has the first tile, and columns of its tile."""
+        """The ring of a step's inputs: rows of its visit, if it has the first tile, and columns of its tile."""
 
         def copies(step: tuple[Any, At], act: Act) -> None:
             number, at = step
@@ -189,7 +189,7 @@ class Steps:
         lax.while_loop(lambda row: row < size, rest, count * largest.rows)
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
-        """A block of rows with all columns of the tile, into a slot of the ring of results."""
+        """Multiply a block of rows by all columns of the tile, into a slot of the ring of results."""
         buffers, spec, schedule = self.its, self.spec, self.schedule
         rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
         residual = self._residual_of(at, row, block)
@@ -210,14 +210,14 @@ class Steps:
             pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
 
     def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
-        """What is added to a block of rows, with all columns of the tile."""
+        """Return the residual of a block of rows, with all columns of the tile."""
         if self.its.residual is None:
             return None
         slot, begin = self._residual_rows(at)
         return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
-        """A product of a block with this many columns of the weights, over all of k."""
+        """Return a product of a block with `columns` of the weights, over all of k."""
         buffers, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:

@@ -1,6 +1,6 @@
 """The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups before the first copy starts.
 
-The list is scalar code, a few cycles a group; before the kernel XLA would take several operations for it.
+Listing is scalar code, a few cycles a group; XLA would take several operations for it before the kernel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Groups(NamedTuple):
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
     number: int  # that it has
-    m: int  # rows; what the sizes say of rows after these does not count
+    m: int  # rows; sizes do not count past these
 
 
 class Field:
-    """Rows of the table of visits: what is known of each."""
+    """Rows of the table of visits: the properties of each visit."""
 
     GROUP = 0  # of those that the kernel has
     BEGIN = 1  # first row, a multiple of a register's
-    SIZE = 2  # rows, likewise; 0 only in the gradient, for a group without rows
+    SIZE = 2  # rows of the visit; 0 only in the gradient, for a group without rows
     HEAD = 3  # rows at the begin that belong to other groups
     KEPT = 4  # rows from the begin on that this visit stores; in the gradient, up to the group's end
     FIRST = 5  # the first visit among those that are gone through together, for one tile after another
@@ -40,7 +40,7 @@ class Field:
 
 
 class Listed(NamedTuple):
-    """How many visits there are, and the rows that they cover."""
+    """The number of visits, and the rows that they cover."""
 
     visits: Any
     begin: Any
@@ -48,12 +48,12 @@ class Listed(NamedTuple):
 
 
 def down(row: Any, multiple: int) -> Any:
-    """The multiple at or below a row; `multiple` is a power of two."""
+    """Return the multiple at or below a row; `multiple` is a power of two."""
     return lax.bitwise_and(row, jnp.int32(-multiple))
 
 
 def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed:
-    """The visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
+    """List the visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
     multiple, panel = schedule.row_multiple, schedule.panel
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
 
 
 def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Listed:
-    """The visits of a gradient: those of one group are gone through together, and a group without rows has one too."""
+    """List the visits of a gradient: all visits of a group are consecutive, and a group without rows has one too."""
     multiple, max_rows, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ class _Rows(NamedTuple):
 def _over_groups(
     groups: Groups, multiple: int, body: Callable[[Any, _Rows, Any], Any], carry: Any
 ) -> tuple[Any, Any, Any]:
-    """`body` for each group that the kernel has; and the first and the last of their rows."""
+    """Call `body` for each group that the kernel has; return the first and the last of their rows."""
     zero = jnp.int32(0)
     first = zero if groups.offset_smem is None else groups.offset_smem[0]
     count = groups.sizes_smem.shape[0]
@@ -167,6 +167,6 @@ def _over_groups(
 
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
-    """Rows of each of this many blocks, about equally many; all where there is one."""
+    """Return the rows of each of `blocks` blocks, about equally many; all rows if there is one block."""
     block_rows = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
     return jnp.where(blocks > 1, lax.div(block_rows + (multiple - 1), multiple) * multiple, span)

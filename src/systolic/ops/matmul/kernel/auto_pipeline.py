@@ -8,8 +8,8 @@ A step multiplies its tile in subtiles, each one stretch of straight code: the m
 once a subtile, so subtiles are as long as the size of the code allows (`schedule.KernelConfig`).
 
 Two pipelines run the same body. `pallas_call`'s has two stages. `emit_pipeline` has three, which hides the large store
-at the end of an output tile; it runs on one core. Edges: Pallas clips the last blocks' copies; what lies past the end
-along k is zeroed on both operands, because it may be anything, also NaN.
+at the end of an output tile; it runs on one core. Edges: Pallas clips the last blocks' copies; memory past the end
+along k is zeroed on both operands, because it may hold anything, even NaN.
 
 Products of one matrix that tiles divide lose less in `kernels.manual_dma`.
 """
@@ -45,12 +45,12 @@ def auto_pipeline_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "*batch m n"], ...]:
-    """All outputs of the product, with the dtypes `spec.dtypes_out`.
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
-      operands: arrays [*batch, rows, columns], all with the same number of dimensions. A batch dimension is as long as
-        the batch's, or 1: the same matrix for all.
-      config: legal for the product, with the pipeline auto or emit; `ops` sees to it.
+      operands: arrays [*batch, rows, columns], all with the same number of dimensions. A batch dimension has the length
+        of the batch's, or 1: the same matrix for all.
+      config: legal for the product, with the pipeline auto or emit; `ops` ensures it.
       chip: decides how many cores share the grid.
     """
     arrays = operands if interpret else operands.map(from_hbm)
@@ -140,5 +140,5 @@ def auto_pipeline_matmul(
 
 
 def is_resident(array: Array, block: Block) -> bool:
-    """Whether all of an array stays in VMEM: where it is the same for all of the batch."""
+    """True if all of an array stays in VMEM: it is the same for all of the batch."""
     return block.resident and math.prod(array.shape[:-2]) == 1

@@ -1,6 +1,6 @@
-"""The matmul that starts its copies by itself and so loses less at both ends: for sizes that tiles divide.
+"""The matmul that starts its own copies and so loses less at both ends: for sizes that tiles divide.
 
-It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. What differs:
+It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. The differences:
 
 - The first step's blocks arrive in chunks along k, and products start with the first chunk.
 - In the last step of all a subtile of the output is on its way to HBM while the next one is multiplied.
@@ -34,7 +34,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates: shapes to be asked for, or refs. None for operands that stay in VMEM as a whole."""
+    """The kernel's buffers: shapes for Pallas, or refs. None for operands that stay in VMEM as a whole."""
 
     blocks: Operands
     sems: Operands
@@ -52,17 +52,17 @@ def manual_dma_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """All outputs of the product, with the dtypes `spec.dtypes_out`.
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
       operands: arrays [rows, columns].
-      config: with the manual pipeline, of tiles for which `schedule.can_run_manually`.
+      config: with the manual pipeline, and tiles that satisfy `schedule.can_run_manually`.
     """
     arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
-    # A row is copied beside the first blocks and not before them, as the call would do it.
+    # A row is copied together with the first blocks and not before them, as the call would do it.
     def moving(block: Block, array: Array) -> Block | None:
         return None if block.resident and array.size <= SMALL_ELEMENTS else block
 
@@ -153,16 +153,16 @@ class _Kernel:
 
     @property
     def factors(self) -> tuple[Stream, ...]:
-        """What is multiplied, whose first blocks arrive in chunks."""
+        """The multiplied operands, whose first blocks arrive in chunks."""
         return tuple(self.streams.factors)
 
     @property
     def late(self) -> list[Stream]:
-        """Epilogue operands, which are first needed after all chunks have been multiplied."""
+        """The epilogue operands, which are first needed after all chunks have been multiplied."""
         return self.streams.of_output.present()
 
     def run(self) -> None:
-        """Starts the first copies, takes all steps, and waits for the last output."""
+        """Start the first copies, take all steps, and wait for the last output."""
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
@@ -247,7 +247,7 @@ class _Kernel:
         self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
-        """The sums of the first step, chunk by chunk."""
+        """Compute the sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:

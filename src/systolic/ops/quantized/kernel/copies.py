@@ -1,4 +1,4 @@
-"""Copies of a quantized product: rows and tiles of the weight on their way in, tiles of the result on their way out."""
+"""Copies of a quantized product: rows and tiles of the weight to VMEM, tiles of the result to HBM."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class QuantizedOperands(NamedTuple):
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
     lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantized in HBM; in the kernel [tile_m, …]
     out_scale: Any = None  # [1, n] float32
-    up_values: Any = None  # [k, n]; None of a gated product: its columns are after those of `values`
+    up_values: Any = None  # [k, n]; None of a gated product: its columns follow the columns of `values`
     up_scales: Any = None  # as scales
 
 
 class Buffers(NamedTuple):
-    """Scratch of the kernel; what it does not need is None."""
+    """The kernel's buffers; those that it does not need are None."""
 
     lhs: Any  # [row_slots, tile_m, k]
     values: Any  # [slots, weights, tile_k, tile_n]
@@ -50,7 +50,7 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copies:
-    """The copies of a step of the grid (i, j, kk), which is number `step`."""
+    """The copies of step `step` of the grid (i, j, kk)."""
 
     refs: QuantizedOperands
     out_hbm: Any
@@ -90,12 +90,12 @@ class Copies:
 
     @property
     def lhs_vmem(self) -> Any:
-        """This step's block of rows, [tile_m, k], as they come."""
+        """This step's block of rows, [tile_m, k], as stored in HBM."""
         return self.its.lhs.at[lax.rem(pl.program_id(0), jnp.int32(self.schedule.row_slots))]
 
     @property
     def row_parts(self) -> list[Parts]:
-        """A block of rows as it comes: in parts, so that the first is made ready while the others are on their way."""
+        """The parts in which a block of rows arrives, so that the first is prepared while the others are copied."""
         return parts_of(self.schedule.tile_m, self.schedule.rows_at_once)
 
     def fetch(self) -> None:
@@ -127,11 +127,10 @@ class Copies:
                 pl.when(last)(lambda: self._row_copy(block, whole_copies).start())
 
     def wait_for_rows(self, number: Any) -> None:
-        """Wait for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
+        """Wait for one part of this step's block of rows; the number of a smaller last part is an int."""
         self._row_copy(pl.program_id(0), number).wait()
 
     def wait(self) -> None:
-        """Wait for this step's tile."""
         self._weights.wait(self.step)
 
     def reserve_out(self) -> None:
@@ -151,7 +150,7 @@ class Copies:
         return sum(parts.how_many for parts in self.row_parts)
 
     def _row_copy(self, block: Any, number: Any) -> Any:
-        """The copy of a part of a block of rows; the last part may be a smaller one, whose number is an int."""
+        """Return the copy of a part of a block of rows; the number of a smaller last part is an int."""
         schedule, slot = self.schedule, lax.rem(block, jnp.int32(self.schedule.row_slots))
         size, whole_tiles = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
         rows = schedule.tile_m % size if isinstance(number, int) and number == whole_tiles else size

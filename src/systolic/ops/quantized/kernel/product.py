@@ -1,14 +1,14 @@
 """A product with a quantized weight: `(activation(lhs @ (values · scales) + bias) + residual) · out_scale`.
 
-Or with two, gated: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
+Or, gated, with two weights: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
 
 Rows of lhs are floats, or quantized: in HBM, with scales of rows or of blocks of k, or here, when a block of rows is
-new, with a scale for each row. Scales of rows and of columns are applied to sums, each by itself.
+new, with a scale for each row. Scales of rows and of columns are applied to sums separately.
 
 Grid: (i, j, kk), kk innermost. Rows of lhs stay in VMEM with all of k while the weight passes, tile by tile, as it is
-stored: nothing but its few bits crosses HBM. Each tile is brought into the form of its route (`schedule.
-quantized_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
-are made once and kept. Scales multiply the sums of their blocks, or the weights.
+stored: nothing but its few bits crosses HBM. Each tile is converted to the form of its route (`quantized.route`), a
+subtile at a time in parallel with the products; weights that several subtiles of rows meet are converted once and kept.
+Scales multiply the sums of their blocks, or the weights.
 
 In VMEM: a block of rows, and one more as they are multiplied if they are stored in another dtype, or else for the next
 block, with their scales;
@@ -46,11 +46,11 @@ def quantized_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """The product.
+    """Return the product.
 
     Args:
       operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
-        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up after gate.
+        Scales are [blocks, n]. A gated product has both weights, or one [k, 2n] with up after gate.
       activation: the function that `spec.activation` names.
     """
     schedule = _as_interpreted(schedule, spec) if interpret else schedule
@@ -112,7 +112,7 @@ def _name(spec: QuantizedSpec) -> str:
 
 
 def _as_interpreted(schedule: QuantizedSchedule, spec: QuantizedSpec) -> QuantizedSchedule:
-    """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
+    """Cast int4 to int8 on a CPU, where XLA does not compile products of int4."""
     route = schedule.route
     if route.rows != "int4":
         return schedule
@@ -120,7 +120,7 @@ def _as_interpreted(schedule: QuantizedSchedule, spec: QuantizedSpec) -> Quantiz
 
 
 def _as_loaded(values: Array, of_bits: bool) -> Array:
-    """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
+    """Return integers of the same bits in interpret mode, where a ref has one dtype: for fp4 and floats of bits."""
     if values.dtype == jnp.float4_e2m1fn:
         return lax.bitcast_convert_type(values, jnp.int4)
     is_float8 = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize == 1
@@ -128,7 +128,7 @@ def _as_loaded(values: Array, of_bits: bool) -> Array:
 
 
 def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
-    """Scales so that those of a tile are whole in their axis: of a multiple of eight blocks that copies nothing."""
+    """Return scales with a whole axis for those of a tile; with a multiple of eight blocks this copies nothing."""
     return scales.reshape(-1, its.tile_blocks, scales.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""Rows of lhs as the matrix units take them, made once for a block of rows, with their scales and their sums."""
+"""Rows of lhs in the form that the matrix units take, made once for a block of rows, with their scales and sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS_AT_ONCE = 512
 
 
 def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
-    """Waits for a block of rows, and fills the buffers that depend on it alone: rows, their scales and their sums."""
+    """Wait for a block of rows, and fill the buffers that depend on it alone: rows, their scales and their sums."""
     refs, buffers, route = copies.refs, copies.its, copies.schedule.route
     if spec.quantize_lhs is not None:
         _quantize(copies, lhs_vmem, spec)
@@ -47,7 +47,7 @@ def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
 
 
 def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
-    """Waits for each part of a block of rows, and does something with where it is."""
+    """Wait for each part of a block of rows, and call a function with its place."""
 
     def numbered(parts: Parts, first: int, number: Any, carry: None) -> None:
         copies.wait_for_rows(first + number)
@@ -64,23 +64,23 @@ def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
 
 
 def dot(left: Array, right: Array) -> Array:
-    """A product with a sum in int32 of integers, else in float32."""
+    """Multiply with a sum in int32 for integers, else in float32."""
     total = jnp.int32 if jnp.issubdtype(left.dtype, jnp.integer) else jnp.float32
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=total)
 
 
 def _numbers(lhs_vmem: Any, name: str) -> Array:
-    """Rows of a float that the chip does not take."""
+    """Return rows of a float format that the chip does not take as numbers."""
     bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
     return numbers_of_bits(bits[...], name)
 
 
 def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
-    """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
+    """Quantize each row with its own scale, as `systolic.quantize` does, but by a product with the scale's inverse."""
     buffers = copies.its
 
     def chunk(at: Any) -> None:
-        assert spec.quantize_lhs is not None  # else nobody asks
+        assert spec.quantize_lhs is not None  # the only callers quantize
         scales = _scales(lhs_vmem, at, spec)
         buffers.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
         inverse = 1.0 / scales
@@ -94,10 +94,10 @@ def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
 
 
 def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
-    """The largest magnitude of each row over the format's largest number; NaN where a number is not finite.
+    """Return each row's largest magnitude over the format's largest number; NaN if a number is not finite.
 
-    Magnitudes of floats are ordered as their bits are, where infinity comes after the numbers, and NaN after it: so
-    one maximum of integers finds all of them.
+    Magnitudes of floats are ordered like their bits: infinity follows the numbers, and NaN follows infinity. So one
+    maximum of integers finds all of them.
     """
     parts = []
     for columns in _column_parts(spec.k):
@@ -107,14 +107,14 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
     largest = functools.reduce(jnp.maximum, parts)
     reach = jnp.where(largest >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(largest, jnp.float32))
     reach = jnp.max(reach, axis=1, keepdims=True)
-    assert spec.quantize_lhs is not None  # else nobody asks
+    assert spec.quantize_lhs is not None  # the only callers quantize
     scales = reach / LARGEST[spec.quantize_lhs]
     scales = jnp.where(scales >= jnp.finfo(jnp.float32).tiny, scales, 1.0)
     return jnp.where(reach == jnp.inf, jnp.nan, scales)
 
 
 def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
-    """Numbers rounded to those of a format, in the dtype in which they are multiplied."""
+    """Round numbers to those of a format, in the dtype in which they are multiplied."""
     if route.rows_of_bits:
         return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
@@ -131,7 +131,7 @@ def _column_parts(k: int) -> list[slice]:
 
 
 def _put_even_first(rows_vmem: Any) -> None:
-    """Puts the even ones of every 64 columns before the odd ones, by a product with one 1 in each row and column.
+    """Put the even ones of every 64 columns before the odd ones, by a product with one 1 in each row and column.
 
     That is exact. A number that is not finite makes a row NaN, as the sum of the row does in any case.
     """
@@ -154,7 +154,7 @@ def _put_even_first(rows_vmem: Any) -> None:
 
 
 def _sum_rows(rows_vmem: Any, sums_vmem: Any, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
-    """The matrix units add up each block of a row: what an offset of the weights adds to its products.
+    """Add up each block of a row by the matrix units: an offset of the weights adds it to the products.
 
     Several dots follow each other in straight code, so that one need not wait for another; not all of them, because
     the compiler keeps what each reads.

@@ -1,4 +1,4 @@
-"""Weights as the matrix units take them, made of what is stored; see `schedule.quantized_route`."""
+"""Weights in the form that the matrix units take, made from the stored values; see `quantized.route`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FP4_MAGNITUDES = 0x07070707
 
 
 def pushed_weights(stored: Array, scales: Array | None, route: Route, spec: QuantizedSpec) -> Array:
-    """A tile [rows, columns] of what is pushed.
+    """Return a tile [rows, columns] of pushed weights.
 
     Args:
-      stored: as `stored_bits` has it.
-      scales: [rows / spec.block, columns] where they multiply the weights; None where they multiply sums.
+      stored: the result of `stored_bits`.
+      scales: [rows / spec.block, columns] if they multiply the weights; None if they multiply sums.
     """
     weights, block = _made(stored, route, spec.dtype_rhs), spec.block
     if scales is None:
@@ -35,7 +35,7 @@ def pushed_weights(stored: Array, scales: Array | None, route: Route, spec: Quan
 
 
 def stored_bits(values_vmem: Any, rows: Any, columns: Any, route: Route) -> Array:
-    """A part of a tile as it is stored; what a chip may not load as integers of the same bits."""
+    """Return a part of a tile as it is stored; as integers of the same bits if the chip may not load its dtype."""
     if values_vmem.dtype == jnp.float4_e2m1fn:
         values_vmem = values_vmem.bitcast(jnp.int4)
     elif route.made == "bits" and jnp.issubdtype(values_vmem.dtype, jnp.floating):
@@ -63,9 +63,9 @@ def _made(stored: Array, route: Route, name: str) -> Array:
 
 
 def _codes_even_first(stored: Array, route: Route) -> Array:
-    """Makes codes of int4, the even ones of every 64 rows first: the lower and upper halves of bytes, not unpacked.
+    """Make codes of int4, the even ones of every 64 rows first: the lower and upper halves of bytes, not unpacked.
 
-    Eight rows lie in a word, the first lowest; four of them, every other one, become a word of codes.
+    Eight rows lie in a word, the first lowest; every other one of them, four rows, become a word of codes.
     """
     assert route.codes is not None
     words: Any = pltpu.bitcast(stored, jnp.int32) ^ _ALL_INT4_SIGNS  # numbers of four bits plus 8

@@ -1,4 +1,4 @@
-"""The steps of `product`: chunks of lines, panels for each of them, and the blocks of each line."""
+"""The steps of `product`: chunks of lines, the panels of each chunk, and the blocks of each line."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ProductOperands(NamedTuple):
     """Arrays of a product, or their refs."""
 
     places: Places
-    blocks: Any  # [blocks, *stored block], of which the list may be a part
+    blocks: Any  # [blocks, *stored block]; the list may be a part of them
     dense: Any  # rhs [k, n] of dsd, lhs [m, k] of dds
     bias: Any = None  # float32 [1, n]
     first: Any = None  # int32 [1], in SMEM: the block with which the list begins; None: the first one
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates."""
+    """The kernel's buffers."""
 
     list: ListBuffers
     blocks: Any  # [slots, *stored block]
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is under way."""
+    """The blocks and panels under way."""
 
     started: Any  # copies of blocks, each of `fetched` of them
     arrived: Any
@@ -83,7 +83,7 @@ class Kernel:
         )
 
     def run(self) -> None:
-        """Goes through all chunks, and waits for the last lines."""
+        """Process all chunks, and wait for the last lines."""
         schedule = self.schedule
         core_lines = -(-schedule.grid // self.cores)
         first = pl.program_id(0) * core_lines if self.cores > 1 else jnp.int32(0)
@@ -109,7 +109,7 @@ class Kernel:
             self._outs.wait_all(0, used_slots, lambda slot: (zero, zero, slot))
 
     def _chunk_end(self, line: Any) -> Any:
-        """The line after the last one of a chunk, such that chunks have about equally many blocks."""
+        """Return the line after the last one of a chunk, such that chunks have about equally many blocks."""
         begins, capacity, lines = self.list.begins, self.schedule.capacity, self.spec.lines
         begin = begins[line]
         left = begins[lines] - begin
@@ -123,7 +123,7 @@ class Kernel:
         return lax.while_loop(fits, lambda line: line + 1, line)
 
     def _panel(self, line: Any, behind: Any, panels: tuple[Any, Any, Any], state: _State) -> _State:
-        """Multiplies one panel by all lines of a chunk, while the next one arrives."""
+        """Multiply one panel by all lines of a chunk, while the next one arrives."""
         schedule, (first, panel, end) = self.schedule, panels
         is_last, is_one = panel == end - 1, end - first == 1  # one panel stays
         slot = jnp.where(is_one, 0, lax.rem(state.panels, jnp.int32(schedule.panel_slots)))
@@ -145,7 +145,7 @@ class Kernel:
         return state._replace(panels=state.panels + 1)
 
     def _fetch(self, used: Any, state: _State) -> _State:
-        """Starts copies of blocks for which there is room where those before `used` were."""
+        """Start copies of blocks that fit into the room of the blocks before `used`."""
         schedule = self.schedule
         number = self.list.begins[self.spec.lines]
         fetched_number, room = (
@@ -226,13 +226,13 @@ class Kernel:
         return (subtile_columns, slice(None)) if self._turned else (slice(None), subtile_columns)
 
     def _multiply(self, block: Any, number: int, slot: Any, has_sums: Any, out_slot: Any) -> None:
-        """Adds the products of this many blocks to the sums, or stores their sum as the result.
+        """Add the products of `number` blocks to the sums, or store their sum as the result.
 
-        Stores are what it has fewest of: sums that are complete are not stored but as the result.
+        Store slots are the scarcest: complete sums are stored only as the result.
 
         Args:
-          has_sums: whether there are sums of blocks before these.
-          out_slot: for the result; None: there are more blocks to come.
+          has_sums: True if there are sums of earlier blocks.
+          out_slot: slot of the result; None: more blocks follow.
         """
         buffers, spec = self.its, self.spec
         first, slots = lax.rem(block, jnp.int32(self.schedule.slots)), self.schedule.slots

@@ -1,4 +1,4 @@
-"""The steps of `sampled`: chunks of blocks, panels for each of them, and the lines that have some of its blocks."""
+"""The steps of `sampled`: chunks of blocks, the panels of each chunk, and the lines that have some of its blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SampledOperands(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates."""
+    """The kernel's buffers."""
 
     list: ListBuffers
     sums: Any  # [slots, block rows, block columns]
@@ -102,10 +102,10 @@ class Kernel:
         )
 
     def run(self) -> None:
-        """Goes through this core's chunks, and waits for the last blocks."""
+        """Process this core's chunks, and wait for the last blocks."""
         schedule, spec = self.schedule, self.spec
         number = self.list.begins[spec.lines]
-        # About equally many blocks in each, and as many chunks for each core.
+        # About equally many blocks in each chunk, and equally many chunks for each core.
         chunks = jnp.maximum(
             lax.div(number + (schedule.slots * self.cores - 1), jnp.int32(schedule.slots * self.cores)), 1
         )
@@ -171,7 +171,7 @@ class Kernel:
         return Ring(slots=self.schedule.stages, copies=lambda place, act: act(self._out_copy(*place)))
 
     def _panel(self, chunk: _Chunk, kk: Any, turn: Any, has_next: Any, stored: Any) -> Any:
-        """Adds the products of one panel to the sums of a chunk, while the next one arrives."""
+        """Add the products of one panel to the sums of a chunk, while the next one arrives."""
         schedule, rows = self.schedule, self._rows(chunk)
         slot, next_slot = (lax.rem(turn + ahead, jnp.int32(schedule.panel_slots)) for ahead in (0, 1))
         pl.when((turn == 0) | (schedule.grid_k > 1))(lambda: self._panels.wait(slot))

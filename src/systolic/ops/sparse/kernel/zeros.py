@@ -15,7 +15,7 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class Zeros(NamedTuple):
-    """Copies of zeros, started a few lines at a time, so that products' copies need not wait after all of them."""
+    """Copies of zeros, started a few lines at a time, so that products' copies need not wait for all of them."""
 
     list: BlockList
     out_hbm: Any
@@ -26,13 +26,13 @@ class Zeros(NamedTuple):
     widths: tuple[int, ...]  # in blocks, each half of the one before, the last one 1
 
     def prepare(self) -> None:
-        """Makes the zeros."""
+        """Write the zeros."""
         self.source[...] = jnp.zeros_like(self.source)
         for number in range(len(self.widths)):
             self.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
-        """Starts the copies of one of this many turns."""
+        """Start the copies of one turn."""
         spec = self.spec
         number = spec.lines if spec.dense_out else spec.most_blocks - self.list.begins[spec.lines]
         begin, end = (_share(number, turn + step, turns) for step in (0, 1))
@@ -47,7 +47,6 @@ class Zeros(NamedTuple):
         lax.fori_loop(begin, end, one, None)
 
     def wait(self) -> None:
-        """Waits for all copies."""
         for number in range(len(self.widths)):
 
             def one(_: Any, carry: None, number: int = number) -> None:
@@ -57,7 +56,7 @@ class Zeros(NamedTuple):
             lax.fori_loop(0, self.under_way[number], one, None)
 
     def _line(self, line: Any) -> None:
-        """Fills the gaps of a line: before each block, and after the last one."""
+        """Fill the gaps of a line: before each block, and after the last one."""
         begin, end = self.list.begins[line], self.list.begins[line + 1]
 
         def gap(block: Any, place: Any) -> Any:
@@ -94,6 +93,6 @@ class Zeros(NamedTuple):
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
-    """How many of this many are done before a turn. Each number is below 2^31, their product need not be."""
+    """Return how many of `number` are done before a turn. Each number is below 2^31; their product need not be."""
     share, rest = lax.div(number, turns), lax.rem(number, turns)
     return share * turn + jnp.minimum(turn, rest)
