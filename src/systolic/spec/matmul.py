@@ -71,9 +71,7 @@ class MatmulSpec:
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:
-        """Return the spec of operands of `dtype`, the output's dtype too (int32 for integers) unless `dtype_out` is
-        given.
-        """
+        """Return the spec of operands of `dtype`; so is the output (int32 for integers) unless `dtype_out` is given."""
         if dtype_out is None:
             dtype_out = "int32" if accumulator_dtype(dtype) == "int32" else dtype
         return cls(m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=dtype, dtype_out=dtype_out)

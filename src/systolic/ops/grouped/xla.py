@@ -92,8 +92,8 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given. Sizes below zero count as zero; rows after the last do not
-    count.
+    """The rows of the groups whose matrices are given. Sizes below zero count as zero; rows after the last are not
+    here.
     """
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:

@@ -273,7 +273,7 @@ class _Kernel:
         pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
 
     def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
-        """Add the products of `rows` to a tile of the result, block by block.
+        """Add the products of `depth` rows to a tile of the result, block by block.
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """

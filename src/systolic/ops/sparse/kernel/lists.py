@@ -143,9 +143,7 @@ class Panels(NamedTuple):
         return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
 
     def due(self, line: Any, lines: Any) -> tuple[Any, Any]:
-        """Return the parts whose copies start with a line, all of them in the first half, so that the last one is in
-        time.
-        """
+        """Return the parts whose copies start with a line: all in the first half, so that the last one is in time."""
         begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + step), lines), self.parts) for step in (0, 1))
         return begin, jnp.where(line == lines - 1, self.parts, end)
 
