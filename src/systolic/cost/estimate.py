@@ -118,8 +118,8 @@ def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
     ops = factors * _CAST_OPS if prologue is None else prologue.op_count
     for operand in prologue.operands if prologue is not None else ():
         if operand.rows:
-            of_matrix = _MATRIX_OPS if spec.pairing is None else _SLOPES_OPS
-            ops += of_matrix if operand.columns else _COLUMN_OPS
+            matrix_ops = _MATRIX_OPS if spec.pairing is None else _SLOPES_OPS
+            ops += matrix_ops if operand.columns else _COLUMN_OPS
     return ops + (factors * _SPLIT_OPS if is_split(spec) else 0)
 
 

@@ -260,15 +260,15 @@ class _Pipeline:
         if until - step < loop.length:
             loop.marks.clear()
             return step
-        before = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
-        if before is None:
+        repetition = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
+        if repetition is None:
             return step
-        times, rest = divmod(until - step, step - before.step)
-        steps, cycles = until - step - rest, times * (self.now - before.time)
+        times, rest = divmod(until - step, step - repetition.step)
+        steps, cycles = until - step - rest, times * (self.now - repetition.time)
         tiles = steps // self.steps_k
         self.now += cycles
         self.pipe += cycles
-        self.copied += times * (self.copied - before.copied)
+        self.copied += times * (self.copied - repetition.copied)
         self.busy += tiles * self.cost.end + (steps - tiles) * self.cost.step
         for stream in self.streams:
             if stream.reuse <= loop.length:  # else its next block belongs to a step that is not skipped

@@ -47,14 +47,14 @@ def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig
     Raises:
       IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
-    timed_configs, refused = list[TimedConfig](), None
+    timed_configs, refusal = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:
             timed_configs.append(timed(config))
         except IllegalTilesError as error:
-            refused = error
-    if not timed_configs and refused is not None:
-        raise refused
+            refusal = error
+    if not timed_configs and refusal is not None:
+        raise refusal
     return timed_configs
 
 
@@ -76,11 +76,11 @@ def best_first(
         if count is not None and len(result) == count and bound.least_us >= result[-1][0] * (1 - _NO_MATTER):
             break
         modelled = pipeline_time(spec, bound.config, chip, bound.cost)
-        timed = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
-        result.append((modelled.time_us, bound.bundles, timed))
+        candidate = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
+        result.append((modelled.time_us, bound.bundles, candidate))
         if count is not None:
             result = sorted(result, key=lambda each: each[:2])[:count]
-    return [timed for _, _, timed in sorted(result, key=lambda each: each[:2])]
+    return [candidate for _, _, candidate in sorted(result, key=lambda each: each[:2])]
 
 
 def ranked_configs(

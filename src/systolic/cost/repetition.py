@@ -40,10 +40,10 @@ class RepeatedLoop:
 
     def repeated(self, mark: Mark) -> Mark | None:
         """Return the mark since which all that was done will be done again; None if that is not known yet."""
-        before = self.marks[-1] if self.marks else None
+        last_mark = self.marks[-1] if self.marks else None
         self.marks.append(mark)
-        if before is None or (self.compares and _same(mark.state, before.state)):
-            return before
+        if last_mark is None or (self.compares and _same(mark.state, last_mark.state)):
+            return last_mark
         first = self.marks[0]
         if mark.followed < MAX_FOLLOWED_STEPS or mark.followed - first.followed < _SAMPLED_STEPS:
             return None
@@ -52,5 +52,5 @@ class RepeatedLoop:
 
 def _same(state: list[float], other: list[float]) -> bool:
     return len(state) == len(other) and all(
-        abs(now - before) <= _SAME_CYCLES for now, before in zip(state, other, strict=True)
+        abs(now - earlier) <= _SAME_CYCLES for now, earlier in zip(state, other, strict=True)
     )

@@ -47,9 +47,9 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
     if tiles is None and result:
         return result
     whole_tile = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
-    broken = tiles_violations(spec, whole_tile, chip)
-    if not result and not broken:
-        broken = [
+    violations = tiles_violations(spec, whole_tile, chip)
+    if not result and not violations:
+        violations = [
             Violation(
                 rule="subtiles",
                 value=f"no subtile of tiles {last} leaves VMEM for operands that are made on the way",
@@ -57,8 +57,8 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
                 fix="use smaller tiles",
             )
         ]
-    if broken:
-        raise IllegalTilesError(f"tiles {last}", broken)
+    if violations:
+        raise IllegalTilesError(f"tiles {last}", violations)
     return result
 
 
@@ -113,11 +113,11 @@ def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
     for side in (*_SIDES, longest):
         even = -(-size // -(-size // side))
         result.add(-(-even // step) * step)
-    chosen = {side for side in result if 256 <= side <= longest and side < size}
+    sides = {side for side in result if 256 <= side <= longest and side < size}
     # A skinny product streams whole rows of rhs: they lie in one piece.
     if size <= longest or (letter == "n" and skinny and size <= _LONGEST_ROW):
-        chosen.add(size)
-    return sorted(chosen or {side for side in result if side < size} or {size})
+        sides.add(size)
+    return sorted(sides or {side for side in result if side < size} or {size})
 
 
 def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:

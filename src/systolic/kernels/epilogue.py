@@ -84,10 +84,10 @@ def finished(
     value = total if epilogue.is_identity else total.astype(jnp.float32)
     if operands.bias is not None:
         value = value + operands.bias.astype(jnp.float32)
-    after = apply_epilogue(
+    stored = apply_epilogue(
         value, dtype_out, activation=functions.activation, residual=operands.residual, scale=operands.scale
     )
-    return (after, value) if epilogue.kept_sum else (after,)
+    return (stored, value) if epilogue.kept_sum else (stored,)
 
 
 def apply_epilogue(

@@ -85,13 +85,13 @@ def ready(
 
         remade = Operand(refs=stored, make=each, args=args)
         operand = _staged(remade, scratch) if is_staged(spec, config.tiles, side) else remade
-    used = spec.k % config.tiles.tile_k
-    if used:
+    used_depth = spec.k % config.tiles.tile_k
+    if used_depth:
 
         @pl.when(kk == config.tiles.grid(spec)[2] - 1)
         def _zero() -> None:
             for block in operand.refs:
-                _zero_past(block, used, axis_k)
+                _zero_past(block, used_depth, axis_k)
 
     return operand
 
@@ -120,8 +120,8 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
     exact = spec.precision == "highest" and spec.dtype_multiplied == "float32"
 
     # All of k, and the rows or columns of the subtile.
-    of_lhs = lhs.values(*((slice(None), subtile.rows) if spec.transpose_lhs else (subtile.rows, slice(None))))
-    of_rhs = rhs.values(*((subtile.columns, slice(None)) if spec.transpose_rhs else (slice(None), subtile.columns)))
+    lhs_values = lhs.values(*((slice(None), subtile.rows) if spec.transpose_lhs else (subtile.rows, slice(None))))
+    rhs_values = rhs.values(*((subtile.columns, slice(None)) if spec.transpose_rhs else (slice(None), subtile.columns)))
 
     def dot(left: Array, right: Array) -> Array:
         return lax.dot_general(
@@ -138,7 +138,7 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
         return of_halves(dot, left, right)
 
     parts = 2 if is_split(spec) else 1
-    lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (of_lhs, of_rhs))
+    lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (lhs_values, rhs_values))
     products = [product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
     return (products[0] + products[1],) if spec.pairing == "added" else tuple(products)
 

@@ -98,11 +98,11 @@ def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth
 
     pl.when(first > 0)(lambda: register(0, lambda number: number >= first))
     pl.when(end < size)(lambda: register(size - multiple, lambda number: number < end))
-    behind = lax.div(size + (depth - 1), depth) * depth - size
+    tail = lax.div(size + (depth - 1), depth) * depth - size
 
     def zero(index: Any, carry: None) -> None:
         row = pl.multiple_of(size + index * multiple, multiple)
         ref[pl.ds(row, multiple), :] = jnp.zeros((multiple, width), ref.dtype)
         return carry
 
-    lax.fori_loop(0, lax.div(behind, multiple), zero, None)
+    lax.fori_loop(0, lax.div(tail, multiple), zero, None)

@@ -87,10 +87,10 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
                 resident=True,
                 cut=columns if operand.columns else None,
             )
-        its_rows, its_columns = block_shape(spec, tiles, side)
+        block_rows, block_columns = block_shape(spec, tiles, side)
         return Block(
             applies_to=side,
-            shape=(its_rows if operand.rows else 1, its_columns if operand.columns else 1),
+            shape=(block_rows if operand.rows else 1, block_columns if operand.columns else 1),
             along=(rows if operand.rows else None, columns if operand.columns else None),
             dtype=operand.dtype,
             matrix=matrix,

@@ -170,14 +170,14 @@ def alignment_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Violation]:
     """Check that the buffers fit. The compiler needs more in addition, so passing is not a promise."""
-    needed = total_bytes(buffers)
-    if needed <= limit_bytes:
+    required_bytes = total_bytes(buffers)
+    if required_bytes <= limit_bytes:
         return []
     parts = ", ".join(f"{buffer.name} {buffer.bytes / MIB:.1f}" for buffer in buffers)
     return [
         Violation(
             rule="vmem",
-            value=f"the buffers need {needed / MIB:.2f} MiB of VMEM ({parts})",
+            value=f"the buffers need {required_bytes / MIB:.2f} MiB of VMEM ({parts})",
             limit=f"there are {limit_bytes / MIB:.2f} MiB",
             fix="use smaller tiles",
         )

@@ -33,8 +33,8 @@ class CompilerNeed:
 
     def limit_bytes(self, buffers_bytes: int, chip: Chip, most_bytes: int) -> int:
         """Return the bytes to request from the compiler: at least its default."""
-        needed = int((buffers_bytes * self.factor + self.asked_bytes) * self.margin)
-        return min(max(needed, chip.scoped_vmem_bytes), most_bytes)
+        required_bytes = int((buffers_bytes * self.factor + self.asked_bytes) * self.margin)
+        return min(max(required_bytes, chip.scoped_vmem_bytes), most_bytes)
 
 
 # Of kernels that allocate their own buffers.

@@ -32,8 +32,8 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
                 requested_axes.setdefault(name, axes)
     cuts: dict[str, Axes] = {}
     for name in sorted(requested_axes, key=lambda name: (last.index(name) if name in last else -1, name)):
-        taken = {axis for axes in cuts.values() for axis in axes}
-        if left := tuple(axis for axis in requested_axes[name] if axis not in taken):
+        used_axes = {axis for axes in cuts.values() for axis in axes}
+        if left := tuple(axis for axis in requested_axes[name] if axis not in used_axes):
             cuts[name] = left
     return cuts
 
@@ -67,8 +67,8 @@ def on_devices(
       differentiated: True if JAX is to differentiate it; JAX then checks which values vary over the devices.
     """
     structure = jax.tree.structure(given)
-    leaves, its_names = zip(*_named(given, names), strict=True)
-    specs = tuple(spec_of(cuts, name) for name in its_names)
+    leaves, flat_names = zip(*_named(given, names), strict=True)
+    specs = tuple(spec_of(cuts, name) for name in flat_names)
     parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
     is_single = all(isinstance(name, str) for name in made)
     mapped = jax.shard_map(

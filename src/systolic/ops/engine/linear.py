@@ -89,11 +89,11 @@ def _tangent(
 ) -> tuple[Sequence[Array], Sequence[Any]]:
     residuals, arguments = _split(primals, present)
     changes = [None if isinstance(tangent, ad.Zero) else tangent for tangent in tangents]
-    of_residuals, of_arguments = _split(changes, present)
+    residual_tangents, argument_tangents = _split(changes, present)
     terms = []
-    if any(change is not None for change in of_arguments):
-        terms.append(_bound(fn, residuals, of_arguments, outs))
-    moving = [number for number, change in enumerate(of_residuals) if change is not None]
+    if any(change is not None for change in argument_tangents):
+        terms.append(_bound(fn, residuals, argument_tangents, outs))
+    moving = [number for number, change in enumerate(residual_tangents) if change is not None]
     if moving:
 
         def of_moving(*values: Array) -> tuple[Array, ...]:
@@ -103,7 +103,7 @@ def _tangent(
             return tuple(fn.forward(moved, arguments))
 
         at = tuple(residuals[number] for number in moving)
-        terms.append(jax.jvp(of_moving, at, tuple(of_residuals[number] for number in moving))[1])
+        terms.append(jax.jvp(of_moving, at, tuple(residual_tangents[number] for number in moving))[1])
     total = terms[0] if len(terms) == 1 else [term + other_term for term, other_term in zip(*terms, strict=True)]
     return _bound(fn, residuals, arguments, outs), total
 

@@ -121,17 +121,17 @@ class Follower:
         """Return the results of a primitive that works along operands' dimensions, all of them the function's own."""
         name, shape = equation.primitive.name, equation.invars[0].aval.shape
         worked = _worked_along(equation)
-        joined = _joined(operands, len(shape))
+        places = _joined(operands, len(shape))
         if name == "stack":
-            joined.insert(worked[0], "own")
-        elif any(isinstance(joined[dimension], int) for dimension in worked):
+            places.insert(worked[0], "own")
+        elif any(isinstance(places[dimension], int) for dimension in worked):
             raise NotElementwiseError(f"has {name} along a dimension of its block")
         else:
             per_dimension = [
                 value for value in equation.params.values() if isinstance(value, tuple) and len(value) == len(shape)
             ]
             self.steps.append([(shape[at], *(str(value[at]) for value in per_dimension)) for at in worked])
-        result: list[Along] = ["own" if at in worked else along for at, along in enumerate(joined)]
+        result: list[Along] = ["own" if at in worked else along for at, along in enumerate(places)]
         if name in REDUCTIONS:
             result = [along for at, along in enumerate(result) if at not in worked]
         return [_made(atom.aval.shape, result, operands, name) for atom in equation.outvars]
@@ -149,7 +149,7 @@ def _worked_along(equation: Any) -> tuple[int, ...]:
     if "padding_config" in params:
         return tuple(at for at, padding in enumerate(params["padding_config"]) if any(padding))
     shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    return tuple(at for at, (size, taken) in enumerate(zip(shape, out, strict=True)) if size != taken)
+    return tuple(at for at, (size, out_size) in enumerate(zip(shape, out, strict=True)) if size != out_size)
 
 
 def _short(shape: Sequence[int], along: Sequence[Along]) -> tuple[Along, ...]:
@@ -168,7 +168,7 @@ def _made(shape: Sequence[int], along: Sequence[Along], operands: Sequence[Follo
 
 def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
     """Return the places of elements made of these values' elements at the same place."""
-    joined: list[Along] = []
+    places: list[Along] = []
     for dimension in range(rank):
         kinds: set[Along] = {value.along[dimension] for value in values if value.along}
         kinds.discard("same")
@@ -181,8 +181,8 @@ def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
                 if value_of_function is not None
                 else "combines a row of its block with a column"
             )
-        joined.append(kinds.pop() if kinds else "same")
-    return joined
+        places.append(kinds.pop() if kinds else "same")
+    return places
 
 
 # Primitives that move whole dimensions: the places of the result's elements.
@@ -256,14 +256,14 @@ def _cond(follower: Follower, equation: Any, values: list[Followed]) -> list[Fol
 
 
 def _while(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
-    condition, body, of_condition, of_body, carried = while_parts(equation, operands)
+    condition, body, condition_consts, body_consts, carried = while_parts(equation, operands)
     while True:
-        (decides,) = follower.follow(condition, [*of_condition, *carried])
-        outs = follower.follow(body, [*of_body, *carried])
-        after = _either(carried, outs, decides)
-        if after == carried:
+        (decides,) = follower.follow(condition, [*condition_consts, *carried])
+        outs = follower.follow(body, [*body_consts, *carried])
+        carried_next = _either(carried, outs, decides)
+        if carried_next == carried:
             return carried
-        carried = after
+        carried = carried_next
 
 
 def _scan(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
@@ -274,10 +274,10 @@ def _scan(follower: Follower, equation: Any, operands: list[Followed]) -> list[F
     rows = [Followed(along=value.along[1:], of_block=value.of_block, origin=value.origin) for value in rounds]
     while True:
         outs = follower.follow(body, [*constants, *carried, *rows])
-        after = _either(carried, outs[:n_carried])
-        if after == carried:
+        carried_next = _either(carried, outs[:n_carried])
+        if carried_next == carried:
             break
-        carried = after
+        carried = carried_next
     stacked = zip(equation.outvars[n_carried:], outs[n_carried:], strict=True)
     return [*carried, *(_made(atom.aval.shape, ("own", *value.along), [value], "scan") for atom, value in stacked)]
 

@@ -54,9 +54,9 @@ def _complete(product: Product, operands: Operands) -> Operands:
 @functools.partial(_multiply.defjvp, symbolic_zeros=True)
 def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
     (operands,) = primals
-    out, of_up, of_gate = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
+    out, up_slope, gate_slope = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
     count = 2 if product.side_by_side else 3  # x, and one or two arrays of weights
-    residuals = [*list(operands)[:count], of_gate, of_up]
+    residuals = [*list(operands)[:count], gate_slope, up_slope]
     return out, linear(_Tangent(product=product), residuals, perturbed(list(tangents[0])[:count]), [out])[0]
 
 
@@ -71,7 +71,7 @@ class _Tangent:
         return self.product.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        x, *weights, of_gate, of_up = residuals
+        x, *weights, gate_slope, up_slope = residuals
         dx, *dweights = arguments
         single = self.product.anew(pairing=None, side_by_side=False)
         if self.product.side_by_side:
@@ -79,7 +79,7 @@ class _Tangent:
             dweights = [None] * 2 if dweights[0] is None else jnp.split(dweights[0], 2, axis=-1)
         terms = [
             total * slope.astype(jnp.float32)
-            for weight, dweight, slope in zip(weights, dweights, (of_gate, of_up), strict=True)
+            for weight, dweight, slope in zip(weights, dweights, (gate_slope, up_slope), strict=True)
             if (total := sum_tangent(single, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
         ]
         shape = output_shape(single, Operands(lhs=x, rhs=weights[0]))
@@ -88,12 +88,12 @@ class _Tangent:
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        x, *weights, of_gate, of_up = residuals
+        x, *weights, gate_slope, up_slope = residuals
         wanted_x, *weights_wanted = (argument is not None for argument in arguments)
         (dout,) = cotangents
-        dx = _dx(self.product, x, weights, dout, (of_gate, of_up)) if wanted_x else None
+        dx = _dx(self.product, x, weights, dout, (gate_slope, up_slope)) if wanted_x else None
         slopes_wanted = weights_wanted * 2 if self.product.side_by_side else weights_wanted
-        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), slopes_wanted, strict=True) if is_wanted]
+        slopes = [slope for slope, is_wanted in zip((gate_slope, up_slope), slopes_wanted, strict=True) if is_wanted]
         dweights = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
         return [dx, *(next(dweights) if is_wanted else None for is_wanted in weights_wanted)]
 

@@ -24,8 +24,8 @@ class GatedOp(MatmulOp):
     def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
         """Describe sizes, dtypes, and the combination of both products."""
         sizes, dtypes, fused = super().words(spec)
-        joined = "side by side" if spec.side_by_side else ""
-        return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], joined)))
+        layout = "side by side" if spec.side_by_side else ""
+        return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], layout)))
 
     def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
         from systolic.ops.gated.programs import raced  # needs JAX, which `import systolic` does not import

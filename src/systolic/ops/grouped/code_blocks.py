@@ -50,8 +50,8 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     """Return the blocks of a product, the largest rows first; `multiple` is a register's rows."""
     columns = block_columns(config)
     # A shorter block after the others is code of its own.
-    of_columns = columns + config.tiles.tile_n % columns
-    row_cycles = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
+    code_columns = columns + config.tiles.tile_n % columns
+    row_cycles = spec.passes * spec.products * code_columns / macs_per_cycle(spec.dtype, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
 
     def sizes(fractions: Sequence[float]) -> list[int]:
@@ -66,10 +66,12 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
     max_depth = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
     depth = _code_depth(spec.k, int(max_depth))
     rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else coarse
-    above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
+    limits = [
+        max(next_size, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, next_size in itertools.pairwise(rows)
+    ]
     return tuple(
         RowBlock(rows=size, columns=columns, depth=depth, above=limit)
-        for size, limit in zip(rows, (*above, 0), strict=True)
+        for size, limit in zip(rows, (*limits, 0), strict=True)
     )
 
 

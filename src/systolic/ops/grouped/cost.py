@@ -95,23 +95,23 @@ def product_time(
         * (spec.products * -(-spec.k // block.depth) * -(-schedule.tile_n // block.columns))
         for block in schedule.blocks
     }
-    above = [(block.rows, block.above) for block in schedule.blocks]
+    limits = [(block.rows, block.above) for block in schedule.blocks]
 
     def visit(rows: int) -> _Visit:
-        cycles = sum(blocks[block] for block in _cut(rows, above))
+        cycles = sum(blocks[block] for block in _cut(rows, limits))
         moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
         compute_us = (cycles + chip.code_costs.ring_step_cycles) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
     panels: list[list[_Visit]] = []
-    used = schedule.panel + 1
+    panel_rows = schedule.panel + 1
     sizes = sizes or _sampled_sizes(spec)
     for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
-        if used + rows > schedule.panel:
+        if panel_rows + rows > schedule.panel:
             panels.append([])
-            used = 0
+            panel_rows = 0
         panels[-1].append(visit(rows))
-        used += rows
+        panel_rows += rows
     times = schedule.core_n * (spec.m / sum(sizes))
     compute_us = times * sum(step.compute_us for panel in panels for step in panel)
     copy_us = times * sum(step.copy_us for panel in panels for step in panel)
@@ -141,7 +141,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
         for depth in schedule.depths
     }
     store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
-    above = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
+    limits = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     sizes = _sampled_sizes(spec)
@@ -149,7 +149,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     empty = spec.groups - _groups_with_rows(spec)
     for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
-        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
+        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, limits))
         step_cycles = chip.code_costs.ring_step_cycles * max(len(visits), 1)
         products_us = tiles * (cycles + step_cycles) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
@@ -272,8 +272,8 @@ def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[i
 def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
     """Return the blocks that a kernel cuts rows into: each while more rows than its `above` are left."""
     result: list[int] = []
-    for size, above in blocks:
-        count = max(-(-(rows - above) // size), 0)
+    for size, limit in blocks:
+        count = max(-(-(rows - limit) // size), 0)
         result += [size] * count
         rows -= count * size
     return result

@@ -35,14 +35,14 @@ def product_by_pallas(
         None if array is None else jnp.pad(array, [(0, lhs.shape[0] - m), (0, 0)]) for array in (residual, existing)
     )
     spec = replace(spec, m=lhs.shape[0])
-    chosen = plans(spec, chip, product.backend.tiles)
+    plan = plans(spec, chip, product.backend.tiles)
     with tracing_for(chip):
         out = grouped_product(
             GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
             spec=spec,
-            schedule=GroupedSchedule.of(spec, chosen.config, chip),
+            schedule=GroupedSchedule.of(spec, plan.config, chip),
             activation=product.function,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
     return out[:m]
@@ -59,13 +59,13 @@ def gradient_by_pallas(
         for array in (product.backend.on_tpu(lhs), cotangent)
     )
     spec = product.gradient_spec(lhs, cotangent, groups)
-    chosen = plans(spec, chip, product.backend.tiles)
+    plan = plans(spec, chip, product.backend.tiles)
     with tracing_for(chip):
         return grouped_gradient(
             GradientOperands(grouping.sizes, grouping.offset, lhs, cotangent),
             spec=spec,
-            schedule=GradientSchedule.of(spec, chosen.config, chip),
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            schedule=GradientSchedule.of(spec, plan.config, chip),
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
 

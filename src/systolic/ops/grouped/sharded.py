@@ -46,20 +46,24 @@ def sharded_product(
 
     def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
         rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
-        here, here_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
+        part_product, part_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
             # What is only cast is sent in its own dtype, as XLA does.
-            narrow = here == here.plain and fused == Fused() and jnp.issubdtype(product.dtype_out, jnp.floating)
-            part = here.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
+            narrow = (
+                part_product == part_product.plain
+                and fused == Fused()
+                and jnp.issubdtype(product.dtype_out, jnp.floating)
+            )
+            part = part_product.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
             summed = (*cuts["k"], *cuts.get("g", ()))
-            total = lax.psum(run(part, lhs, rhs, here_grouping, Fused()), summed)
-            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, here_grouping, Fused()), summed)
+            total = lax.psum(run(part, lhs, rhs, part_grouping, Fused()), summed)
+            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, part_grouping, Fused()), summed)
             all_groups = matrices * parts_of(mesh, cuts.get("g", ()))
             whole_fused = (
                 fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
             )
             return finished(product, total, up, rows_of(lhs.shape[0], all_groups, rows), whole_fused)
-        out = run(here, lhs, rhs, here_grouping, fused if "g" not in cuts else fused._replace(existing=None))
+        out = run(part_product, lhs, rhs, part_grouping, fused if "g" not in cuts else fused._replace(existing=None))
         if "g" not in cuts:
             return out
         # Each row is computed by one device, and zero on the others.
@@ -75,17 +79,17 @@ def sharded_gradient(
     """Return the gradient of the matrices. Parts of rows are summed; `product.group_axes` cut the groups."""
     arrays, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
     cuts = cuts_of(arrays, names, last=_LAST)
-    taken = {axis for axes in cuts.values() for axis in axes}
-    if group_axes := tuple(axis for axis in product.group_axes if axis not in taken):
+    cut_axes = {axis for axes in cuts.values() for axis in axes}
+    if group_axes := tuple(axis for axis in product.group_axes if axis not in cut_axes):
         cuts["g"] = group_axes
 
     def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
         matrices = groups // parts_of(mesh, cuts.get("g", ()))
         rows = _rows_here(grouping, mesh, lhs.shape[0], cuts)
-        here = _product_here(product, mesh, cuts)
+        part_product = _product_here(product, mesh, cuts)
         if "m" not in cuts:
-            return run(here, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
-        part = here.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
+            return run(part_product, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
+        part = part_product.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
         total = lax.psum(run(part, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts)), cuts["m"])
         return total.astype(product.dtype_out)
 

@@ -93,7 +93,7 @@ def matmul(
     from systolic.ops.quantized.arguments import is_quantized
 
     if is_quantized(lhs) or is_quantized(rhs) or quantize_lhs is not None:
-        refused = {
+        unsupported = {
             "transpose_lhs": transpose_lhs,
             "transpose_rhs": transpose_rhs,
             "lhs_fn": lhs_fn,
@@ -111,7 +111,7 @@ def matmul(
                 quantize_lhs=quantize_lhs,
                 preferred_element_type=preferred_element_type,
                 backend=backend_of(implementation, chip, tiles),
-                refused=refused,
+                refused=unsupported,
             )
         )
     call = canonical(

@@ -179,9 +179,9 @@ def _with(implementation: Implementation, chip: str | Chip | None) -> Any:
 
 def _operands(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers) -> tuple[Array, Array, bool, bool]:
     """Return both operands as `matmul` takes them, and which of them are transposed."""
-    (of_lhs, of_rhs), (batch_lhs, batch_rhs) = dimension_numbers
-    left, transpose_lhs = _matrices(lhs, batch_lhs, of_lhs)
-    right, columns_last = _matrices(rhs, batch_rhs, of_rhs)
+    (lhs_contracted, rhs_contracted), (batch_lhs, batch_rhs) = dimension_numbers
+    left, transpose_lhs = _matrices(lhs, batch_lhs, lhs_contracted)
+    right, columns_last = _matrices(rhs, batch_rhs, rhs_contracted)
     return left, right, transpose_lhs, not columns_last
 
 

@@ -87,10 +87,10 @@ class MatmulOp(Op):
 
         The profile's own time would not show where the model is wrong.
         """
-        ranked = {timed.config: timed for timed in ranked_configs(computed, chip)[0]}
-        profiled = [timed.config for timed in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
+        ranked = {candidate.config: candidate for candidate in ranked_configs(computed, chip)[0]}
+        profiled = [candidate.config for candidate in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
         first = [ranked.get(config) or estimated_config(computed, config, chip) for config in profiled]
-        return first, [*ranked.values(), *(timed for timed in first if timed.config not in ranked)]
+        return first, [*ranked.values(), *(candidate for candidate in first if candidate.config not in ranked)]
 
     def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         return estimated_config(computed, config, chip)

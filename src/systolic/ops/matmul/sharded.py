@@ -32,8 +32,8 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
     cuts = cuts_of(operands, names, last=("m", "n", "k"))
 
     def compute(*parts: Any) -> tuple[Array, ...]:
-        here = Operands(*parts)
-        return _summed(run, mesh, product, here, cuts["k"]) if "k" in cuts else run(product, here)
+        part_operands = Operands(*parts)
+        return _summed(run, mesh, product, part_operands, cuts["k"]) if "k" in cuts else run(product, part_operands)
 
     out_names = _names(product, "out", output_shape(product, operands))  # of all outputs
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), out_names)

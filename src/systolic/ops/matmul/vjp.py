@@ -42,11 +42,11 @@ def operand_cotangents(
     dscale = None
     if wanted.scale:
         assert z is not None
-        before = z.astype(jnp.float32)
-        before = before if product.functions.activation is None else product.functions.activation(before)
+        unscaled = z.astype(jnp.float32)
+        unscaled = unscaled if product.functions.activation is None else product.functions.activation(unscaled)
         if operands.residual is not None:
-            before = before + operands.residual.astype(jnp.float32)
-        dscale = wide * before
+            unscaled = unscaled + operands.residual.astype(jnp.float32)
+        dscale = wide * unscaled
     dlhs, dlhs_args = _operand_cotangents("lhs", product, operands, wanted, source, fn)
     drhs, drhs_args = _operand_cotangents("rhs", product, operands, wanted, source, fn)
     return Operands(
@@ -120,14 +120,14 @@ def _operand_cotangents(
         rhs_args=own_operands.rhs_args,
         primal=array if fused else None,
     )
-    its_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
+    factor_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
     if not dz_left:
-        factors, its_functions, transposes = factors.swapped(), its_functions.swapped(), transposes[::-1]
+        factors, factor_functions, transposes = factors.swapped(), factor_functions.swapped(), transposes[::-1]
     gradient = product.anew(
         dtype_out=array.dtype.name if is_whole and not reduced else "float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        functions=its_functions,
+        functions=factor_functions,
         activation="",
         counts_cast=False,
     )

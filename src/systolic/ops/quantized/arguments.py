@@ -234,14 +234,14 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
     """Return the batch of lhs as rows if there is one weight; else one batch dimension for all."""
-    used = operands
-    if used.values.ndim == 2:
+    arrays = operands
+    if arrays.values.ndim == 2:
 
         def as_rows(one: Array | None) -> Array | None:
             return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
 
-        return used._replace(
-            lhs=as_rows(used.lhs), residual=as_rows(used.residual), lhs_scales=as_rows(used.lhs_scales)
+        return arrays._replace(
+            lhs=as_rows(arrays.lhs), residual=as_rows(arrays.residual), lhs_scales=as_rows(arrays.lhs_scales)
         )
 
     def batched(one: Array | None) -> Array | None:
@@ -250,13 +250,13 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
         return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
 
     return Operands(
-        lhs=batched(used.lhs),
-        values=batched(used.values),
-        scales=batched(used.scales),
-        bias=used.bias,
-        residual=batched(used.residual),
-        lhs_scales=batched(used.lhs_scales),
-        out_scale=used.out_scale,
-        up_values=batched(used.up_values),
-        up_scales=batched(used.up_scales),
+        lhs=batched(arrays.lhs),
+        values=batched(arrays.values),
+        scales=batched(arrays.scales),
+        bias=arrays.bias,
+        residual=batched(arrays.residual),
+        lhs_scales=batched(arrays.lhs_scales),
+        out_scale=arrays.out_scale,
+        up_values=batched(arrays.up_values),
+        up_scales=batched(arrays.up_scales),
     )

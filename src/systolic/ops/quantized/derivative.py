@@ -137,8 +137,8 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     if kept.lhs_scales is None:
         return Operands(to_rows.astype(dtype), to_values, to_scales)
     m, blocks = kept.lhs_scales.shape
-    of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
-    return Operands(None, to_values, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
+    row_scales = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
+    return Operands(None, to_values, to_scales, lhs_scales=summed(row_scales.sum(-1), "lhs_scales"))
 
 
 def _batched(product: QuantizedProduct, operands: Operands) -> Array:
@@ -153,12 +153,12 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
         is_mapped = mapped[0]
         if not any(getattr(is_mapped, name) for name in OF_COLUMNS):
-            of_rows = {}
+            row_arrays = {}
             for name in ("lhs", "residual", "lhs_scales"):
                 if (array := getattr(operands, name)) is not None:
                     batched = array if getattr(is_mapped, name) else jnp.broadcast_to(array, (size, *array.shape))
-                    of_rows[name] = batched.reshape(size * batched.shape[1], array.shape[-1])
-            out = _batched(product, operands._replace(**of_rows))
+                    row_arrays[name] = batched.reshape(size * batched.shape[1], array.shape[-1])
+            out = _batched(product, operands._replace(**row_arrays))
             return out.reshape(size, operands.lhs.shape[-2], out.shape[-1]), True
         return each_of_batch(functools.partial(_batched, product), size, (is_mapped,), (operands,)), True
 

@@ -31,12 +31,12 @@ class QuantizedOp(ListedOp):
             rows = f"{rows} (quantized to {spec.quantize_lhs} by rows)"
         elif spec.lhs_blocks:
             rows = f"{rows} ({'a scale a row' if spec.lhs_blocks == 1 else f'a scale for {spec.lhs_block} of k'})"
-        joined = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
-        joined |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
+        parts = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
+        parts |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n)",
             f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
-            ", ".join(name for name, is_joined in joined.items() if is_joined and name),
+            ", ".join(name for name, is_joined in parts.items() if is_joined and name),
         )
 
     def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:

@@ -28,8 +28,8 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
         operands = product.apart(operands)  # tiles of one weight must not reach into the other
     operands = _aligned(operands)
     spec = product.spec(operands)
-    chosen = plans(spec, chip, product.backend.tiles)
-    schedule = QuantizedSchedule.of(spec, chosen.config, chip)
+    plan = plans(spec, chip, product.backend.tiles)
+    schedule = QuantizedSchedule.of(spec, plan.config, chip)
     rows = schedule.grid_m * schedule.tile_m - m
     its = operands
     with tracing_for(chip):
@@ -48,7 +48,7 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
             spec=spec,
             schedule=schedule,
             activation=product.function,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
     return out[:m, :n]
@@ -68,14 +68,14 @@ def _aligned(operands: Operands) -> Operands:
     if not more_k and not more_n:
         return operands
     its, more_blocks = operands, more_k // block if blocks > 1 else 0
-    of_rows = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
+    scales_by_block = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
     return Operands(
         lhs=_padded(its.lhs, 0, more_k),
         values=_padded(its.values, more_k, more_n),
         scales=_padded(its.scales, more_blocks, more_n),
         bias=None if its.bias is None else jnp.pad(its.bias, [(0, more_n)]),
         residual=_padded(its.residual, 0, more_n),
-        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if of_rows else its.lhs_scales,
+        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if scales_by_block else its.lhs_scales,
         out_scale=None if its.out_scale is None else jnp.pad(its.out_scale, [(0, more_n)]),
         up_values=_padded(its.up_values, more_k, more_n),
         up_scales=_padded(its.up_scales, more_blocks, more_n),

@@ -52,14 +52,14 @@ class QuantizedProduct:
 
     def apart(self, operands: Operands) -> Operands:
         """Return the operands with both weights of a gated product as separate arrays."""
-        n, its = self.columns(operands), operands
-        if its.values.shape[1] == n:
-            return its
-        return its._replace(
-            values=its.values[:, :n],
-            scales=its.scales[:, :n],
-            up_values=its.values[:, n:],
-            up_scales=its.scales[:, n:],
+        n, arrays = self.columns(operands), operands
+        if arrays.values.shape[1] == n:
+            return arrays
+        return arrays._replace(
+            values=arrays.values[:, :n],
+            scales=arrays.scales[:, :n],
+            up_values=arrays.values[:, n:],
+            up_scales=arrays.scales[:, n:],
         )
 
     def spec(self, operands: Operands) -> QuantizedSpec:

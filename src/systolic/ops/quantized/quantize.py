@@ -70,16 +70,16 @@ def quantize(
     grid = tuple(size // max(block, 1) for size, block in zip(x.shape, blocks, strict=True))
     if largest is None:
         reach = jnp.max(jnp.abs(parted), axis=within, keepdims=True, initial=0.0)
-        broken = ~jnp.isfinite(parted)
+        not_finite = ~jnp.isfinite(parted)
     else:
         largest_array = jnp.asarray(largest, jnp.float32)
         if largest_array.ndim and largest_array.shape != grid:
             shapes = f"{list(largest_array.shape)}; use one number, or the scales' {list(grid)}"
             raise QuantizationError(f"largest of shape {shapes}")
         reach = jnp.broadcast_to(largest_array, grid).reshape(split_shape(grid, (1,) * len(grid)))
-        broken = jnp.isnan(parted)
+        not_finite = jnp.isnan(parted)
     # Said apart: a maximum need not be NaN where one of many numbers is.
-    reach = jnp.where(jnp.any(broken, axis=within, keepdims=True), jnp.nan, reach)
+    reach = jnp.where(jnp.any(not_finite, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
     if search:

@@ -120,14 +120,14 @@ def _largest_coded(spec: QuantizedSpec) -> int:
 
 
 def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
-    taken, dtype = chip.dot_operands.floats, spec.dtype_rhs
+    unit_dtypes, dtype = chip.dot_operands.floats, spec.dtype_rhs
     ways: list[tuple[Made, str, Codes | None]] = []
-    codes = next((candidate for candidate in _CODES.get(dtype, ()) if candidate.dtype in taken), None)
+    codes = next((candidate for candidate in _CODES.get(dtype, ()) if candidate.dtype in unit_dtypes), None)
     if codes:
         ways.append(("codes", codes.dtype, codes))
-    if dtype in taken:
+    if dtype in unit_dtypes:
         ways.append(("stored", dtype, None))
-    if dtype in ("int8", "int4") or (dtype in taken and dtype != "float8_e4m3b11fnuz"):
+    if dtype in ("int8", "int4") or (dtype in unit_dtypes and dtype != "float8_e4m3b11fnuz"):
         ways.append(("cast", "bfloat16", None))
     if codes and dtype == "float4_e2m1fn":
         ways.append(("cast codes", "bfloat16", codes))

@@ -124,13 +124,13 @@ class QuantizedSchedule:
             margin=_ASKED_MARGIN,
         )
         vmem_bytes = chip.usable_vmem_bytes_per_core
-        usable = need.usable_bytes(vmem_bytes)
+        usable_bytes = need.usable_bytes(vmem_bytes)
         fixed_bytes, slot_bytes = (
             total_bytes(buffers) for buffers in (without_slots._buffers(spec), without_slots._weight_slots(spec, 1))
         )
-        slots = min(max((usable - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
+        slots = min(max((usable_bytes - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
         buffers = (*without_slots._buffers(spec), *without_slots._weight_slots(spec, slots))
-        require_none(config, vmem_violations(buffers, usable))
+        require_none(config, vmem_violations(buffers, usable_bytes))
         limit = need.limit_bytes(total_bytes(buffers), chip, vmem_bytes)
         return replace(without_slots, slots=slots, buffers=buffers, vmem_limit_bytes=limit)
 
@@ -225,8 +225,8 @@ def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip
 
 def rows_multiple(spec: QuantizedSpec) -> int:
     """Return the rows of whole registers, of the result and of quantized lhs: where a block or a subtile may begin."""
-    of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
-    return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+    result_rows = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    return max(result_rows, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
 
 
 def _rows_in_vmem(rows: int, dtype: str) -> int:

@@ -34,13 +34,15 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
     names, cuts = _names(mesh, product, operands)
 
     def compute(*parts: Any) -> Array:
-        here = Operands(*parts)
+        part_operands = Operands(*parts)
         if "k" not in cuts:
-            return run(product, here)
-        if product.is_plain(here):
-            return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
-        totals = [lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(here)]
-        return finished(product, totals, here)
+            return run(product, part_operands)
+        if product.is_plain(part_operands):
+            return lax.psum(run(product, part_operands), cuts["k"])  # in its own dtype, as XLA sends what is only cast
+        totals = [
+            lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(part_operands)
+        ]
+        return finished(product, totals, part_operands)
 
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), ("m", "n"))
 
@@ -71,9 +73,9 @@ def sharded_cotangents(
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
-    epilogue_operands, of_all = operands, ("m", "n")
+    epilogue_operands, out_names = operands, ("m", "n")
     arrays = (tuple(totals), epilogue_operands.bias, epilogue_operands.residual, epilogue_operands.out_scale)
-    names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
+    names = ((out_names,) * len(totals), ("n",), out_names, ("n",))
 
     def compute(totals: Sequence[Array], bias: Any, residual: Any, out_scale: Any) -> Array:
         return finished(product, totals, Operands(None, None, None, bias, residual, out_scale=out_scale))
@@ -87,11 +89,11 @@ def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Op
     counts = {scale.shape[at] for scale, at in ((scales, 0), (lhs_scales, 1)) if scale is not None} - {1}
 
     def named(k: str) -> Operands:
-        of_weight = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
+        weight_dims = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
         return Operands(
             lhs=("m", k),
-            **of_weight,
-            **{f"up_{name}": weight_names for name, weight_names in of_weight.items()},
+            **weight_dims,
+            **{f"up_{name}": weight_names for name, weight_names in weight_dims.items()},
             out_scale=("n",),
             bias=("n",),
             residual=("m", "n"),

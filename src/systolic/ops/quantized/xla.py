@@ -48,10 +48,10 @@ def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
 
 def weight_of(operands: Operands, dtype: Any) -> Array:
     """Return the dequantized weight, rounded to `dtype`."""
-    its = operands
-    if its.values.dtype.name not in LARGEST:
-        return its.values.astype(dtype)  # not quantized
-    return dequantize(Quantized(its.values, its.scales), dtype)
+    arrays = operands
+    if arrays.values.dtype.name not in LARGEST:
+        return arrays.values.astype(dtype)  # not quantized
+    return dequantize(Quantized(arrays.values, arrays.scales), dtype)
 
 
 def quantized_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:

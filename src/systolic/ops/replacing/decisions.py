@@ -127,10 +127,10 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
             return decide(taken=True, reason="XLA's time is not known: as asked for")
         return decide(taken=False, reason="XLA's time is not known")
     how = "measured" if stored.winner.measured_us is not None else "simulated"
-    taken = ratio > policy.least_ratio
+    is_faster = ratio > policy.least_ratio
     return decide(
-        taken=taken,
-        reason=f"{how}, {_ERROR[stored.verdict]}" + ("" if taken else f"; asked is {policy.least_ratio:g}"),
+        taken=is_faster,
+        reason=f"{how}, {_ERROR[stored.verdict]}" + ("" if is_faster else f"; asked is {policy.least_ratio:g}"),
         xla_us=stored.xla_us,
         ours_us=stored.winner.time_us,
         verdict=stored.verdict,

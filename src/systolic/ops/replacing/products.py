@@ -66,10 +66,10 @@ class ReplacedProducts(Summarised):
 
     def summary(self) -> Summary:
         """Describe which products were taken and which not, and why, with a row for each."""
-        taken = sum(count for decision, count in self._counts.items() if decision.taken)
+        taken_count = sum(count for decision, count in self._counts.items() if decision.taken)
         unknown = len({count.spec for count in self._counts if count.is_unknown})
         return Summary(
-            heading=f"{taken:,} of {self._counts.total():,} products by systolic's kernels",
+            heading=f"{taken_count:,} of {self._counts.total():,} products by systolic's kernels",
             facts={"XLA's time": f"is not known of {unknown:,}: .tune() finds out, in minutes each" if unknown else ""},
             columns=("product (m k n)", "times", "by", "× XLA", "why"),
             rows=tuple(

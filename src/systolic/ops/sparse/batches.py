@@ -23,8 +23,10 @@ def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
       SpecError: batches do not broadcast.
     """
     batches = [_batch_of(operand) for operand in (lhs, rhs, mask)]
-    of_sparse = [batch for operand, batch in zip((lhs, rhs), batches, strict=False) if isinstance(operand, BlockSparse)]
-    return common_batch(batches) if mask is not None or any(of_sparse) else ()
+    sparse_batches = [
+        batch for operand, batch in zip((lhs, rhs), batches, strict=False) if isinstance(operand, BlockSparse)
+    ]
+    return common_batch(batches) if mask is not None or any(sparse_batches) else ()
 
 
 def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any, mask: Any) -> Any:

@@ -54,15 +54,15 @@ def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    timed_configs, refused = list[TimedConfig](), None
+    timed_configs, refusal = list[TimedConfig](), None
     space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
     for config in dict.fromkeys(space):
         try:
             timed_configs.append(timed(spec, config, chip))
         except IllegalTilesError as error:
-            refused = error
-    if not timed_configs and refused is not None:
-        raise refused
+            refusal = error
+    if not timed_configs and refusal is not None:
+        raise refusal
     # Of configurations that are about as fast, the one with less code.
     return tuple(
         sorted(timed_configs, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE))
@@ -140,8 +140,10 @@ def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> Modelle
     lines = min(spec.lines, max(spec.blocks, 1))
     line_blocks = spec.blocks / lines
     items = _items(line_blocks, schedule.joined)
-    joined = max(line_blocks / items, 1)
-    stretch = stretch_cycles(spec, Stretch(schedule.subtile, schedule.tile_k, int(joined * spec.block_columns)), chip)
+    joined_blocks = max(line_blocks / items, 1)
+    stretch = stretch_cycles(
+        spec, Stretch(schedule.subtile, schedule.tile_k, int(joined_blocks * spec.block_columns)), chip
+    )
     chunks = -(-chunks_of(spec, schedule.slots) // chip.cores_per_device)
     visits = lines * schedule.grid_k / chip.cores_per_device
     stretches = visits * items * (spec.block_rows // schedule.subtile)
@@ -178,8 +180,8 @@ def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
             if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
                 continue
             max_joined = _filling(spec, most_joined(spec, cycles), chip)
-            for joined in dict.fromkeys((max_joined, _filling(spec, (max_joined + 1) // 2, chip))):
-                line, k = spec.line_size, joined * spec.place_size
+            for joined_blocks in dict.fromkeys((max_joined, _filling(spec, (max_joined + 1) // 2, chip))):
+                line, k = spec.line_size, joined_blocks * spec.place_size
                 tiles = Tiles(tile_m=tile if turned else line, tile_k=k, tile_n=line if turned else tile)
                 subtiles = (subtile, line) if turned else (line, subtile)
                 yield KernelConfig(tiles=tiles, subtile_m=subtiles[0], subtile_n=subtiles[1], pipeline="manual")

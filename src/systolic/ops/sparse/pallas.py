@@ -42,8 +42,8 @@ def product_by_pallas(
         bias = bias if turned else _longer(bias, 1, dense.shape[1])
     spec = product.spec(dense.shape[axis], blocks.dtype.name, blocks.shape[0], bias=bias is not None)
     call = one_call(spec, chip)
-    chosen = plans(call, chip, product.backend.tiles)
-    schedule = ProductSchedule.of(call, chosen.config, chip)
+    plan = plans(call, chip, product.backend.tiles)
+    schedule = ProductSchedule.of(call, plan.config, chip)
 
     def run(operands: ProductOperands, activation: Any) -> Array:
         with tracing_for(chip):
@@ -53,7 +53,7 @@ def product_by_pallas(
                 schedule=schedule,
                 cores=chip.cores_per_device,
                 activation=activation,
-                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             )
 
@@ -82,8 +82,8 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
     lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
     spec = product.spec(k, lhs.dtype.name, places.rows.shape[0])
     call = one_call(spec, chip)
-    chosen = plans(call, chip, product.backend.tiles)
-    schedule = SampledSchedule.of(call, chosen.config, chip)
+    plan = plans(call, chip, product.backend.tiles)
+    schedule = SampledSchedule.of(call, plan.config, chip)
 
     def run(places: KernelPlaces) -> Array:
         with tracing_for(chip):
@@ -93,7 +93,7 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
                 schedule=schedule,
                 band=(product.lower, product.upper) if call is spec else (None, None),
                 cores=chip.cores_per_device,
-                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             )
 

@@ -62,8 +62,8 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
     """Return rows and columns of the expected number of blocks, as they are stored."""
     grid = (spec.grid_rows, spec.grid_columns)
     grid = grid[::-1] if spec.transpose_sparse else grid
-    chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
-    rows, columns = np.divmod(np.sort(chosen), grid[1])
+    places = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
+    rows, columns = np.divmod(np.sort(places), grid[1])
     padding = spec.most_blocks - spec.blocks
     return np.pad(rows, (0, padding), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, padding)).astype(
         np.int32

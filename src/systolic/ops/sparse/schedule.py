@@ -262,10 +262,10 @@ def most_joined(spec: SparseSpec, cycles: float) -> int:
     Args:
       cycles: the matrix units' cycles for one block.
     """
-    joined = 1
-    while joined < spec.places and cycles * _stretches(spec, joined + 1) <= MOST_BUNDLES:
-        joined += 1
-    return joined
+    count = 1
+    while count < spec.places and cycles * _stretches(spec, count + 1) <= MOST_BUNDLES:
+        count += 1
+    return count
 
 
 def _stretches(spec: SparseSpec, joined: int) -> int:

@@ -53,8 +53,8 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
-    _, of_bias, out = _dense_names(product)
-    arrays, names = (total, bias), (out, of_bias)
+    _, bias_names, out = _dense_names(product)
+    arrays, names = (total, bias), (out, bias_names)
 
     def compute(total: Array, bias: Any) -> Array:
         return finished(product, total, bias)

@@ -16,10 +16,10 @@ from systolic.spec import accumulator_dtype
 
 def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
     """Compute the sparse matrix times a dense one, or a dense one times it, and the epilogue."""
-    grid, block, lines, its_places = product.grid, product.block, places.rows, places.columns
+    grid, block, lines, block_places = product.grid, product.block, places.rows, places.columns
     if product.transpose_sparse:
         is_padding = places.rows >= product.grid[0]
-        lines, its_places = jnp.where(is_padding, product.grid[1], its_places), jnp.where(is_padding, 0, lines)
+        lines, block_places = jnp.where(is_padding, product.grid[1], block_places), jnp.where(is_padding, 0, lines)
         grid, block, blocks = grid[::-1], block[::-1], blocks.mT
     (grid_rows, grid_columns), (rows, columns) = grid, block
     # A sum for a line past the end belongs to padding and is dropped.
@@ -27,12 +27,12 @@ def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: An
         if 0 in grid:
             return finished(product, _zeros(blocks, (grid_rows * rows, dense.shape[1])), bias)
         cut = dense.reshape(grid_columns, columns, dense.shape[1])
-        total = jax.ops.segment_sum(_dots(product, blocks, cut[its_places]), lines, grid_rows)
+        total = jax.ops.segment_sum(_dots(product, blocks, cut[block_places]), lines, grid_rows)
         return finished(product, total.reshape(grid_rows * rows, dense.shape[1]), bias)
     if 0 in grid:
         return finished(product, _zeros(blocks, (dense.shape[0], grid_columns * columns)), bias)
     cut = dense.reshape(dense.shape[0], grid_rows, rows).swapaxes(0, 1)
-    at_row, at_column = jnp.minimum(lines, grid_rows - 1), jnp.where(lines < grid_rows, its_places, grid_columns)
+    at_row, at_column = jnp.minimum(lines, grid_rows - 1), jnp.where(lines < grid_rows, block_places, grid_columns)
     total = jax.ops.segment_sum(_dots(product, cut[at_row], blocks), at_column, grid_columns)
     return finished(product, total.swapaxes(0, 1).reshape(dense.shape[0], grid_columns * columns), bias)
 

@@ -282,16 +282,16 @@ class _Kernel:
 
         def one(rows_out: Any, columns: Any) -> None:
             total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
-            before = buffers.acc[rows_out, columns]
-            total = total + jnp.where(is_first, jnp.zeros_like(before), before)
+            partial_sum = buffers.acc[rows_out, columns]
+            total = total + jnp.where(is_first, jnp.zeros_like(partial_sum), partial_sum)
             buffers.acc[rows_out, columns] = total
             buffers.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
 
         down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
-        for its_rows, its_columns in itertools.product(down, across):
-            count = jnp.int32(its_columns.how_many)
-            pl.loop(0, its_rows.how_many * its_columns.how_many)(
-                lambda index, its_rows=its_rows, its_columns=its_columns, count=count: one(
+        for block_rows, block_columns in itertools.product(down, across):
+            count = jnp.int32(block_columns.how_many)
+            pl.loop(0, block_rows.how_many * block_columns.how_many)(
+                lambda index, its_rows=block_rows, its_columns=block_columns, count=count: one(
                     its_rows.at(lax.div(index, count)), its_columns.at(lax.rem(index, count))
                 )
             )

@@ -140,10 +140,10 @@ class Outputs:
         If the result is written into an array, its rows remain in place of zeros.
         """
         buffers, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
-        used = listed.end - down(listed.end, multiple)
+        used_rows = listed.end - down(listed.end, multiple)
         has_rows = listed.visits > 0
 
-        @pl.when((used > 0) & has_rows)
+        @pl.when((used_rows > 0) & has_rows)
         def _last_register() -> None:
             number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
 
@@ -151,12 +151,12 @@ class Outputs:
                 rows = buffers.out.at[0, pl.ds(0, multiple), :]
                 rest: Any = 0
                 if self.spec.existing_out:
-                    self._bring(listed.end - used, tile, rows)
+                    self._bring(listed.end - used_rows, tile, rows)
                     rest = wide(rows[...])
-                rows[...] = jnp.where(number < used, wide(buffers.shared[tile]), rest).astype(buffers.out.dtype)
+                rows[...] = jnp.where(number < used_rows, wide(buffers.shared[tile]), rest).astype(buffers.out.dtype)
 
                 def copy(columns: Any, there: Any) -> None:
-                    row_copy = self._copy(0, multiple, listed.end - used, columns, there)
+                    row_copy = self._copy(0, multiple, listed.end - used_rows, columns, there)
                     row_copy.start()
                     row_copy.wait()
 
@@ -168,13 +168,13 @@ class Outputs:
         if self.spec.existing_out:
             return
         rows = schedule.blocks[0].rows
-        before = jnp.where(has_rows, down(listed.begin, multiple), 0)
-        behind = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
+        begin_row = jnp.where(has_rows, down(listed.begin, multiple), 0)
+        end_row = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
 
-        @pl.when((before > 0) | (behind < self.spec.m))
+        @pl.when((begin_row > 0) | (end_row < self.spec.m))
         def _zeros() -> None:
             buffers.out[0] = jnp.zeros_like(buffers.out[0])
-            for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
+            for begin, end in ((jnp.int32(0), begin_row), (end_row, jnp.int32(self.spec.m))):
                 self._zero(begin, end, rows)
 
     def _zero(self, begin: Any, end: Any, rows: int) -> None:

@@ -61,17 +61,17 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
         block_rows = _even(rows.span, blocks, schedule.blocks[0].rows)
 
         def block(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            visit, used, slot, first, panels = carry
+            visit, panel_rows, slot, first, panels = carry
             begin = rows.begin + at * block_rows
             size = jnp.minimum(block_rows, rows.begin + rows.span - begin)
-            is_new = used + size > panel
+            is_new = panel_rows + size > panel
 
             @pl.when(visit > 0)
             def _end_of_panel() -> None:
                 table[Field.LAST, visit - 1] = is_new.astype(jnp.int32)
 
             slot = jnp.where(is_new, jnp.where(slot == schedule.panels - 1, 0, slot + 1), slot)
-            used, first = jnp.where(is_new, 0, used), jnp.where(is_new, visit, first)
+            panel_rows, first = jnp.where(is_new, 0, panel_rows), jnp.where(is_new, visit, first)
             panels = panels + is_new.astype(jnp.int32)
             table[Field.GROUP, visit] = number
             table[Field.BEGIN, visit] = begin
@@ -79,9 +79,9 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
             table[Field.HEAD, visit] = jnp.where(at == 0, rows.start - begin, 0)
             table[Field.KEPT, visit] = jnp.minimum(size, down(rows.end, multiple) - begin)
             table[Field.FIRST, visit] = first
-            table[Field.PLACE, visit] = slot * panel + used
+            table[Field.PLACE, visit] = slot * panel + panel_rows
             table[Field.PANEL, visit] = panels
-            return visit + 1, used + size, slot, first, panels
+            return visit + 1, panel_rows + size, slot, first, panels
 
         return lax.fori_loop(0, blocks, block, carry)
 

@@ -138,8 +138,8 @@ def _put_even_first(rows_vmem: Any) -> None:
     source, target = (lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1))
     half = EVEN_FIRST_ROWS // 2
     place = target % EVEN_FIRST_ROWS
-    chosen = source == target - place + 2 * (place % half) + place // half
-    order = jnp.where(chosen, 1.0, 0.0).astype(rows_vmem.dtype)
+    permutation = source == target - place + 2 * (place % half) + place // half
+    order = jnp.where(permutation, 1.0, 0.0).astype(rows_vmem.dtype)
     registers = rows_vmem.shape[1] // LANES
     together = largest_divisor(registers, 1, _DOTS_TOGETHER)
 

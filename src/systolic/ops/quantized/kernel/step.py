@@ -148,33 +148,33 @@ class Step:
     def _total(self, tile: Tile, rows: Any, columns: Any) -> Array:
         """Return the product over the tile's part of k; with several blocks, the sum of their scaled products."""
         spec, schedule, total = self.spec, self.schedule, None
-        of_block = None
+        block_sum = None
         begin = pl.program_id(2) * schedule.tile_k if schedule.grid_k > 1 else 0
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
             weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
             product = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
             product = product.astype(jnp.dtype(schedule.route.sums))
-            of_block = product if of_block is None else of_block + product
+            block_sum = product if block_sum is None else block_sum + product
             if schedule.route.scaled == "sums":
                 if depth.stop % spec.block and depth.stop != schedule.tile_k:
                     continue
                 if spec.blocks > 1:
-                    of_block = self._scaled(tile, of_block, depth.start // spec.block, rows, columns)
-            total = of_block if total is None else total + of_block
-            of_block = None
+                    block_sum = self._scaled(tile, block_sum, depth.start // spec.block, rows, columns)
+            total = block_sum if total is None else total + block_sum
+            block_sum = None
         assert total is not None
         return total
 
     def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
         """Return the sum of a block of the tile, without the weights' offset, times its scales."""
         buffers, spec, schedule = self.its, self.spec, self.schedule
-        of_tiles = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
+        first_block = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
         of_block = of_block.astype(jnp.float32)
         if buffers.row_sums is not None:
-            of_block = of_block - self._in_columns(buffers.row_sums[of_tiles + block, rows, :])
+            of_block = of_block - self._in_columns(buffers.row_sums[first_block + block, rows, :])
         if spec.lhs_blocks > 1:
-            of_block = of_block * self._in_columns(buffers.row_scales[of_tiles + block, rows, :])
+            of_block = of_block * self._in_columns(buffers.row_scales[first_block + block, rows, :])
         return of_block * self._scales(tile, slice(block, block + 1), columns)
 
     def _in_columns(self, of_rows: Array) -> Array:

@@ -97,11 +97,11 @@ class Kernel:
 
             def chunk(at: tuple[Any, _State]) -> tuple[Any, _State]:
                 line, state = at
-                behind = self._chunk_end(line)
+                chunk_end = self._chunk_end(line)
                 state = lax.fori_loop(
-                    first, end, lambda panel, state: self._panel(line, behind, (first, panel, end), state), state
+                    first, end, lambda panel, state: self._panel(line, chunk_end, (first, panel, end), state), state
                 )
-                return behind, state
+                return chunk_end, state
 
             _, state = lax.while_loop(lambda at: at[0] < self.spec.lines, chunk, (zero, state))
 
@@ -116,9 +116,9 @@ class Kernel:
         share = lax.div(left, jnp.maximum(lax.div(left + (capacity - 1), jnp.int32(capacity)), 1))
 
         def fits(line: Any) -> Any:
-            after = begins[jnp.minimum(line + 1, lines)]
-            is_empty = after == begins[jnp.minimum(line, lines)]
-            return (line < lines) & (after - begin <= capacity) & (is_empty | (begins[line] - begin < share))
+            next_begin = begins[jnp.minimum(line + 1, lines)]
+            is_empty = next_begin == begins[jnp.minimum(line, lines)]
+            return (line < lines) & (next_begin - begin <= capacity) & (is_empty | (begins[line] - begin < share))
 
         return lax.while_loop(fits, lambda line: line + 1, line)
 
@@ -129,15 +129,15 @@ class Kernel:
         slot = jnp.where(is_one, 0, lax.rem(state.panels, jnp.int32(schedule.panel_slots)))
         pl.when((state.panels == 0) | jnp.logical_not(is_one))(lambda: self._panels.wait(slot))
         has_next = jnp.logical_not(is_one) & (jnp.logical_not(is_last) | (behind < self.spec.lines))
-        after, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(schedule.panel_slots))
+        next_panel, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(schedule.panel_slots))
 
         def one_line(number: Any, state: _State) -> _State:
-            used = self.list.begins[jnp.where(is_last, number, line)]
-            state = self._line(number, panel, slot, used, state)
+            used_blocks = self.list.begins[jnp.where(is_last, number, line)]
+            state = self._line(number, panel, slot, used_blocks, state)
 
             @pl.when(has_next)
             def _arrives() -> None:
-                self._panels.start(*self._panels.due(number - line, behind - line), after, next_slot)
+                self._panels.start(*self._panels.due(number - line, behind - line), next_panel, next_slot)
 
             return self._fetch(self.list.begins[jnp.where(is_last, number + 1, line)], state)
 
@@ -196,17 +196,17 @@ class Kernel:
             state.arrived, lax.div(end + (schedule.fetched - 1), jnp.int32(schedule.fetched)), arrive, state
         )
         outs.reserve(state.stored, place)
-        before = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(schedule.joined))  # stretches that only add up
+        stretches = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(schedule.joined))  # stretches that only add up
 
         def add(number: Any, carry: None) -> None:
             self._multiply(begin + number * schedule.joined, schedule.joined, slot, number > 0, None)
             return carry
 
-        lax.fori_loop(0, before, add, None)
-        block = begin + before * schedule.joined
+        lax.fori_loop(0, stretches, add, None)
+        block = begin + stretches * schedule.joined
         pl.when(begin == end)(lambda: self._empty(out_slot))
         with_code_for(
-            end - block, schedule.joined, lambda number: self._multiply(block, number, slot, before > 0, out_slot)
+            end - block, schedule.joined, lambda number: self._multiply(block, number, slot, stretches > 0, out_slot)
         )
         if self._has_end:
             self._finish(line, panel, out_slot)
@@ -259,8 +259,8 @@ class Kernel:
                     joined([buffers.panel[slot, place, where[1]] for place in along], 0),
                 )
                 contracted = (summed, 0)
-            before = buffers.acc[where]
-            total = dot(left, right, contracted, spec) + jnp.where(has_sums, before, jnp.zeros_like(before))
+            partial_sum = buffers.acc[where]
+            total = dot(left, right, contracted, spec) + jnp.where(has_sums, partial_sum, jnp.zeros_like(partial_sum))
             if out_slot is None or self._has_end:
                 buffers.acc[where] = total
             else:

@@ -137,8 +137,8 @@ class Panels(NamedTuple):
     def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
         across = 1 - self.axis
         columns = part(number, self.target.shape[1 + across] // self.parts, self.parts)
-        here = part(panel, self.size, self.grid)
-        source = (here, columns) if self.axis == 0 else (columns, here)
+        panel_part = part(panel, self.size, self.grid)
+        source = (panel_part, columns) if self.axis == 0 else (columns, panel_part)
         target = (slice(None), columns) if self.axis == 0 else (columns, slice(None))
         return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
 

@@ -119,15 +119,15 @@ class Kernel:
         def chunk(at: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
             line, stored = state
             begin = jnp.minimum((core * chunks + at) * share, number)
-            here = self._chunk(begin, jnp.minimum(begin + share, number), line)
-            self._rows(here).fill(here.lines * schedule.grid_k)
+            chunk = self._chunk(begin, jnp.minimum(begin + share, number), line)
+            self._rows(chunk).fill(chunk.lines * schedule.grid_k)
 
             def panel(kk: Any, stored: Any) -> Any:
                 turn = at * schedule.grid_k + kk
                 zeros.fill(core * passes + turn, passes * self.cores)
-                return self._panel(here, kk, turn, turn + 1 < passes, stored)
+                return self._panel(chunk, kk, turn, turn + 1 < passes, stored)
 
-            return here.line, lax.fori_loop(0, schedule.grid_k, panel, stored)
+            return chunk.line, lax.fori_loop(0, schedule.grid_k, panel, stored)
 
         _, stored = lax.fori_loop(0, chunks, chunk, (jnp.int32(0), jnp.int32(0)))
         self._outs.wait_all(0, jnp.minimum(stored, schedule.stages), lambda stage: (0, 0, stage))
@@ -140,10 +140,10 @@ class Kernel:
             return (line < lines) & (begins[jnp.minimum(line + 1, lines)] <= begin)
 
         first = lax.while_loop(is_before, lambda line: line + 1, line)
-        behind = lax.while_loop(
+        end_line = lax.while_loop(
             lambda line: (line < lines) & (begins[jnp.minimum(line, lines)] < end), lambda line: line + 1, first
         )
-        return _Chunk(begin, end, first, behind - first)
+        return _Chunk(begin, end, first, end_line - first)
 
     def _span(self, chunk: _Chunk, line: Any) -> tuple[Any, Any]:
         begins = self.list.begins
@@ -176,11 +176,11 @@ class Kernel:
         slot, next_slot = (lax.rem(turn + ahead, jnp.int32(schedule.panel_slots)) for ahead in (0, 1))
         pl.when((turn == 0) | (schedule.grid_k > 1))(lambda: self._panels.wait(slot))
         has_next = has_next & (schedule.grid_k > 1)
-        after = jnp.where(kk == schedule.grid_k - 1, 0, kk + 1)
+        next_panel = jnp.where(kk == schedule.grid_k - 1, 0, kk + 1)
 
         @pl.when(has_next & (chunk.lines == 0))
         def _all_of_it() -> None:
-            self._panels.start(0, schedule.parts, after, next_slot)
+            self._panels.start(0, schedule.parts, next_panel, next_slot)
 
         def line(at: Any, stored: Any) -> Any:
             visit = kk * chunk.lines + at
@@ -188,7 +188,7 @@ class Kernel:
 
             @pl.when(has_next)
             def _arrives() -> None:
-                self._panels.start(*self._panels.due(at, chunk.lines), after, next_slot)
+                self._panels.start(*self._panels.due(at, chunk.lines), next_panel, next_slot)
 
             begin, end = self._span(chunk, chunk.line + at)
             row_slot = rows.slot(visit)
@@ -230,10 +230,12 @@ class Kernel:
             else:
                 right, contracted = joined([buffers.panel[slot, :, place] for place in along], 1), (1, 0)
             total = dot(left, right, contracted, spec)
-            for at, its_sum in enumerate(sums):
-                before = buffers.sums[its_sum, rows, :]
+            for at, sum_slot in enumerate(sums):
+                partial_sum = buffers.sums[sum_slot, rows, :]
                 columns = slice(at * spec.block_columns, (at + 1) * spec.block_columns)
-                buffers.sums[its_sum, rows, :] = total[:, columns] + jnp.where(kk == 0, jnp.zeros_like(before), before)
+                buffers.sums[sum_slot, rows, :] = total[:, columns] + jnp.where(
+                    kk == 0, jnp.zeros_like(partial_sum), partial_sum
+                )
 
     def _store(self, chunk: _Chunk, line: Any, block: Any, stored: Any) -> None:
         buffers, spec = self.its, self.spec

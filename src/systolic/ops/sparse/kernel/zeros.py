@@ -60,11 +60,11 @@ class Zeros(NamedTuple):
         begin, end = self.list.begins[line], self.list.begins[line + 1]
 
         def gap(block: Any, place: Any) -> Any:
-            behind = jnp.where(
+            gap_end = jnp.where(
                 block < end, self.list.places[jnp.minimum(block, self.spec.most_blocks - 1)], self.spec.places
             )
             for number, width in enumerate(self.widths):
-                count = lax.div(behind - place, jnp.int32(width))
+                count = lax.div(gap_end - place, jnp.int32(width))
 
                 def one(at: Any, carry: None, number: int = number, width: int = width, place: Any = place) -> None:
                     self._start(number, line, place + at * width)
@@ -72,7 +72,7 @@ class Zeros(NamedTuple):
 
                 lax.fori_loop(0, count, one, None)
                 place = place + count * width
-            return behind + 1
+            return gap_end + 1
 
         lax.fori_loop(begin, end + 1, gap, jnp.int32(0))
 
@@ -85,8 +85,8 @@ class Zeros(NamedTuple):
         columns = spec.block_columns * width
         if spec.dense_out:
             begin = pl.multiple_of(place * spec.block_columns, spec.block_columns)
-            its_columns = pl.ds(begin, columns) if columns < spec.n else slice(None)
-            target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), its_columns]
+            zero_columns = pl.ds(begin, columns) if columns < spec.n else slice(None)
+            target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), zero_columns]
         else:
             target = self.out_hbm.at[where]
         return pltpu.make_async_copy(self.source.at[:, pl.ds(0, columns)], target, self.sem.at[number])
