@@ -1,4 +1,4 @@
-"""How long a step takes, and the pipeline model over the steps: what ranks the ways to cut a product."""
+"""The time of a step, and the pipeline model over the steps, by which configurations of a product are ranked."""
 
 from systolic.cost.bound import least_time_us
 from systolic.cost.estimate import code_bundles, estimated_cost

@@ -1,6 +1,6 @@
-"""A time below which a configuration cannot be, from what its steps and its copies take alone.
+"""A lower bound of a configuration's time, from the time of its steps and of its copies alone.
 
-The pipeline model is asked of the configurations in the order of their bounds, until no bound is left below the best
+The pipeline model times configurations in the order of their bounds, until no bound is left below the best
 time. The arithmetic works on arrays too, where many configurations are looked at together.
 """
 
@@ -21,10 +21,10 @@ from systolic.spec import MatmulSpec
 
 
 def least_us(output_tiles: Any, steps_k: Any, cost: StepCost, first_s: Any, copies_s: Any, chip: Chip) -> Any:
-    """The bound of so many output tiles on one core, each in `steps_k` steps; or of many, where all are arrays.
+    """Return the bound of a number of output tiles on one core, each in `steps_k` steps; or of many, if all are arrays.
 
     Args:
-      first_s: the copies without which nothing can be multiplied.
+      first_s: the copies that the first product needs.
       copies_s: all copies.
     """
     machine = chip.machine
@@ -37,7 +37,6 @@ def least_us(output_tiles: Any, steps_k: Any, cost: StepCost, first_s: Any, copi
 
 
 def config_bound_us(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> float:
-    """The bound of one configuration."""
     (schedule, cores), hz = GridSchedule.of(spec, config).shared_by(chip.cores_per_device), chip.machine.clock_hz
     first_cycles = copied_cycles = 0.0
     blocks = operand_blocks(spec, config.tiles)
@@ -51,5 +50,5 @@ def config_bound_us(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: St
 
 
 def least_time_us(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-    """A time below which no kernel of this configuration is: its products at peak, or its copies alone."""
+    """Return a time that no kernel of this configuration can beat: its products at peak, or its copies alone."""
     return config_bound_us(spec, config, chip, peak_cost(spec, config, chip))

@@ -1,4 +1,4 @@
-"""How long copies hold the pipe to HBM: their bytes, and each contiguous run of a strided one."""
+"""The time that copies hold the pipe to HBM, by their bytes and by each contiguous run of a strided copy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CopyCycles:
 
     @classmethod
     def of(cls, block: Block, config: KernelConfig, chip: Chip) -> CopyCycles:
-        """The cycles of an input's block. Where the last ones are smaller, the mean of all."""
+        """Return the cycles of an input's block; if the last blocks are smaller, the mean of all."""
         rows, columns = block.shape
         blocks = math.prod(-(-size // side) for size, side in zip(block.matrix, block.shape, strict=True))
         share = math.prod(block.matrix) / blocks / (rows * columns)
@@ -33,16 +33,16 @@ class CopyCycles:
 
 
 def _copy_cycles(rows: int, columns: int, width: int, dtype: str, chip: Chip) -> float:
-    """Cycles for which the copy of a block out of a matrix with so many columns holds the pipe."""
+    """Return the cycles for which the copy of a block holds the pipe, out of a matrix with this many columns."""
     machine = chip.machine
     bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
-    # Matrices lie in HBM in tiles of eight rows, those of 8 bits of 32; whole rows are one run.
+    # Matrices lie in HBM in tiles of eight rows (32 rows for 8-bit types); whole rows are one run.
     runs = 0 if columns >= width else math.ceil(rows / (32 if dtype_bytes(dtype) == 1 else 8))
     return rows * columns * dtype_bytes(dtype) / bytes_per_cycle + runs * machine.hbm_run_cycles
 
 
 def store_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-    """Cycles for which stores of a tile of every output hold the pipe. Where the last ones are smaller, the mean."""
+    """Return the cycles for which stores of a tile of every output hold the pipe; if the last are smaller, the mean."""
     tiles = config.tiles
     grid_m, grid_n, _ = tiles.grid(spec)
     share = spec.m * spec.n / (grid_m * tiles.tile_m * grid_n * tiles.tile_n)
@@ -50,5 +50,5 @@ def store_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
 
 
 def output_cycles(spec: MatmulSpec, rows: int, columns: int, chip: Chip) -> float:
-    """Cycles for which stores of so many rows and columns of every output hold the pipe."""
+    """Return the cycles for which stores of this many rows and columns of every output hold the pipe."""
     return sum(_copy_cycles(rows, columns, spec.n, dtype, chip) for dtype in spec.dtypes_out)

@@ -1,6 +1,6 @@
-"""The time of a matmul by arithmetic: traffic, ramp, what a subtile costs besides its products, the last store.
+"""The time of a matmul by arithmetic: traffic, ramp, the overhead of a subtile, and the last store.
 
-It ranks configurations, and it says which of these is the larger part. Its constants that depend on the chip are
+It ranks configurations, and says which part is the largest. Its constants that depend on the chip are
 `Chip.step_estimate` and `Chip.code_costs`. How far it is from simulated times, `benchmarks/step_estimate.py` prints.
 """
 
@@ -31,7 +31,7 @@ _VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled wi
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
 # in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
 _MADE_OPS = 0.5
-_MATRIX_OPS = 6  # for a matrix beside it, of which registers hold other elements
+_MATRIX_OPS = 6  # for an additional matrix, whose registers hold other elements
 # For a matrix of slopes, which registers hold as the operand's. Simulated with dx of 2048·14336·4096: what is chosen
 # so takes 599 µs in place of 631 on v6e, and 531 in place of 552 on v7x. Single products were not looked at.
 _SLOPES_OPS = 1
@@ -44,7 +44,7 @@ _OTHER_BUNDLES = 500  # the pipeline around the slices
 
 
 def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-    """Size of the kernel's code at a guess: one slice's straight code, and the rest."""
+    """Estimate the size of the kernel's code: the straight code of one slice, and the rest."""
     cost = chip.step_estimate
     products = _slice_cycles(spec, config, chip) * cost.bundles_per_cycle
     if cost.most_summed_rows is not None and config.subtile_m > cost.most_summed_rows:
@@ -58,7 +58,7 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     if spec.dtype_multiplied in chip.emulated_dtypes:
         both = config.subtile_m + config.subtile_n
         straight += chip.code_costs.emulated_register_bundles * both * config.tiles.tile_k / _VECTOR_ELEMENTS
-    # The epilogue fills slots beside the products of its slice; only what is too much for them is code of its own.
+    # The epilogue fills free slots of its slice's products; only what exceeds them is code of its own.
     epilogue = registers / spec.sums * spec.epilogue.op_count / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if config.fill_chunks > 1:
@@ -68,22 +68,22 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
 
 
 def estimated_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
-    """What the steps of a kernel cost that was never simulated."""
+    """Estimate the cost of the steps of a kernel that was never simulated."""
     cost, code, tiles = chip.step_estimate, chip.code_costs, config.tiles
     fill_cycles = cost.fill_cycles + cost.drain_cycles_per_row * config.subtile_m
-    made = _made(spec, config)[1]
+    made_registers = _made(spec, config)[1]
     sums = spec.sums * (spec.k > tiles.tile_k) + 2 * spec.products * is_split(spec)
     adding = sums * code.sum_register_cycles * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
-    busy_cycles = max(_slice_cycles(spec, config, chip), made, adding)
-    step = config.subtiles * (busy_cycles + _MADE_SHARE * made + fill_cycles) + cost.step_cycles
+    busy_cycles = max(_slice_cycles(spec, config, chip), made_registers, adding)
+    step = config.subtiles * (busy_cycles + _MADE_SHARE * made_registers + fill_cycles) + cost.step_cycles
     step += _vector_cycles(spec, tiles, code.epilogue_share)
     adding_chunks = spec.sums * code.chunk_register_cycles * tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
-    more = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + adding_chunks)
-    return StepCost(call=code.call_cycles[config.pipeline], first=step + more, step=step, end=step)
+    chunk_cycles = (config.fill_chunks - 1) * (config.subtiles * fill_cycles + adding_chunks)
+    return StepCost(call=code.call_cycles[config.pipeline], first=step + chunk_cycles, step=step, end=step)
 
 
 def peak_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
-    """What steps cost at the least: the matrix units take the rows of a tile without a pause."""
+    """Return the least cost of steps: the matrix units take the rows of a tile without a pause."""
     machine, tiles = chip.machine, config.tiles
     rate = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
     weights = math.ceil(tiles.tile_k / machine.mxu_rows) * math.ceil(tiles.tile_n / machine.mxu_columns)
@@ -92,46 +92,46 @@ def peak_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
 
 
 def _slice_cycles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
-    """Cycles for which a slice's products keep the matrix units of a core busy."""
+    """Return the cycles for which a slice's products keep the matrix units of a core busy."""
     machine, cost = chip.machine, chip.step_estimate
     rows = -(-config.subtile_m // 8) * 8
     weights = math.ceil(config.tiles.tile_k / machine.mxu_rows) * math.ceil(config.subtile_n / machine.mxu_columns)
     rate = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
-    each = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
-    return spec.products * spec.passes * weights * each / machine.mxu_count
+    row_cycles = max(rows / rate, cost.weight_cycles) + cost.weight_gap_cycles
+    return spec.products * spec.passes * weights * row_cycles / machine.mxu_count
 
 
 def _made(spec: MatmulSpec, config: KernelConfig) -> tuple[float, float]:
-    """Registers of operands that a slice makes on the way, and the cycles of the vector unit which that takes."""
+    """Return the registers of operands that a slice makes, and the vector unit's cycles for them."""
     registers = cycles = 0.0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
-            its, factors = across * config.tiles.tile_k / _VECTOR_ELEMENTS, made_of(spec, side)
-            registers += factors * its * (2 if is_split(spec) else 1)  # two halves
-            cycles += its * (_made_ops(spec, side) + factors * _MADE_OPS) / _VECTOR_SLOTS
+            registers_in, factors = across * config.tiles.tile_k / _VECTOR_ELEMENTS, made_of(spec, side)
+            registers += factors * registers_in * (2 if is_split(spec) else 1)  # two halves
+            cycles += registers_in * (_made_ops(spec, side) + factors * _MADE_OPS) / _VECTOR_SLOTS
     return registers, cycles
 
 
 def _made_ops(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> float:
-    """Vector operations an element to make what is multiplied, one factor or two, of what is stored."""
+    """Return the vector operations that make an element of an operand of one or two factors from the stored value."""
     prologue, factors = spec.prologue(side), made_of(spec, side)
     ops = factors * _CAST_OPS if prologue is None else prologue.op_count
     for operand in prologue.operands if prologue is not None else ():
         if operand.rows:
-            of_matrix = _MATRIX_OPS if spec.pairing is None else _SLOPES_OPS
-            ops += of_matrix if operand.columns else _COLUMN_OPS
+            matrix_ops = _MATRIX_OPS if spec.pairing is None else _SLOPES_OPS
+            ops += matrix_ops if operand.columns else _COLUMN_OPS
     return ops + (factors * _SPLIT_OPS if is_split(spec) else 0)
 
 
 def _vector_cycles(spec: MatmulSpec, tiles: Tiles, epilogue_share: float) -> float:
-    """Cycles of a step in which the vector unit works while no product can run: staging operands, the epilogue."""
+    """Return the cycles of a step in which the vector unit works and no product can run: staging, the epilogue."""
     cycles = 0.0
     for side in FACTORS:
         if is_staged(spec, tiles, side):
             rows, columns = block_shape(spec, tiles, side)
-            each = made_of(spec, side) + _made_ops(spec, side) / _VECTOR_SLOTS
-            cycles += each * rows * columns / _VECTOR_ELEMENTS
+            operations = made_of(spec, side) + _made_ops(spec, side) / _VECTOR_SLOTS
+            cycles += operations * rows * columns / _VECTOR_ELEMENTS
     grid_k = tiles.grid(spec)[2]
-    # Most of an epilogue runs beside products.
+    # Most of an epilogue runs in parallel with products.
     registers = tiles.tile_m * tiles.tile_n / _VECTOR_ELEMENTS
     return cycles + epilogue_share * registers * spec.epilogue.op_count / _VECTOR_SLOTS / grid_k

@@ -1,8 +1,8 @@
-"""The pipeline model: how long a kernel takes whose steps' costs are known, followed step by step.
+"""The pipeline model: the time of a kernel whose steps' costs are known, followed step by step.
 
 The kernels of `systolic.kernels` start copies, wait for them and compute in an order that the grid decides
 (`schedule.GridSchedule`). Here the cost of a step is a number, and copies go through one pipe, in the order in which
-they are started. Output tiles that repeat the one before, and rows of tiles that do, are left out.
+they are started. Output tiles and rows of tiles that repeat the one before are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MANY_STEPS = 8  # over k, from which on it is asked in each step whether it rep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelledTime:
-    """A time by arithmetic and what it is made of, in microseconds."""
+    """A time by arithmetic and its parts, in microseconds."""
 
     time_us: float
     compute_us: float  # steps alone
@@ -32,12 +32,12 @@ class ModelledTime:
 
     @property
     def limit(self) -> str:
-        """The larger part, in words."""
+        """The name of the larger part."""
         return "the matrix units" if self.compute_us >= self.copy_us else "HBM"
 
 
 def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> ModelledTime:
-    """The time on one device. On two cores, which share HBM and do alike, that of the one with more steps."""
+    """Return the time on one device. Two cores share HBM and do the same work; the one with more steps counts."""
     pipeline = _Pipeline.of(spec, config, chip, cost)
     pipeline.go()
     us = 1e6 / chip.machine.clock_hz
@@ -51,7 +51,7 @@ def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: Step
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream:
-    """An input that comes by blocks. `landed` is when the block of a step is there."""
+    """An input that arrives in blocks. `landed` is the time at which the block of a step has arrived."""
 
     reuse: int  # steps for which a block stays
     ahead: int  # steps by which its copies are started early
@@ -101,7 +101,7 @@ class _Pipeline:
             streams.append(
                 _Stream(
                     reuse=reuse,
-                    # Pallas' pipelines start a copy so many steps before; this project's as soon as there is room.
+                    # Pallas' pipelines start a copy this many steps before; this project's as soon as there is room.
                     ahead=reuse if manual and reuse > 1 else config.num_stages - 1,
                     cycles=cycles.block,
                     chunk_cycles=cycles.chunk,
@@ -130,9 +130,8 @@ class _Pipeline:
         )
 
     def go(self) -> None:
-        """Goes through all steps."""
         row, total, steps_k = self.row, self.steps, self.steps_k
-        ahead = max((one.ahead for one in self.streams if one.reuse < total), default=1)
+        ahead = max((stream.ahead for stream in self.streams if stream.reuse < total), default=1)
         self._begin()
         step = 0
         products = RepeatedLoop(length=self.product, compares=False)
@@ -148,7 +147,7 @@ class _Pipeline:
                 tiles.marks.clear()
             if step % steps_k == 0:
                 # The first tile of a row starts copies for the next row, and is like no other. The last two have other
-                # blocks ahead of them than those before.
+                # blocks before these than the earlier ones.
                 if step % row:
                     step = self._leave_out(step, tiles, step - step % row + row - 2 * steps_k)
                 steps.marks.clear()
@@ -161,15 +160,14 @@ class _Pipeline:
         self._end()
 
     def _next_exchange(self, step: int) -> int:
-        """The beginning of a row up to which no block is fetched that stays for several rows."""
-        long = [one for one in self.streams if self.row < one.reuse < self.steps]
+        """Return the beginning of a row up to which no block is fetched that stays for several rows."""
+        long = [stream for stream in self.streams if self.row < stream.reuse < self.steps]
         return min(
-            ((step // one.reuse + 1) * one.reuse - self.row * -(-one.ahead // self.row) for one in long),
+            ((step // stream.reuse + 1) * stream.reuse - self.row * -(-stream.ahead // self.row) for stream in long),
             default=self.steps,
         )
 
     def _begin(self) -> None:
-        """Starts the copies of the first steps."""
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 stream.landed[0] = self._start(stream.cycles)
@@ -216,7 +214,7 @@ class _Pipeline:
             self._wait(self.stored.pop(tile - 1), self.outputs)
 
     def _first_step(self, cycles: float) -> None:
-        """Multiplies each chunk when it is there."""
+        """Multiply each chunk when it has arrived."""
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 self._wait(stream.landed.pop(0))
@@ -240,7 +238,7 @@ class _Pipeline:
         self.busy += cycles
 
     def _start(self, cycles: float, copies: int = 1) -> float:
-        """Starts copies, which take so long together; returns when they have landed."""
+        """Start copies of this total duration, and return the time at which they have landed."""
         self.now += copies * self.issue_cycles
         if self.cores > 1:
             # The other core does the same. Both begin at once, with its copies first: so it is ahead by the last of
@@ -255,32 +253,32 @@ class _Pipeline:
         self.now = max(self.now, landed) + copies * self.wait_cycles
 
     def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
-        """Leaves out rounds of a loop that repeat earlier ones: of all that begin before `until`.
+        """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step.
 
         Returns the next step.
         """
         if until - step < loop.length:
             loop.marks.clear()
             return step
-        before = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
-        if before is None:
+        repetition = loop.repeated(Mark(step, self._state(), self.now, self.copied, self.followed))
+        if repetition is None:
             return step
-        times, rest = divmod(until - step, step - before.step)
-        steps, cycles = until - step - rest, times * (self.now - before.time)
+        times, rest = divmod(until - step, step - repetition.step)
+        steps, cycles = until - step - rest, times * (self.now - repetition.time)
         tiles = steps // self.steps_k
         self.now += cycles
         self.pipe += cycles
-        self.copied += times * (self.copied - before.copied)
+        self.copied += times * (self.copied - repetition.copied)
         self.busy += tiles * self.cost.end + (steps - tiles) * self.cost.step
         for stream in self.streams:
-            if stream.reuse <= loop.length:  # else its next block is that of a step which is not left out
+            if stream.reuse <= loop.length:  # else its next block belongs to a step that is not skipped
                 stream.landed = {at + steps: time + cycles for at, time in stream.landed.items()}
         self.stored = {tile + tiles: time + cycles for tile, time in self.stored.items()}
         loop.marks.clear()
         return step + steps
 
     def _state(self) -> list[float]:
-        """What decides how it goes on: how long the pipe and every copy under way still take."""
+        """Return the state that decides what follows: how long the pipe and every copy under way still take."""
         now = self.now
         # The copies of another core may have begun before now, in a pipe that has been free for so long.
         free_for = self.streams[-1].cycles if self.cores > 1 else 0.0

@@ -1,6 +1,6 @@
-"""What a step of a kernel costs on a chip, as it was simulated once: from it the time of any shape follows.
+"""The simulated cost of a kernel's step on a chip, from which the time of any shape follows.
 
-Profiles are shipped in `cost/profiles/`, one file a kind, which `systolic table profile` writes.
+Profiles are shipped in `cost/profiles/`, one file for each kind, written by `systolic table profile`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PROFILE_SCHEMA = 2  # of the shipped files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Cycles of one core while every copy takes no time.
+    """Cycles of one core if no copy takes any time.
 
     Attributes:
-      call: of the program around its steps.
-      first: the first step of all, which adds up its products chunk by chunk where there are `fill_chunks`.
-      step: any other.
-      end: any other that ends an output tile, where the epilogue may be code of its own.
+      call: the program around the steps.
+      first: the very first step, which adds up its products chunk by chunk if there are `fill_chunks`.
+      step: any other step.
+      end: any other step that ends an output tile, where the epilogue may be code of its own.
     """
 
     call: Amount
@@ -45,8 +45,8 @@ class ProfiledTile:
     """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent.
 
     Attributes:
-      whole_k: one tile is all of k, so that nothing is added up: code of its own.
-      fill_chunks: of the first step.
+      whole_k: True if one tile covers all of k: nothing is added up, by code of its own.
+      fill_chunks: chunks of the first step.
     """
 
     tiles: Tiles
@@ -58,7 +58,6 @@ class ProfiledTile:
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-        """The tile of a configuration."""
         return cls(
             tiles=config.tiles,
             subtile_m=config.subtile_m,
@@ -71,7 +70,7 @@ class ProfiledTile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A tile, what its steps cost, and the length of its program."""
+    """A tile, the cost of its steps, and the length of its program."""
 
     tile: ProfiledTile
     cost: StepCost
@@ -80,10 +79,10 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What besides the tile decides what a step costs: a file of profiles is of one kind.
+    """The properties other than the tile that decide the cost of a step; each file of profiles is of one kind.
 
     Attributes:
-      epilogue: name of a function of the sum alone; "" is none.
+      epilogue: name of a function of the sum alone; "" if there is none.
     """
 
     chip: str
@@ -95,7 +94,7 @@ class Kind:
 
     @classmethod
     def of(cls, spec: MatmulSpec, chip: Chip) -> Kind | None:
-        """The kind of a product; None where none is profiled: what is fused, turned or stacked costs more."""
+        """Return the kind of a product; None if it is not profiled, as fused, turned or stacked operands cost more."""
         fused = len(spec.operands.present()) > 2 or len(spec.dtypes_out) > 1 or spec.lhs_prologue or spec.rhs_prologue
         if fused or spec.transpose_lhs or spec.transpose_rhs or spec.batch > 1:
             return None
@@ -115,7 +114,7 @@ _COSTS = ("call", "first", "step", "end")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeWith:
-    """Versions of what compiled the programs that profiles are of."""
+    """Versions of the compiler that made the profiled programs."""
 
     jax: str
     libtpu: str
@@ -126,7 +125,7 @@ class MadeWith:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profiles:
-    """All profiles of a kind, and what made them."""
+    """All profiles of a kind, and the versions that made them."""
 
     kind: Kind
     kernel_version: int
@@ -137,16 +136,16 @@ class Profiles:
 
     @property
     def made_with(self) -> MadeWith:
-        """The versions on which their times depend."""
+        """The versions on which the profiles' times depend."""
         return MadeWith(jax=self.jax, libtpu=self.libtpu)
 
     @property
     def file_name(self) -> str:
-        """The name of the shipped file that holds these profiles."""
+        """The name of the shipped file of these profiles."""
         return _file_name(self.kind)
 
     def as_json(self) -> str:
-        """Sorted, a line a tile, to be read and compared by people."""
+        """Return sorted JSON with one line for each tile, for people to read and compare."""
         head: dict[str, Any] = {
             "schema": PROFILE_SCHEMA,
             "command": self.command,
@@ -154,16 +153,16 @@ class Profiles:
             "kind": dataclasses.asdict(self.kind),
             "columns": [*_COLUMNS, *_COSTS, "bundles"],
         }
-        lines = [json.dumps(_row(one)) for one in sorted(self.profiles, key=lambda one: one.tile)]
+        lines = [json.dumps(_row(profile)) for profile in sorted(self.profiles, key=lambda one: one.tile)]
         text = json.dumps(head, indent=1).removesuffix("\n}")
         return f'{text},\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}\n"
 
     @classmethod
     def from_json(cls, text: str) -> Profiles:
-        """Back from `as_json`.
+        """Read the output of `as_json`.
 
         Raises:
-          ValueError: it is none, or of another schema.
+          ValueError: the text is no such JSON, or of another schema.
         """
         try:
             document = mapping(read_json(text), "it")
@@ -205,45 +204,44 @@ class _Content:
 
 @functools.cache
 def shipped_profiles(kind: Kind) -> Profiles | None:
-    """The profiles of a kind that come with the package; None: there are none."""
+    """Return the profiles of a kind that come with the package; None if there are none."""
     names = {file.name: file for file in (resources.files(str(__package__)) / "profiles").iterdir()}
     file = names.get(_file_name(kind))
     if file is None:
         return None
-    found = Profiles.from_json(file.read_text(encoding="utf-8"))
-    return found if found.kind == kind else None
+    profiles = Profiles.from_json(file.read_text(encoding="utf-8"))
+    return profiles if profiles.kind == kind else None
 
 
 @functools.cache
 def shipped_costs(kind: Kind) -> dict[ProfiledTile, StepCost]:
-    """The costs of all tiles of a kind; also of those in fill chunks without them, whose first step is as any other."""
-    found: dict[ProfiledTile, StepCost] = {}
+    """Return the costs of all tiles of a kind; also of chunked tiles in one chunk, with `step` as their first step."""
+    result: dict[ProfiledTile, StepCost] = {}
     shipped = shipped_profiles(kind)
-    for one in shipped.profiles if shipped is not None else ():
-        found[one.tile] = one.cost
-        if one.tile.fill_chunks > 1:
-            first = one.cost.end if one.tile.whole_k else one.cost.step
-            whole = dataclasses.replace(one.tile, fill_chunks=1)
-            found.setdefault(whole, dataclasses.replace(one.cost, first=first))
-    return found
+    for profile in shipped.profiles if shipped is not None else ():
+        result[profile.tile] = profile.cost
+        if profile.tile.fill_chunks > 1:
+            first = profile.cost.end if profile.tile.whole_k else profile.cost.step
+            unchunked = dataclasses.replace(profile.tile, fill_chunks=1)
+            result.setdefault(unchunked, dataclasses.replace(profile.cost, first=first))
+    return result
 
 
 def _file_name(kind: Kind) -> str:
     dtypes = "_".join(dict.fromkeys((kind.dtype_lhs, kind.dtype_rhs, kind.dtype_out)))
-    more = "".join(f"_{word}" for word in (kind.precision, kind.epilogue) if word not in ("", "default"))
-    return f"{kind.chip}_{dtypes}{more}.json"
+    suffix = "".join(f"_{word}" for word in (kind.precision, kind.epilogue) if word not in ("", "default"))
+    return f"{kind.chip}_{dtypes}{suffix}.json"
 
 
 def _row(one: Profile) -> list[float | bool | str]:
     tile, cost = one.tile, one.cost
     sides = (tile.tiles.tile_m, tile.tiles.tile_k, tile.tiles.tile_n, tile.subtile_m, tile.subtile_n)
     cycles = (getattr(cost, name) for name in _COSTS)  # nearly always whole
-    whole = [int(each) if each == int(each) else round(each, 1) for each in cycles]
-    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *whole, one.bundles]
+    rounded = [int(cycle) if cycle == int(cycle) else round(cycle, 1) for cycle in cycles]
+    return [*sides, tile.whole_k, tile.pipeline, tile.fill_chunks, *rounded, one.bundles]
 
 
 def _profile_record(columns: tuple[str, ...], values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a row as the document of a `Profile`."""
     if columns != (*_COLUMNS, *_COSTS, "bundles") or len(values) != len(columns):
         raise UntrustedError(f"a row of {len(values)} values has not the columns of this version")
     row = dict(zip(columns, values, strict=True))

@@ -1,4 +1,4 @@
-"""Profiled tiles of a product, ranked without a compiler: what is known of all tiles of a kind lies in columns."""
+"""Ranks profiled tiles of a product without a compiler, from columns of all tiles of a kind."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from systolic.spec import MatmulSpec, dtype_bytes
 
 
 class ProfiledConfigs(NamedTuple):
-    """Configurations of profiled tiles, best first, and of how many tiles and orders they are the best.
+    """Configurations of profiled tiles, best first, and the number of tiles and orders they were chosen from.
 
-    `least_us` is what a tile would take that divides the sizes, multiplies as fast as any profiled one and wastes
-    nothing at the ends; or the least HBM traffic.
+    `least_us` is the time of an ideal tile that divides the sizes, multiplies as fast as any profiled one and wastes
+    nothing at the ends; or that of the least HBM traffic.
     """
 
     configs: list[TimedConfig]
@@ -35,7 +35,7 @@ class ProfiledConfigs(NamedTuple):
 
 
 def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledConfigs:
-    """The `count` fastest configurations of profiled tiles; fewer, or none, where no more divide the sizes.
+    """Return the `count` fastest configurations of profiled tiles; fewer, or none, if no more divide the sizes.
 
     Times are within one or two per cent of simulated ones: `benchmarks/tile_profiles.py`.
     """
@@ -45,15 +45,15 @@ def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCo
         return ProfiledConfigs([], 0, 0.0)
     promising = table.promising(spec, chip)
     bounds = (bound for promise in promising for bound in _legal(spec, chip, promise))
-    found = best_first(spec, chip, bounds, count, "profiled")
+    configs = best_first(spec, chip, bounds, count, "profiled")
     # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
-    found = [min((one, _whole(spec, chip, one)), key=lambda each: each.modelled.time_us) for one in found]
-    found.sort(key=lambda one: one.modelled.time_us)
-    return ProfiledConfigs(found, len(promising), table.least_us(spec, chip))
+    configs = [min((config, _whole(spec, chip, config)), key=lambda each: each.modelled.time_us) for config in configs]
+    configs.sort(key=lambda one: one.modelled.time_us)
+    return ProfiledConfigs(configs, len(promising), table.least_us(spec, chip))
 
 
 class _Promise(NamedTuple):
-    """A tile and the order of its blocks, and a time below which they cannot be."""
+    """A tile and the order of its blocks, and a lower bound of their time."""
 
     least_us: float
     profile: Profile
@@ -61,7 +61,7 @@ class _Promise(NamedTuple):
 
 
 def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]:
-    """The tile with three stages, or where that is too much two; nothing where it breaks rules."""
+    """Return the tile with three stages, or with two if three are too many; nothing if it breaks rules."""
     tile = promise.profile.tile
     for num_stages in (3, 2) if tile.pipeline == "manual" else (2,):
         config = KernelConfig(
@@ -79,7 +79,7 @@ def _legal(spec: MatmulSpec, chip: Chip, promise: _Promise) -> Iterator[Bounded]
 
 
 def _whole(spec: MatmulSpec, chip: Chip, one: TimedConfig) -> TimedConfig:
-    """The same with its first step in one chunk."""
+    """Return the same configuration with its first step in one chunk."""
     if one.config.fill_chunks == 1:
         return one
     return timed_config(spec, dataclasses.replace(one.config, fill_chunks=1), chip)
@@ -90,12 +90,12 @@ def _table(kind: Kind) -> _Table | None:
     shipped = shipped_profiles(kind)
     if shipped is None:
         return None
-    return _Table.of(tuple(one for one in shipped.profiles if one.bundles <= LONGEST_CODE))
+    return _Table.of(tuple(profile for profile in shipped.profiles if profile.bundles <= LONGEST_CODE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Profiles of a kind, and what the bound needs of them in columns."""
+    """Profiles of a kind, and the columns that the bound reads."""
 
     profiles: tuple[Profile, ...]
     m: Int[np.ndarray, " tiles"]
@@ -108,29 +108,29 @@ class _Table:
 
     @classmethod
     def of(cls, profiles: tuple[Profile, ...]) -> _Table:
-        """In the order of the profiles."""
+        """Return the table in the order of the profiles."""
         return cls(
             profiles=profiles,
-            m=np.array([one.tile.tiles.tile_m for one in profiles]),
-            k=np.array([one.tile.tiles.tile_k for one in profiles]),
-            n=np.array([one.tile.tiles.tile_n for one in profiles]),
-            fill_chunks=np.array([one.tile.fill_chunks for one in profiles]),
-            first=np.array([one.cost.first for one in profiles]),
-            step=np.array([one.cost.step for one in profiles]),
-            end=np.array([one.cost.end for one in profiles]),
+            m=np.array([profile.tile.tiles.tile_m for profile in profiles]),
+            k=np.array([profile.tile.tiles.tile_k for profile in profiles]),
+            n=np.array([profile.tile.tiles.tile_n for profile in profiles]),
+            fill_chunks=np.array([profile.tile.fill_chunks for profile in profiles]),
+            first=np.array([profile.cost.first for profile in profiles]),
+            step=np.array([profile.cost.step for profile in profiles]),
+            end=np.array([profile.cost.end for profile in profiles]),
         )
 
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
         """See `ProfiledConfigs`."""
         machine = chip.machine
-        each = float(np.min(self.end / (self.m * self.k * self.n)))
-        compute_s = each * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
+        tile_us = float(np.min(self.end / (self.m * self.k * self.n)))
+        compute_s = tile_us * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
         return max(compute_s, spec.least_hbm_bytes / machine.hbm_bytes_per_s) * 1e6
 
     def promising(self, spec: MatmulSpec, chip: Chip) -> list[_Promise]:
-        """Tiles that divide the sizes, in both orders, the least bound first."""
+        """Return the tiles that divide the sizes, in both orders, the least bound first."""
         fits = (spec.m % self.m == 0) & (spec.k % self.k == 0) & (spec.n % self.n == 0)
-        fits &= np.array([one.tile.whole_k for one in self.profiles]) == (self.k == spec.k)
+        fits &= np.array([profile.tile.whole_k for profile in self.profiles]) == (self.k == spec.k)
         if spec.m <= SKINNY_ROWS:  # more than one row of blocks would read all of rhs again
             fits &= self.m == spec.m
         (at,) = np.nonzero(fits)
@@ -143,7 +143,7 @@ class _Table:
         lhs_bytes, rhs_bytes = dtype_bytes(spec.dtype_lhs), dtype_bytes(spec.dtype_rhs)
         bytes_per_s = chip.machine.hbm_bytes_per_s
         first_s = tile_k * (tile_m * lhs_bytes + tile_n * rhs_bytes) / self.fill_chunks[at] / bytes_per_s
-        found = []
+        result = []
         orders: tuple[GridOrder, ...] = ("m", "n")
         for grid_order in orders:
             schedule = GridSchedule.over(grid_order, m=grid_m, n=grid_n, k=grid_k)
@@ -153,7 +153,7 @@ class _Table:
             bounds = least_us(tiles, grid_k, cost, first_s, moved / bytes_per_s, chip)
             # In the other order nothing changes where there is one row or one column of blocks.
             differs = np.ones(len(at), bool) if grid_order == "m" else (grid_m > 1) & (grid_n > 1)
-            found += [
+            result += [
                 _Promise(float(bounds[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]
             ]
-        return sorted(found, key=lambda one: one.least_us)
+        return sorted(result, key=lambda one: one.least_us)

@@ -1,6 +1,6 @@
 """The fastest configurations of a product by the pipeline model.
 
-Configurations are asked in the order of their bounds, and no more once no bound is left below the times that are found.
+Configurations are timed in the order of their bounds, until no bound is left below the times so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedConfig:
-    """A configuration and its time by the pipeline model; `provenance` says where the costs of its steps are from."""
+    """A configuration and its time by the pipeline model; `provenance` names the source of its steps' costs."""
 
     config: KernelConfig
     modelled: ModelledTime
@@ -39,27 +39,27 @@ class TimedConfig:
 
 
 def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig], TimedConfig]) -> list[TimedConfig]:
-    """The legal ones of some configurations, with their times, in the order given.
+    """Return the legal configurations among these, with their times, in the same order.
 
     Args:
-      timed: times a configuration, and raises IllegalTilesError for an illegal one.
+      timed: times a configuration, and raises IllegalTilesError if it is illegal.
 
     Raises:
       IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
-    found, refused = list[TimedConfig](), None
+    timed_configs, refusal = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:
-            found.append(timed(config))
+            timed_configs.append(timed(config))
         except IllegalTilesError as error:
-            refused = error
-    if not found and refused is not None:
-        raise refused
-    return found
+            refusal = error
+    if not timed_configs and refusal is not None:
+        raise refusal
+    return timed_configs
 
 
 class Bounded(NamedTuple):
-    """A configuration, a time below which it cannot be, and what the time follows from."""
+    """A configuration, a lower bound of its time, and the inputs of its time."""
 
     least_us: float
     config: KernelConfig
@@ -70,27 +70,27 @@ class Bounded(NamedTuple):
 def best_first(
     spec: MatmulSpec, chip: Chip, bounds: Iterable[Bounded], count: int | None, provenance: CostProvenance
 ) -> list[TimedConfig]:
-    """The `count` fastest of what comes with the least bound first, or all; best modelled time first."""
-    found: list[tuple[float, float, TimedConfig]] = []
+    """Return the `count` fastest, or all, best first, of candidates that come with the least bound first."""
+    result: list[tuple[float, float, TimedConfig]] = []
     for bound in bounds:
-        if count is not None and len(found) == count and bound.least_us >= found[-1][0] * (1 - _NO_MATTER):
+        if count is not None and len(result) == count and bound.least_us >= result[-1][0] * (1 - _NO_MATTER):
             break
         modelled = pipeline_time(spec, bound.config, chip, bound.cost)
-        one = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
-        found.append((modelled.time_us, bound.bundles, one))
+        candidate = TimedConfig(config=bound.config, modelled=modelled, provenance=provenance)
+        result.append((modelled.time_us, bound.bundles, candidate))
         if count is not None:
-            found = sorted(found, key=lambda each: each[:2])[:count]
-    return [one for _, _, one in sorted(found, key=lambda each: each[:2])]
+            result = sorted(result, key=lambda each: each[:2])[:count]
+    return [candidate for _, _, candidate in sorted(result, key=lambda each: each[:2])]
 
 
 def ranked_configs(
     spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None, *, count: int | None = None
 ) -> tuple[list[TimedConfig], int]:
-    """The fastest of the search space by estimated costs, best first, and how many were compared.
+    """Return the fastest of the search space by estimated costs, best first, and the number that was compared.
 
     Args:
       tiles: configurations of these tiles only.
-      count: so many of the fastest; None: all, which takes a few seconds where there are twenty thousand.
+      count: number of the fastest to return; None: all, which takes a few seconds for twenty thousand.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
@@ -105,7 +105,7 @@ def ranked_configs(
 
 
 def estimated_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration from elsewhere with its time by estimated costs, as `ranked_configs` gives it.
+    """Return a configuration from elsewhere with its time by estimated costs, as `ranked_configs` returns it.
 
     Raises:
       IllegalTilesError: it breaks rules; the message has each of them.
@@ -116,7 +116,7 @@ def estimated_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> Time
 
 
 def timed_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration from elsewhere with its time by the best costs there are.
+    """Return a configuration from elsewhere with its time by the best available costs.
 
     Raises:
       IllegalTilesError: it breaks rules; the message has each of them.

@@ -1,4 +1,4 @@
-"""Loops whose rounds repeat each other, so that a pipeline is not followed through all of them."""
+"""Loops whose rounds repeat each other, so that the pipeline model can skip most of their rounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 _SAME_CYCLES = 0.01  # by which the state of a pipeline may differ and still repeat itself
-# So many steps are followed one by one, which only a few products that take half a second and more exceed. After them,
-# a loop whose rounds do not repeat each other is sampled for so many steps, and goes on as in the later half of these.
+# Steps that are followed one by one; only a few products that take half a second and more exceed them. After them,
+# a loop whose rounds do not repeat is sampled for as many steps again, and goes on as in the later half of these.
 # That is exact where a number of rounds that divides this half repeats itself; of 288 random configurations, sampled
 # from the 512th step on, the times of two others were off by 0.7e-3 and 1.4e-3.
 MAX_FOLLOWED_STEPS = 2**13
@@ -40,10 +40,10 @@ class RepeatedLoop:
 
     def repeated(self, mark: Mark) -> Mark | None:
         """Return the mark since which all that was done will be done again; None if that is not known yet."""
-        before = self.marks[-1] if self.marks else None
+        last_mark = self.marks[-1] if self.marks else None
         self.marks.append(mark)
-        if before is None or (self.compares and _same(mark.state, before.state)):
-            return before
+        if last_mark is None or (self.compares and _same(mark.state, last_mark.state)):
+            return last_mark
         first = self.marks[0]
         if mark.followed < MAX_FOLLOWED_STEPS or mark.followed - first.followed < _SAMPLED_STEPS:
             return None
@@ -52,5 +52,5 @@ class RepeatedLoop:
 
 def _same(state: list[float], other: list[float]) -> bool:
     return len(state) == len(other) and all(
-        abs(one - before) <= _SAME_CYCLES for one, before in zip(state, other, strict=True)
+        abs(now - earlier) <= _SAME_CYCLES for now, earlier in zip(state, other, strict=True)
     )

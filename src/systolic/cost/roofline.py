@@ -1,4 +1,4 @@
-"""The roofline: the time of arithmetic at the chip's peak, and of the least traffic at its bandwidth."""
+"""The roofline: the time of the arithmetic at the chip's peak, and of the least traffic at its bandwidth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roofline:
-    """An amount of arithmetic and of traffic on one device, as JAX shows it, each at its peak."""
+    """An amount of arithmetic and of traffic on one device, each at its peak rate."""
 
     flops: float
     hbm_bytes: float
@@ -38,7 +38,7 @@ class Roofline:
 
     @property
     def limit(self) -> Literal["memory", "compute"]:
-        """Whichever takes longer."""
+        """The resource that takes longer."""
         return "memory" if self.mxu_us < self.hbm_us else "compute"
 
     @property
@@ -48,7 +48,7 @@ class Roofline:
 
     @property
     def ridge_flops_per_byte(self) -> float:
-        """The intensity from which on the arithmetic takes longer."""
+        """The intensity above which the arithmetic takes longer."""
         return self.peak_flops_per_s / self.hbm_bytes_per_s
 
 
@@ -58,7 +58,7 @@ def dtype_on(spec: Spec, chip: Chip) -> str:
 
 
 def roofline(spec: Spec, chip: Chip) -> Roofline:
-    """A product at the chip's published peak, all passes counted, and at its published bandwidth.
+    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth.
 
     Raises:
       UnsupportedDtypeError: the chip does not multiply that dtype.
@@ -72,7 +72,7 @@ def roofline(spec: Spec, chip: Chip) -> Roofline:
 
 
 def machine_roofline(spec: Spec, chip: Chip) -> Roofline:
-    """The same at the clock and the bandwidth of the simulator's model of the chip."""
+    """Return the roofline at the clock and the bandwidth of the simulator's model of the chip."""
     machine = chip.machine
     rows_per_cycle = mxu_rows_per_cycle(dtype_on(spec, chip), chip)
     flops_per_cycle = 2 * machine.mxu_count * machine.mxu_rows * machine.mxu_columns * rows_per_cycle
@@ -85,16 +85,16 @@ def machine_roofline(spec: Spec, chip: Chip) -> Roofline:
 
 
 def repeated_us(alone_us: float, prefetch_us: float, least_hbm_us: float) -> float:
-    """The time of a program in repeated calls, where the copy that it starts ahead runs during the call before.
+    """Return the time of a program in repeated calls, where the copy that it starts early runs during the call before.
 
-    Published device times are those of the rest alone. Of a skinny product the rest may take less than the weight takes
-    to cross HBM at all, and then repeated calls wait for the copy: this is the rest, but no less than the least HBM
-    traffic takes, and no more than rest and copy together.
+    Published device times exclude that copy. The rest of a skinny product may take less time than its weight takes to
+    cross HBM, and then repeated calls wait for the copy. So this is the time of the rest, but at least that of the
+    least HBM traffic, and at most that of rest and copy together.
     """
     return max(alone_us, min(alone_us + prefetch_us, least_hbm_us))
 
 
 def mxu_rows_per_cycle(dtype: str, chip: Chip) -> float:
-    """Rows of lhs that one matrix unit takes a cycle; those of bfloat16 where the dtype is converted first."""
+    """Return the rows of lhs that a matrix unit takes in a cycle; bfloat16's if the dtype is converted first."""
     rates = chip.machine.mxu_rows_per_cycle
     return rates.get(_LISTING_TYPES.get(dtype, "bf16"), rates["bf16"])

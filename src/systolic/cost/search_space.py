@@ -1,4 +1,4 @@
-"""The configurations of a product that are worth a look: legal ones, whose code is not too long."""
+"""The configurations of a product to consider: legal ones whose code is not too long."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ _LONGEST_ROW = 32768
 
 
 def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[KernelConfig]:
-    """Every configuration worth a look; of these tiles only, where given.
+    """Return every configuration to consider; only those of `tiles`, if given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
     """
-    found: list[KernelConfig] = []
+    result: list[KernelConfig] = []
     last: Tiles | None = None
     for last in [tiles] if tiles is not None else _tiles(spec):
-        found += _of_tiles(spec, last, chip)
+        result += _of_tiles(spec, last, chip)
     assert last is not None
-    if tiles is None and found:
-        return found
-    whole = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
-    broken = tiles_violations(spec, whole, chip)
-    if not found and not broken:
-        broken = [
+    if tiles is None and result:
+        return result
+    whole_tile = KernelConfig(tiles=last, subtile_m=last.tile_m, subtile_n=last.tile_n)
+    violations = tiles_violations(spec, whole_tile, chip)
+    if not result and not violations:
+        violations = [
             Violation(
                 rule="subtiles",
                 value=f"no subtile of tiles {last} leaves VMEM for operands that are made on the way",
@@ -57,26 +57,26 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
                 fix="use smaller tiles",
             )
         ]
-    if broken:
-        raise IllegalTilesError(f"tiles {last}", broken)
-    return found
+    if violations:
+        raise IllegalTilesError(f"tiles {last}", violations)
+    return result
 
 
 def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConfig]:
-    whole = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
+    whole_tile = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
     if side_by_side_violations(spec, tiles):
         return
     # In the other order nothing changes where there is one row or one column of blocks.
     orders: tuple[GridOrder, ...] = ("m", "n") if min(tiles.grid(spec)[:2]) > 1 else ("m",)
     stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
-    for own, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
-        staged = replace(whole, pipeline=own, num_stages=num_stages)
+    for pipeline_name, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
+        staged = replace(whole_tile, pipeline=pipeline_name, num_stages=num_stages)
         # Without what depends on subtiles: no need to go through them where this alone is too much.
         if total_bytes(kernel_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
             continue
         pipelines: list[tuple[Pipeline, int]] = [("manual", chunks) for chunks in _fill_chunks(spec, tiles, chip)]
         if not spec.joined_outputs:
-            pipelines.insert(0, (own, 1))
+            pipelines.insert(0, (pipeline_name, 1))
         for subtile_m, subtile_n in _subtiles(spec, tiles):
             cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
             if code_bundles(spec, cut, chip) > MOST_BUNDLES:
@@ -88,7 +88,7 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
 
 
 def _fill_chunks(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[int]:
-    """Numbers of chunks for manual DMA's first step; none for two cores, batches and edges, where it does not run."""
+    """Return the numbers of chunks for manual DMA's first step; none for two cores, batches and edges."""
     if chip.cores_per_device > 1 or not can_run_manually(spec, tiles):
         return []
     return [1, *(fill_chunks for fill_chunks in (2, 4, 8) if tiles.tile_k % (fill_chunks * 2 * LANES) == 0)]
@@ -103,25 +103,25 @@ def _tiles(spec: MatmulSpec) -> Iterator[Tiles]:
 
 
 def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
-    """What cuts a size into nearly even parts of about the usual sides, and all of it where that is not too long.
+    """Return sizes that cut a size into nearly even parts of about the usual sides, and the whole if not too long.
 
     14336 is cut by seven times a power of two; 4097 by four times 1040, hardly more than a quarter.
     """
     longest = _LONGEST_K if letter == "k" else _SIDES[-1]
     step = max(multiple, LANES) if size % LANES == 0 else max(multiple, 16)
-    found = set()
+    result = set()
     for side in (*_SIDES, longest):
         even = -(-size // -(-size // side))
-        found.add(-(-even // step) * step)
-    chosen = {side for side in found if 256 <= side <= longest and side < size}
+        result.add(-(-even // step) * step)
+    sides = {side for side in result if 256 <= side <= longest and side < size}
     # A skinny product streams whole rows of rhs: they lie in one piece.
     if size <= longest or (letter == "n" and skinny and size <= _LONGEST_ROW):
-        chosen.add(size)
-    return sorted(chosen or {side for side in found if side < size} or {size})
+        sides.add(size)
+    return sorted(sides or {side for side in result if side < size} or {size})
 
 
 def _subtiles(spec: MatmulSpec, tiles: Tiles) -> Iterator[tuple[int, int]]:
-    """Subtiles that cut a tile evenly into whole registers; all of it is one."""
+    """Return the subtiles that cut a tile evenly into whole registers; the last is the whole tile."""
     multiples = alignment(spec)
     rows = _parts(tiles.tile_m, max(multiples["m"], 16), 128)
     return itertools.product(rows, _parts(tiles.tile_n, LANES, 256))

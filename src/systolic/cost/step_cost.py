@@ -1,4 +1,4 @@
-"""What the steps of a configuration cost: from a profile of its tile where there is one, else from an estimate."""
+"""The cost of a configuration's steps: from a profile of its tile if there is one, else from an estimate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CostProvenance = Literal["profiled", "modelled"]
 
 
 def step_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> tuple[StepCost, CostProvenance]:
-    """The cycles of its steps, and where they are from."""
+    """Return the cycles of a configuration's steps, and their provenance."""
     kind = Kind.of(spec, chip)
     tiles = config.tiles
     even = spec.m % tiles.tile_m == 0 and spec.k % tiles.tile_k == 0 and spec.n % tiles.tile_n == 0

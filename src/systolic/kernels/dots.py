@@ -1,4 +1,4 @@
-"""The product of two blocks in the precision that a grouped or a block-sparse product has."""
+"""The product of two blocks in the precision of a grouped or block-sparse product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from systolic.spec import OneDtype
 
 
 def dot(lhs: Array, rhs: Array, contracted: tuple[int, int], spec: OneDtype) -> Array:
-    """Sums over these dimensions of both blocks, in the accumulator's dtype."""
+    """Sum over these dimensions of both blocks, in the accumulator's dtype."""
     is_float32 = spec.dtype == "float32"
     exact = is_float32 and spec.precision == "highest"
 

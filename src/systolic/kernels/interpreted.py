@@ -1,4 +1,4 @@
-"""What interpret mode lacks of a TPU's memory: there a matrix goes on to whole registers, with anything in them.
+"""Arrays padded for interpret mode, whose memory ends with the array; a TPU's goes on to whole registers.
 
 `emit_pipeline` copies the whole registers of an edge. Interpret mode's memory ends with the array and refuses that, or
 with `buffer_bounds="padded"` asks for a TPU that is not there; so the kernel is given arrays that are longer.
@@ -21,11 +21,11 @@ from systolic.chips import CHIPS, Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.schedule import LANES, KernelConfig
 
-_ROWS = 32  # of the highest register, that of 8-bit types
+_ROWS = 32  # of the highest register, for 8-bit types
 
 
 def as_stored(array: Array, spec: pl.BlockSpec) -> Array:
-    """An array with NaN, or the largest integer, behind each end that its blocks do not divide."""
+    """Return an array with NaN, or the largest integer, after each end that its blocks do not divide."""
     dtype = array.dtype
     garbage = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else True
     if jnp.issubdtype(dtype, jnp.integer):
@@ -35,22 +35,22 @@ def as_stored(array: Array, spec: pl.BlockSpec) -> Array:
 
 
 def shape_as_stored(out: jax.ShapeDtypeStruct, spec: pl.BlockSpec, inputs: list[Array]) -> jax.ShapeDtypeStruct:
-    """The shape of an output with room for whole registers."""
+    """Return the shape of an output with room for whole registers."""
     return shape_with_mesh_axes(_stored_size(out.shape, spec), out.dtype, inputs)
 
 
 def _stored_size(shape: tuple[int, ...], spec: pl.BlockSpec) -> tuple[int, ...]:
     blocks: Any = spec.block_shape
     ends = zip(shape[-2:], blocks[-2:], (_ROWS, LANES), strict=True)
-    return *shape[:-2], *(-(-size // whole) * whole if size % block else size for size, block, whole in ends)
+    return *shape[:-2], *(-(-size // register) * register if size % block else size for size, block, register in ends)
 
 
 @contextmanager
 def tracing_for(chip: Chip) -> Iterator[None]:
-    """Trace a kernel for a chip: with numbers of 32 bits, and where no TPU is in sight, as if the device were one.
+    """Trace a kernel for a chip: with 32-bit numbers, and if no TPU is in sight, as if the device were one.
 
-    A TPU's scalar unit has 32 bits, and so has every number in a kernel: its own, those of Pallas' pipelines, and what
-    functions of users make of Python's.
+    A TPU's scalar unit has 32 bits, and so has every number in a kernel: the kernel's own, the numbers of Pallas'
+    pipelines, and the results of users' functions of Python numbers.
 
     `emit_pipeline` asks for the device while it is traced, and some operations, `jnp.sign` among them, while they are
     lowered. Neither knows CPUs: not for interpret mode, and not for a program for TPUs that is made on a machine
@@ -65,7 +65,7 @@ def tracing_for(chip: Chip) -> Iterator[None]:
 
 
 def as_traceable(config: KernelConfig) -> KernelConfig:
-    """The auto pipeline in place of `emit_pipeline` where that cannot be traced: see `tracing_for`."""
+    """Return the auto pipeline in place of `emit_pipeline` if that cannot be traced: see `tracing_for`."""
     if config.pipeline != "emit" or _tpu_in_sight() or not get_abstract_mesh().axis_names:
         return config
     return dataclasses.replace(config, pipeline="auto", num_stages=2)

@@ -1,4 +1,4 @@
-"""What the launchers of all pipelines tell Pallas alike."""
+"""The arguments of `pallas_call` that all launchers share."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
 
 def from_hbm(array: Array) -> Array:
-    """The array, to be read from HBM by blocks.
+    """Return the array, to be read from HBM by blocks.
 
-    Left to itself XLA likes to copy a whole operand to VMEM ahead of the call, from where blocks move slower.
+    By default XLA often copies a whole operand to VMEM before the call, from where blocks move more slowly.
     """
     return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
 def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
-    """What tells Pallas to run a kernel's body once on each of so many cores; on one it has no grid."""
+    """Return the `pallas_call` arguments that run a kernel's body once on each core; one core needs no grid."""
     if cores == 1:
         return {"compiler_params": pltpu.CompilerParams(**compiler_params)}
     params = pltpu.CompilerParams(dimension_semantics=("parallel",), **compiler_params)
@@ -34,25 +34,25 @@ def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
 
 
 def core_number(cores: int) -> Any:
-    """The number of the core that runs the body of such a kernel; to be asked for outside of loops and conditions."""
+    """Return the number of the core that runs the kernel's body; call it outside of loops and conditions."""
     return pl.program_id(0) if cores > 1 else 0
 
 
 def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """Return the scratch of a step, to be asked of Pallas."""
+    """Return the scratch shapes of a step for Pallas."""
     return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
 
 
 def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
-    """Return the VMEM to ask Pallas for, by name: of the buffers of a schedule those that the kernel allocates.
+    """Return the VMEM shapes for Pallas, by name: the buffers of a schedule that the kernel allocates.
 
     Args:
-      dtypes: of buffers that hold another dtype than the schedule says, by name.
+      dtypes: by name, dtypes of buffers that differ from the schedule's.
     """
     return {
-        one.name: pltpu.VMEM(one.ref_shape, jnp.dtype(dtypes.get(one.name, one.dtype)))
-        for one in buffers
-        if one.ref_shape is not None
+        buffer.name: pltpu.VMEM(buffer.ref_shape, jnp.dtype(dtypes.get(buffer.name, buffer.dtype)))
+        for buffer in buffers
+        if buffer.ref_shape is not None
     }
 
 
@@ -68,7 +68,7 @@ def launch(
     out_shape: tuple[jax.ShapeDtypeStruct, ...],
     **rest: Any,
 ) -> tuple[Array, ...]:
-    """All outputs of a kernel, which is called with the refs of the operands, those of the outputs, and the scratch."""
+    """Return all outputs of a kernel, which is called with the refs of operands and outputs, and the scratch."""
     cost = pl.CostEstimate(
         flops=spec.flops * spec.passes,
         transcendentals=spec.epilogue.transcendentals * spec.batch * spec.m * spec.n,

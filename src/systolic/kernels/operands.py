@@ -1,7 +1,8 @@
-"""An operand of one step: multiplied as it is stored, made on the way, or rewritten in VMEM ahead of the products.
+"""An operand of one step: multiplied as it is stored, made on the way, or rewritten in VMEM before the products.
 
-What is made on the way (a cast, a function, the halves of a float32) is computed for each subtile anew, from the part
-of the block that the subtile multiplies: the vector unit does it while the matrix units work. Rewriting the block first
+A value that is made on the way (a cast, a function, the halves of a float32) is computed again for each subtile, from
+the part of the block that the subtile multiplies: the vector unit does it while the matrix units work. Rewriting the
+block first
 does not overlap with the products, so it pays only for expensive functions.
 """
 
@@ -28,14 +29,14 @@ _LARGEST_LOW = 2.0**120 - 2.0**112
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A block of an operand in VMEM, as the matrix units shall have it."""
+    """A block of an operand in VMEM, in the form that the matrix units take."""
 
     refs: tuple[Any, ...]  # one; of a staged float32 its high and its low half; of two right-hand sides each
     make: Callable[..., tuple[Array, ...]] | None = None  # of the blocks and of those that their function reads
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """What to multiply of these rows and columns: one array, or its high and its low half; or these of two."""
+        """Return the factors of these rows and columns: one array, or its high and low half; or those of two arrays."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
@@ -43,7 +44,7 @@ class Operand:
         return self.make(*blocks, *read)
 
     def part(self, rows: Any, columns: Any) -> Operand:
-        """The operand of these rows and columns alone."""
+        """Return the operand of these rows and columns alone."""
         return replace(
             self,
             refs=tuple(ref.at[rows, columns] for ref in self.refs),
@@ -52,7 +53,7 @@ class Operand:
 
 
 def part_of(facts: FusedOperand, rows: Any, columns: Any) -> tuple[Any, Any]:
-    """The part of a fused operand's block that belongs to these rows and columns of what it applies to."""
+    """Return the part of a fused operand's block that belongs to these rows and columns of the matrix it applies to."""
     return (rows if facts.rows else slice(None)), (columns if facts.columns else slice(None))
 
 
@@ -65,10 +66,10 @@ def ready(
     spec: MatmulSpec,
     config: KernelConfig,
 ) -> Operand:
-    """An operand of the step, zero past the end of k.
+    """Return an operand of the step, zero past the end of k.
 
     Args:
-      scratch: where it is rewritten, if it is staged.
+      scratch: holds the rewritten block of a staged operand.
     """
     transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
@@ -82,15 +83,15 @@ def ready(
             values = read if fn is None else fn(*read)
             return tuple(part for value in jax.tree.leaves(values) for part in make(value))
 
-        made = Operand(refs=stored, make=each, args=args)
-        operand = _staged(made, scratch) if is_staged(spec, config.tiles, side) else made
-    used = spec.k % config.tiles.tile_k
-    if used:
+        remade = Operand(refs=stored, make=each, args=args)
+        operand = _staged(remade, scratch) if is_staged(spec, config.tiles, side) else remade
+    used_depth = spec.k % config.tiles.tile_k
+    if used_depth:
 
         @pl.when(kk == config.tiles.grid(spec)[2] - 1)
         def _zero() -> None:
             for block in operand.refs:
-                _zero_past(block, used, axis_k)
+                _zero_past(block, used_depth, axis_k)
 
     return operand
 
@@ -111,16 +112,16 @@ def _staged(made: Operand, refs: tuple[Any, ...]) -> Operand:
 
 
 def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> tuple[Array, ...]:
-    """What a subtile adds to its sums, in the accumulator's dtype.
+    """Return a subtile's contribution to its sums, in the accumulator's dtype.
 
-    Of two parts of each factor it takes three products, the small ones first.
+    If each factor has two parts, there are three products, the small ones first.
     """
     dimensions = (((0 if spec.transpose_lhs else 1,), (1 if spec.transpose_rhs else 0,)), ((), ()))
     exact = spec.precision == "highest" and spec.dtype_multiplied == "float32"
 
     # All of k, and the rows or columns of the subtile.
-    of_lhs = lhs.values(*((slice(None), subtile.rows) if spec.transpose_lhs else (subtile.rows, slice(None))))
-    of_rhs = rhs.values(*((subtile.columns, slice(None)) if spec.transpose_rhs else (slice(None), subtile.columns)))
+    lhs_values = lhs.values(*((slice(None), subtile.rows) if spec.transpose_lhs else (subtile.rows, slice(None))))
+    rhs_values = rhs.values(*((subtile.columns, slice(None)) if spec.transpose_rhs else (slice(None), subtile.columns)))
 
     def dot(left: Array, right: Array) -> Array:
         return lax.dot_general(
@@ -137,13 +138,13 @@ def multiply(lhs: Operand, rhs: Operand, subtile: Subtile, spec: MatmulSpec) -> 
         return of_halves(dot, left, right)
 
     parts = 2 if is_split(spec) else 1
-    lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (of_lhs, of_rhs))
+    lefts, rights = (list(zip(*[iter(values)] * parts, strict=True)) for values in (lhs_values, rhs_values))
     products = [product(left, right) for left, right in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
     return (products[0] + products[1],) if spec.pairing == "added" else tuple(products)
 
 
 def of_halves(dot: Callable[[Array, Array], Array], lhs: tuple[Array, ...], rhs: tuple[Array, ...]) -> Array:
-    """Three products of the high and the low half of each factor, as `split` makes them; the small ones first."""
+    """Return three products of the high and low halves of each factor, as `split` makes them; the small ones first."""
     (lhs_high, lhs_low), (rhs_high, rhs_low) = lhs, rhs
     small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
     # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
@@ -151,11 +152,11 @@ def of_halves(dot: Callable[[Array, Array], Array], lhs: tuple[Array, ...], rhs:
 
 
 def split(block: Array) -> tuple[Array, Array]:
-    """A float32 block as two bfloat16 blocks whose sum is within 2^-16 of it.
+    """Split a float32 block into two bfloat16 blocks whose sum is within 2^-16 of it.
 
     The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip. The
-    low part of an infinite element is NaN; so is that of a NaN, whose high part is NaN if one of its upper bits is set,
-    as in every NaN that arithmetic makes.
+    low part of an infinite element or a NaN is NaN. The high part of a NaN is NaN if one of its upper bits is set, as
+    in every NaN that arithmetic makes.
     """
     block = block.astype(jnp.float32)
     bits = lax.bitcast_convert_type(block, jnp.uint32)
@@ -176,7 +177,7 @@ def _cast_to(name: str) -> Callable[[Array], tuple[Array]]:
 
 
 def _zero_past(ref: Any, used: int, axis: int) -> None:
-    """Zeros in a block from row or column `used` on.
+    """Zero a block from row or column `used` on.
 
     Whole registers are overwritten; the one in which the matrix ends is read, masked and written back.
     """

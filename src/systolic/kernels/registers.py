@@ -13,7 +13,7 @@ from systolic.schedule import LANES
 
 
 def part(number: Any, size: int, count: int) -> Any:
-    """The part of that number, to index a ref with; where there is one, all: that needs no alignment."""
+    """Return the slice of the part of that number; the whole ref if there is only one, which needs no alignment."""
     return slice(None) if count == 1 else pl.ds(pl.multiple_of(number * size, size), size)
 
 
@@ -22,7 +22,7 @@ class ColumnTiles(Protocol):
 
     @property
     def grid_n(self) -> int:
-        """Number of tiles."""
+        """The number of tiles."""
         ...
 
     @property
@@ -37,10 +37,10 @@ class ColumnTiles(Protocol):
 
 
 def on_tile(number: Any, schedule: ColumnTiles, act: Callable[[Any, Any], None]) -> None:
-    """Calls `act` with the columns of a tile of that number in an array, and in its buffer.
+    """Call `act` with the columns of a tile in an array, and in its buffer.
 
-    Where tiles do not divide the columns, the last one is wider than the others, which leave the end of a buffer as it
-    was.
+    If tiles do not divide the columns, the last one is wider than the others, which leave the end of a buffer
+    unchanged.
     """
     count, step, width = schedule.grid_n, schedule.step_n, schedule.tile_n
     if step == width:
@@ -52,9 +52,9 @@ def on_tile(number: Any, schedule: ColumnTiles, act: Callable[[Any, Any], None])
 
 
 def block_of(ref: Any, rows: Any, columns: Any) -> Any:
-    """Rows, of which the compiler does not know how many, and columns of a ref.
+    """Return rows and columns of a ref, where the compiler does not know the number of rows.
 
-    libtpu 0.0.42.1 ends ("Check failed: dynamic_dim_it != dynamic_sizes.end()") where both are cut in one step, and the
+    libtpu 0.0.42.1 ends ("Check failed: dynamic_dim_it != dynamic_sizes.end()") if both are cut in one step and the
     columns end in the middle of a register.
     """
     if isinstance(columns, pl.Slice) and columns.size % LANES:
@@ -63,7 +63,7 @@ def block_of(ref: Any, rows: Any, columns: Any) -> Any:
 
 
 class Parts(NamedTuple):
-    """Parts of one size of an axis of a ref, gone through by one loop."""
+    """Parts of one size along an axis of a ref, visited by one loop."""
 
     how_many: int
     size: int
@@ -71,23 +71,23 @@ class Parts(NamedTuple):
 
 
 def parts_of(whole: int, size: int) -> list[Parts]:
-    """Parts of a size, and the one that is left behind them where they do not divide the whole."""
+    """Return equal parts of a size, and the shorter part after them if they do not divide it."""
     count, rest = divmod(whole, size)
-    found = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
-    return [*found, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else found
+    result = [Parts(count, size, lambda number: part(number, size, count + (rest > 0)))]
+    return [*result, Parts(1, rest, lambda _: pl.ds(count * size, rest))] if rest else result
 
 
 def wide(values: Any) -> Any:
-    """Values in 32 bits, in which rows of a register can be selected from."""
+    """Return values in 32 bits, in which rows of a register can be selected."""
     return values.astype(jnp.float32 if jnp.issubdtype(values.dtype, jnp.floating) else jnp.int32)
 
 
 def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth: int) -> None:
-    """Zeroes all but the rows from `first` to `end`, up to the next multiple of `depth`.
+    """Zero all rows but those from `first` to `end`, up to the next multiple of `depth`.
 
     Args:
       ref: [rows, columns], of which `size` rows have been copied, whole registers of `multiple` rows: the others are
-        behind `end`, and `first` is in the first one, `end` in the last.
+        after `end`, and `first` is in the first one, `end` in the last.
     """
     width = ref.shape[1]
 
@@ -98,11 +98,11 @@ def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth
 
     pl.when(first > 0)(lambda: register(0, lambda number: number >= first))
     pl.when(end < size)(lambda: register(size - multiple, lambda number: number < end))
-    behind = lax.div(size + (depth - 1), depth) * depth - size
+    tail = lax.div(size + (depth - 1), depth) * depth - size
 
     def zero(index: Any, carry: None) -> None:
         row = pl.multiple_of(size + index * multiple, multiple)
         ref[pl.ds(row, multiple), :] = jnp.zeros((multiple, width), ref.dtype)
         return carry
 
-    lax.fori_loop(0, lax.div(behind, multiple), zero, None)
+    lax.fori_loop(0, lax.div(tail, multiple), zero, None)

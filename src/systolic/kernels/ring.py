@@ -1,12 +1,13 @@
-"""Copies that run ahead of their use: through a few slots of VMEM in turn, each with its semaphore.
+"""Copies that start before their use, through a few slots of VMEM in turn, each with its semaphore.
 
-A slot that is read is filled as soon as what it held has been used: before the first step (`fill`), then a fixed
+A slot that is read is refilled as soon as its content has been used: before the first step (`fill`), then a fixed
 number of steps ahead (`fetch_next`), or as far as steps that are known only at run time leave room (`fetch_while`).
 A slot that is written is waited for before it is written again (`reserve`), and the last ones at the end (`drain`).
 
-What differs between kernels is a parameter: the number of slots, for how many steps a block stays, how the copies of an
-item are described, and in which order that is done. It is the order in which programs compute addresses, so another
-one, though it copies the same, takes other cycles.
+The differences between kernels are parameters: the number of slots, for how many steps a block stays, how the copies of
+an
+item are described, and in which order that is done. The order matters because it is the order in which programs compute
+addresses: another one makes the same copies in other cycles.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Ring:
         """Start the copies of steps from `front` on while they have slots, and return the new front.
 
         Args:
-          rooms: conditions of other rings that a step's copies go through too.
+          rooms: conditions of other rings that a step's copies also use.
           start: starts the copies of a step and returns the next one.
         """
 
@@ -130,7 +131,7 @@ class Ring:
             _in_loop(begin, end, lambda number: self.wait(item_of(number)))
 
     def drain(self, stored: Any) -> None:
-        """Wait for the last copies of all."""
+        """Wait for the last copies."""
         first = stored - self.slots
         self.wait_all(max(first, 0) if isinstance(first, int) else jnp.maximum(first, 0), stored)
 

@@ -1,4 +1,4 @@
-"""The subtiles of a step: which rows and columns, and the loop over them."""
+"""The subtiles of a step: their rows and columns, and the loop over them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Subtile:
 
     @classmethod
     def number(cls, number: Any, config: KernelConfig) -> Subtile:
-        """The subtile of that number, counted along the rows of subtiles."""
+        """Return the subtile of that number, counted along the rows of subtiles."""
         across = config.tiles.tile_n // config.subtile_n
         row, column = (number, 0) if across == 1 else (quotient(number, across), number % across)
         if config.tiles.tile_m == config.subtile_m:
@@ -39,21 +39,20 @@ class Subtile:
 
     @classmethod
     def whole(cls, tiles: Tiles) -> Subtile:
-        """All of a tile."""
         return cls(row=0, column=0, n_rows=tiles.tile_m, n_columns=tiles.tile_n)
 
     @property
     def rows(self) -> Any:
-        """To index a ref with."""
+        """The slice of its rows in a ref."""
         return pl.ds(self.row, self.n_rows)
 
     @property
     def columns(self) -> Any:
-        """To index a ref with."""
+        """The slice of its columns in a ref."""
         return pl.ds(self.column, self.n_columns)
 
     def row_chunks(self, rows: int, body: Callable[[Subtile], None]) -> None:
-        """`body` for every so many of its rows, which they divide."""
+        """Call `body` for each chunk of the subtile's rows; chunks divide them."""
 
         def chunk(number: Any) -> None:
             row = self.row + times(number, rows)
@@ -62,30 +61,30 @@ class Subtile:
         loop(self.n_rows // rows, chunk)
 
     def moved(self, row: Any, column: Any) -> tuple[Any, Any]:
-        """Its rows and columns in a matrix whose tile begins at `row`, `column`."""
+        """Return the subtile's rows and columns in a matrix whose tile begins at `row`, `column`."""
         return pl.ds(row + self.row, self.n_rows), pl.ds(column + self.column, self.n_columns)
 
 
 def times(number: Any, step: int) -> Any:
-    """A multiple of `step`, which the compiler is told."""
+    """Return a multiple of `step`, declared as one to the compiler."""
     return number * step if isinstance(number, int) else pl.multiple_of(number * step, step)
 
 
 def quotient(number: Any, by: int) -> Any:
-    """`number // by`, known or traced.
+    """Return `number // by`, known or traced.
 
-    The same operations as those of JAX's `//`, but for the sign of the number: to lower that, Pallas asks for the chip,
-    which a machine without one does not know, and under `jax_enable_x64` makes 64 bits of it, which no TPU has.
+    The operations are JAX's for `//`, but for the sign of the number. To lower JAX's sign, Pallas asks for the chip,
+    which a machine without one does not know, and under `jax_enable_x64` it takes 64 bits, which no TPU has.
     """
     if isinstance(number, int):
         return number // by
-    whole = lax.div(number, np.int32(by))
+    truncated = lax.div(number, np.int32(by))
     sign = (number > 0).astype(np.int32) - (number < 0).astype(np.int32)
-    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), whole - 1, whole)
+    return jnp.where((sign != 1) & (lax.rem(number, np.int32(by)) != 0), truncated - 1, truncated)
 
 
 def loop(count: int, body: Callable[[Any], None]) -> None:
-    """`body(0)` … `body(count - 1)`, once in the code."""
+    """Call `body(0)` … `body(count - 1)`, with the body once in the code."""
     if count == 1:
         body(0)
         return

@@ -1,4 +1,4 @@
-"""What a store has of a product on a chip: the winner among its trials, and its time against XLA's."""
+"""A store's trials of a product on a chip: the winner, and its time against XLA's."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class KeptTrials:
     """The trials of a product on a chip, and XLA's program.
 
     Attributes:
-      spec: as asked for.
-      computed: what the kernel computes, to which configurations belong.
+      spec: the requested product.
+      computed: the kernel's product, to which configurations belong.
       trials: fastest first.
-      xla: XLA's program; None where nobody asked for it or it has no time.
-      xla_us: its time in repeated calls, where its copy ahead of the call hides behind the call before.
+      xla: XLA's program; None if it was not requested or has no time.
+      xla_us: its time in repeated calls, where its early copy overlaps with the call before.
     """
 
     spec: Any
@@ -36,18 +36,18 @@ class KeptTrials:
 
     @classmethod
     def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:
-        """Return these trials of a product, in any order, XLA's program among them.
+        """Return the record of these trials of a product, in any order, XLA's program among them.
 
         Args:
-          more: what a subclass has besides.
+          more: additional fields of a subclass.
         """
-        every = list(trials)
-        xla = next((trial for trial in every if trial.tried is None), None)
+        all_trials = list(trials)
+        xla = next((trial for trial in all_trials if trial.tried is None), None)
         return cls(
             spec=spec,
             computed=op_of(spec).computed(spec),
             chip=chip.name,
-            trials=tuple(best_first(trial for trial in every if trial.tried is not None)),
+            trials=tuple(best_first(trial for trial in all_trials if trial.tried is not None)),
             xla=xla,
             xla_us=None if xla is None else xla_repeated_us(xla, spec, chip),
             **more,
@@ -55,7 +55,7 @@ class KeptTrials:
 
     @property
     def winner(self) -> Trial | None:
-        """The fastest; None where no trial has a time."""
+        """The fastest trial; None if no trial has a time."""
         return fastest(self.trials)
 
     @property
@@ -70,35 +70,32 @@ class KeptTrials:
 
     @property
     def winner_error(self) -> TimeError | None:
-        """The error of the winner's simulated time."""
         return self._error(self.winner)
 
     @property
     def xla_error(self) -> TimeError | None:
-        """The error of XLA's simulated time."""
         return self._error(self.xla)
 
     @property
     def ratio_error_percent(self) -> float | None:
-        """The error of the ratio of simulated times to XLA; None: not known, or the times are measured."""
-        mine, other = self.winner_error, self.xla_error
-        return None if mine is None or other is None else ratio_error_percent(mine, other, same_kernel=False)
+        """The error of the ratio of simulated times; None: not known, or the times are measured."""
+        mine, xla_error = self.winner_error, self.xla_error
+        return None if mine is None or xla_error is None else ratio_error_percent(mine, xla_error, same_kernel=False)
 
     @property
     def verdict(self) -> RatioVerdict:
-        """Faster or slower than XLA, if by more than their simulated times may be off; measured times hold."""
+        """The verdict: faster or slower than XLA, if simulated times differ by more than their errors."""
         if self.ratio_to_xla is None:
             return "not known"
         measured = self.winner is not None and self.winner.measured_us is not None
         return ratio_verdict(self.ratio_to_xla, 0.0 if measured else self.ratio_error_percent)
 
     def _error(self, trial: Trial | None) -> TimeError | None:
-        known = known_chip(self.chip)
-        return None if trial is None or known is None else trial_error(trial, self.computed, known)
+        trial_chip = known_chip(self.chip)
+        return None if trial is None or trial_chip is None else trial_error(trial, self.computed, trial_chip)
 
 
 def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:
-    """Return XLA's time in repeated calls."""
     if xla.measured_us is not None:
         return xla.measured_us
     if xla.simulated_us is None:

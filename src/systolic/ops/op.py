@@ -1,6 +1,6 @@
 """The `Op` protocol, by which planner, store, tuner, bench and command line know an op, and the registry of ops.
 
-`registry.py` has the table of this package's ops.
+The ops of this package are listed in `registry.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_DTYPES = ("dtype", "kept_sum")  # in names of a spec's fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Legal configurations, best first, and how many were compared."""
+    """Legal configurations, best first, and the number that was compared."""
 
     configs: Sequence[TimedConfig]
     considered: int
@@ -43,7 +43,7 @@ class Layout:
       hbm_bytes: read and written by the kernel.
       vmem_bytes: of its buffers.
       vmem_limit_bytes: the limit to ask the compiler for.
-      profiles: what made the profiles for products of this kind; None: there are none.
+      profiles: versions that made the profiles for products of this kind; None: there are none.
       link_bytes: sent over links to other devices of the slice.
     """
 
@@ -57,10 +57,10 @@ class Layout:
 
 
 class Kept(Protocol):
-    """One kind of thing that a store has trials of: a product, or a function of somebody's.
+    """A kind of spec that a store has trials of: a product, or a user's function.
 
     Attributes:
-      name: under which specs of this kind are stored.
+      name: the name under which specs of this kind are stored.
       spec_type: the class of its specs.
     """
 
@@ -69,37 +69,37 @@ class Kept(Protocol):
 
     @abstractmethod
     def words(self, spec: Any) -> tuple[str, str, str]:
-        """Return sizes, dtypes and what is fused, for people."""
+        """Describe sizes, dtypes and fused operations, for people."""
         ...
 
     def described(self, spec: Any) -> Any:
-        """Return the spec without what is counted of a program: trials are kept under this."""
+        """Return the spec without the counts taken from its program: trials are stored under this."""
         return spec
 
     def mesh(self, spec: Any) -> SliceMesh | None:
-        """Return the slice that it is cut over, and the mesh; None: it runs on one device.
+        """Return the slice and the mesh over which the spec is cut; None: it runs on one device.
 
-        It follows from the spec, so that trials of a slice are not those of another. On a slice `flops` and
-        `least_hbm_bytes` of the spec, and all that an op says of it, are those of one device.
+        It follows from the spec, so that trials of different slices are kept apart. On a slice `flops` and
+        `least_hbm_bytes` of the spec, and all results of an op, are for one device.
         """
         return None
 
 
 class Op(Kept, Protocol):
-    """One kind of product, as planner, store, tuner, bench and command line know it.
+    """One kind of product, as planner, store, tuner, bench and command line use it.
 
-    `spec` in what follows is what a user asks for, and `computed` what the kernel computes for it: perhaps turned, so
-    that operands are read as they are stored. Configurations and trials are of the latter.
+    Below, `spec` is the user's product, and `computed` is the product that the kernel computes for it: perhaps turned,
+    so that operands are read as they are stored. Configurations and trials belong to `computed`.
 
-    Methods with a body are right for an op on one chip whose specs describe all of it.
+    Methods with a body suit an op on one chip that is completely described by its specs.
     """
 
     def computed(self, spec: Any) -> Any:
-        """Return what the kernel computes."""
+        """Return the product that the kernel computes."""
         return spec
 
     def counted(self, spec: Any) -> Any:
-        """Return the spec with what is counted of its programs, such as the operations of an activation. Needs JAX.
+        """Return the spec with the counts of its programs, such as the operations of an activation. Needs JAX.
 
         Raises:
           SpecError: no program is known for it.
@@ -117,7 +117,7 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def search(self, computed: Any, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
-        """Return what `tune` tries: the most promising, and every legal configuration, with times of one model."""
+        """Return the configurations for `tune`: the most promising, and every legal one, with times of one model."""
         ...
 
     @abstractmethod
@@ -140,21 +140,21 @@ class Op(Kept, Protocol):
         ...
 
     def remarks(self, spec: Any, chip: Chip) -> list[str]:
-        """Return what else decides the time of a spec on a chip, in words."""
+        """Describe what else decides the time of a spec on a chip."""
         return []
 
     @abstractmethod
     def programs(self, spec: Any, chip: Chip) -> Programs:
-        """Return what `tune` compiles.
+        """Return the programs that `tune` compiles.
 
         Raises:
-          SpecError: the description does not hold all of the program, such as a function that systolic has no name for.
+          SpecError: the spec does not describe the whole program, such as a function without a name in systolic.
         """
         ...
 
     @abstractmethod
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
-        """Return what `bench` compares.
+        """Return the programs that `bench` compares.
 
         Raises:
           SpecError: as `programs`.
@@ -171,13 +171,13 @@ _KEPT: dict[type[Any], Kept] = {}  # the ops, and what else a store has trials o
 
 
 def register(op: Op) -> None:
-    """Make an op known; one of the same kind of spec is replaced."""
+    """Register an op; it replaces one for the same kind of spec."""
     _OPS[op.spec_type] = op
     register_kept(op)
 
 
 def register_kept(kept: Kept) -> None:
-    """Make a kind of thing known to stores; one of the same kind of spec is replaced."""
+    """Register a kind of spec for stores; it replaces one of the same kind."""
     _KEPT[kept.spec_type] = kept
 
 
@@ -185,17 +185,17 @@ def op_of(spec: Spec) -> Op:
     """Return the op of a spec.
 
     Raises:
-      SpecError: none is registered for it.
+      SpecError: no op is registered for it.
     """
     try:
         return _OPS[type(spec)]
     except KeyError:
-        known = ", ".join(spec_type.__name__ for spec_type in _OPS)
-        raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {known}") from None
+        names = ", ".join(spec_type.__name__ for spec_type in _OPS)
+        raise SpecError(f"no op computes a {type(spec).__name__}; there are ops for {names}") from None
 
 
 def kept_as(spec: Any) -> Kept:
-    """Return how a store names a spec.
+    """Return a store's name of a spec.
 
     Raises:
       SpecError: nothing is registered for it.
@@ -204,15 +204,15 @@ def kept_as(spec: Any) -> Kept:
 
 
 def record_of(spec: Spec) -> dict[str, Any]:
-    """Return a spec to be written as JSON, with the name of its op."""
+    """Return a spec as a record for JSON, with the name of its op."""
     return {"op": op_of(spec).name, "spec": dataclasses.asdict(cast(Any, spec))}
 
 
 def read_spec(op_name: Any, record: Any) -> Any:
-    """Return a spec out of what `untrusted.read_json` has read of it: numbers are counts, texts are names.
+    """Return the spec in a record that `untrusted.read_json` has read: numbers are counts, texts are names.
 
     Raises:
-      UntrustedError: it is none; or there is no such op, or no such dtype.
+      UntrustedError: the record is no spec, or its op or a dtype is unknown.
     """
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
@@ -241,7 +241,7 @@ def _is_dtype(name: str) -> bool:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of nested records by their path."""
+    """Return the leaves of nested records by path."""
     if isinstance(value, dict):
         parts = [leaves(entry, f"{name}.{key}".strip(".")) for key, entry in value.items()]
     elif isinstance(value, (list, tuple)):

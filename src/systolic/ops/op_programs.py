@@ -1,4 +1,4 @@
-"""The programs of an op that `tune` and `bench` compile, as an `Op` hands them over."""
+"""The programs of an op that `tune` and `bench` compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.schedule import KernelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:
-    """How arguments and results are cut over the mesh of `Op.mesh`.
+    """The cuts of arguments and results over the mesh of `Op.mesh`.
 
     Attributes:
       arguments: a `PartitionSpec` for each argument.
@@ -26,15 +26,15 @@ class Shardings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """The programs that compute a spec. They can be pickled, because workers compile them.
+    """The programs that compute a spec. They can be pickled, because worker processes compile them.
 
     Attributes:
-      computed: `Op.computed` of the spec, with what is counted of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each operand, whole; an array where values decide, such as group sizes.
+      computed: `Op.computed` of the spec, with the counts of the programs.
+      arguments: a `jax.ShapeDtypeStruct` for each whole operand; an array if its values matter, such as group sizes.
       pallas: the Pallas kernel, called with a configuration and the operands.
-      xla: the same by XLA.
-      shardings: over the mesh, whose axes are explicit for the kernel and left to XLA for its program; None: there is
-        none, it runs on one device.
+      xla: XLA's program.
+      shardings: over the mesh, whose axes are explicit for the kernel and left to XLA for its program; None: it runs on
+        one device.
     """
 
     computed: Any
@@ -50,14 +50,14 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RacedPrograms:
-    """The programs that `bench` compares. They can be pickled, because workers compile them.
+    """The programs that `bench` compares. They can be pickled, because worker processes compile them.
 
     Attributes:
-      spec: with what is counted of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array where values decide.
-      ours: what a user calls, with the planner's configuration.
-      xla: plain JAX, as somebody would write it who does not know ours.
-      xla_forms: other ways to write it, by their names. The fastest of all counts.
+      spec: the spec with the counts of the programs.
+      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array if its values matter.
+      ours: the user's call, with the planner's configuration.
+      xla: plain JAX, as a user without systolic would write it.
+      xla_forms: other ways to write it, by name. The fastest of all counts.
       shardings: as in `Programs`.
     """
 
@@ -74,8 +74,8 @@ class Peer:
     """A public kernel to race against.
 
     Attributes:
-      config: how it is called, where that is a choice.
-      program: of `arguments`, or of those that XLA's program has; None: there is none, and `reason` says why.
+      config: its configuration, if there is a choice.
+      program: takes `arguments`, or the arguments of XLA's program; None: there is none, and `reason` says why.
     """
 
     name: str

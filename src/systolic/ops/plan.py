@@ -1,4 +1,4 @@
-"""The record of a plan: the configuration of the kernel that computes a spec on a chip, why, and how long it takes."""
+"""The record of a plan: the configuration of the kernel that computes a spec on a chip, the reason, and the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Provenance = Literal["measured", "simulated", "profiled", "modelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Summarised):
-    """How a spec is computed on one device of a chip, or on each device of a slice."""
+    """The kernel of a spec on one device of a chip, or on each device of a slice."""
 
     spec: Any
     computed: Any  # what the kernel computes: the spec, perhaps turned
@@ -42,7 +42,7 @@ class Plan(Summarised):
     link_bytes: int = 0  # that each device sends to others
 
     def summary(self) -> Summary:
-        """Says which kernel computes it, why, and how long it takes."""
+        """Describe which kernel computes the spec, why, and how long it takes."""
         sizes, dtypes, _ = op_of(self.spec).words(self.spec)
         error = f" {self.time_error.words}" if self.time_error is not None else ""
         over = f" {self.mesh.topology} over {self.mesh}" if self.mesh is not None else ""

@@ -1,7 +1,7 @@
-"""Plans: the configuration of the kernel that computes a spec on a chip, why, and how long it takes.
+"""Plans: the configuration of the kernel that computes a spec on a chip, the reason, and the time.
 
-A `Planner` asks its store for what `systolic tune` has found, and where it has nothing the op's arithmetic. The user's
-own planner, of the store that `$SYSTOLIC_STORE` names, is in use unless another one is: see `use`.
+A `Planner` looks in its store for results of `systolic tune`; if there are none it uses the op's arithmetic. By default
+the user's own planner is in use, with the store that `$SYSTOLIC_STORE` names: see `use`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _FOUND: dict[Provenance, str] = {
 
 
 class Plans(Protocol):
-    """What keeps a planner's plans; can be hashed, by identity."""
+    """A cache of a planner's plans, hashed by identity."""
 
     def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan:
-        """A plan, made or kept."""
+        """Return a new or cached plan."""
         ...
 
 
 class Planner:
-    """Plans specs with the winners of one store, and keeps its plans; several threads may use it.
+    """Plans specs with the winners of one store, and caches its plans; several threads may use it.
 
     Args:
-      store: where `systolic tune` keeps what it finds, a `TrialStore` or its file; None: there are no winners.
+      store: the results of `systolic tune`, a `TrialStore` or its file; None: there are no winners.
     """
 
     def __init__(self, store: TrialStore | Path | str | None) -> None:
@@ -51,9 +51,10 @@ class Planner:
         self.forget()
 
     def forget(self) -> None:
-        """Plans everything anew: to be called when the store has a new winner.
+        """Drop all plans: call it when the store has a new winner.
 
-        What is traced from now on takes it. A function that was compiled by `jax.jit` before keeps its kernels.
+        Functions traced from now on use the new winner. A function that `jax.jit` has already compiled keeps its
+        kernels.
         """
         self._warned: set[str] = set()
         # Kernels are cached by this object (`ops.matmul.pallas`): a new one makes JAX forget them too.
@@ -61,7 +62,7 @@ class Planner:
 
     @reports_bugs
     def plan(self, spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
-        """Does what `systolic.plan` does, with the winners of this planner's store."""
+        """Return the plan of `systolic.plan` with the winners of this planner's store."""
         return self.plans(spec, chip_named(chip) if isinstance(chip, str) else chip, tiles)
 
     @reports_bugs  # also where `matmul` asks
@@ -75,8 +76,8 @@ class Planner:
             error = trial_error(trial, computed, chip)
             time_us, provenance = trial.time_us, "measured" if trial.measured_us is not None else "simulated"
         else:
-            found = op.plan(spec, chip, tiles)
-            best, considered, error = found.configs[0], found.considered, None
+            planned = op.plan(spec, chip, tiles)
+            best, considered, error = planned.configs[0], planned.considered, None
             time_us, provenance = best.modelled.time_us, best.provenance
         limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)
@@ -111,7 +112,7 @@ class Planner:
         )
 
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:
-        """What `systolic tune` has found; nothing where the store cannot be read, or it breaks rules."""
+        """Return the winner of `systolic tune`; nothing if the store cannot be read, or the winner breaks rules."""
         if self.store is None or chip != known_chip(chip.name):
             return None  # trials are kept, and judged, by the name of a chip: this one was changed, or has flags
         try:
@@ -131,8 +132,8 @@ def check_spec(spec: Spec, chip: Chip) -> None:
     """Check that the chip multiplies these dtypes, and that its slice has the devices of the mesh.
 
     Raises:
-      UnsupportedDtypeError: the message names what it takes.
-      SliceError: it has no such slice, or the mesh has not as many devices.
+      UnsupportedDtypeError: the message names the dtypes that the chip takes.
+      SliceError: the chip has no such slice, or the mesh has another number of devices.
     """
     if dtype_on(spec, chip) not in chip.dtypes:
         raise UnsupportedDtypeError(
@@ -149,16 +150,16 @@ def check_spec(spec: Spec, chip: Chip) -> None:
 
 
 def _remarks(spec: Spec, chip: Chip) -> list[str]:
-    """What the chip does to every op."""
-    found = []
+    """Return remarks on the chip's effect on every op."""
+    result = []
     if spec.dtype_multiplied in chip.emulated_dtypes:
         native = chip.emulated_dtypes[spec.dtype_multiplied]
-        found.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
-    return found
+        result.append(f"{chip.name} multiplies {spec.dtype_multiplied} at the rate of {native}")
+    return result
 
 
 class InUse:
-    """A planner that is in use until the end of a `with` block, or for good where there is none."""
+    """A planner in use until the end of a `with` block, or for good without one."""
 
     def __init__(self, planner: Planner) -> None:
         self.planner = planner
@@ -178,21 +179,20 @@ _in_use: list[InUse] = []
 
 
 def use(planner: Planner | None = None, *, store: TrialStore | Path | str | None = None) -> InUse:
-    """Has everything that is planned or traced from now on use this planner, or a new one with this store.
+    """Make everything that is planned or traced from now on use this planner, or a new one with this store.
 
-    Called plainly it holds until the next call; in a `with` block, which gives the planner, until the block ends:
+    A plain call holds until the next call; a `with` block, which yields the planner, holds until it ends:
 
         systolic.use(store=None)                         # no winners of `systolic tune`
         with systolic.use(store="trials.sqlite") as planner: ...
 
-    It holds for the whole process, as `jax.config.update` does, and not for a thread: JAX, and whoever loads data for
-    it, may trace in threads of their own. Blocks of two threads may end in any order; while both last, the one that
-    began later counts. Worker processes, which compile what `simulate` or `bench` are given, plan with the store that
-    `$SYSTOLIC_STORE` names.
+    It holds for the whole process, as `jax.config.update` does, and not for one thread: JAX and data loaders may trace
+    in their own threads. Blocks of two threads may end in any order; while both last, the later one counts. Worker
+    processes, which compile the programs of `simulate` and `bench`, plan with the store that `$SYSTOLIC_STORE` names.
 
     Args:
-      planner: with its plans and its store. None: a new one.
-      store: of the new planner, a `TrialStore` or its file; None: there are no winners.
+      planner: a planner with its plans and its store. None: a new one.
+      store: store of the new planner, a `TrialStore` or its file; None: there are no winners.
 
     Raises:
       ValueError: both are given.
@@ -203,9 +203,9 @@ def use(planner: Planner | None = None, *, store: TrialStore | Path | str | None
 
 
 def planner_in_use() -> Planner:
-    """The planner of the latest `use`; else the user's own."""
-    found = tuple(_in_use)
-    return found[-1].planner if found else _users_planner(store_file())
+    """Return the planner of the latest `use`; else the user's own."""
+    planners = tuple(_in_use)
+    return planners[-1].planner if planners else _users_planner(store_file())
 
 
 @functools.lru_cache(maxsize=16)
@@ -231,24 +231,24 @@ def plan(
 
 
 def plan(*product: Any, **options: Any) -> Plan:
-    """What an op such as `systolic.matmul` does for a spec on a chip, without compiling anything.
+    """Return the plan of an op such as `systolic.matmul` for a spec on a chip, without compiling anything.
 
-    The winner that `systolic.tune` has found for it, if it is in the store in use (see `systolic.use`); else the best
-    of the tiles whose steps have been simulated, which takes milliseconds; else, where none of these is near the least
-    time, or something is fused, the best of every legal configuration by a model, which takes up to a second.
-    `Plan.provenance` says which.
+    It is the winner of `systolic.tune` if the store in use has one (see `systolic.use`); else the best of the tiles
+    whose steps have been simulated, which takes milliseconds; else, if none of these is near the least time, or
+    something is fused, the best of every legal configuration by a model, which takes up to a second. `Plan.provenance`
+    names the source.
 
     Args:
-      product: `spec`: sizes, dtypes, transposes, what is fused. Or three numbers m, k, n: lhs [m, k] @ rhs [k, n].
-      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
-      dtype: of both operands, beside three numbers; "bfloat16" if not given.
-      tiles: use these; or a whole configuration, of what the kernel computes, as an earlier plan has it.
+      product: a spec: sizes, dtypes, transposes, fused operations. Or three numbers m, k, n: lhs [m, k] @ rhs [k, n].
+      chip: a name such as "v6e" (`systolic chips` lists them), or your own `Chip` record.
+      dtype: of both operands, with three numbers; "bfloat16" if not given.
+      tiles: tiles to use; or a whole configuration of the kernel's product, as in an earlier plan.
 
     Raises:
       UnknownChipError: no such chip.
-      UnsupportedDtypeError: the chip does not multiply these dtypes; the message names what it takes.
+      UnsupportedDtypeError: the chip does not multiply these dtypes; the message names the dtypes that it takes.
       IllegalTilesError: `tiles` break rules; the message has every one.
-      SystolicBug: this package is at fault, and not what was asked.
+      SystolicBug: an error of this package, not of the request.
     """
     if product and isinstance(product[0], int):
         product = (MatmulSpec.of(*product[:3], dtype=options.pop("dtype", "bfloat16")), *product[3:])

@@ -11,24 +11,24 @@ from systolic.store import Trial
 
 
 def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
-    """Find the error of a trial's simulated time; None where it is measured, or there is none.
+    """Return the error of a trial's simulated time; None if it is measured, or the error is unknown.
 
-    A store does not keep how long the matrix units were busy: here they are so long as the products take at least, at
-    the simulator's clock. How many copies there were is not known either.
+    A store does not record how long the matrix units were busy: here they are busy for the least time of the products,
+    at the simulator's clock. The number of copies is not recorded either.
 
     Args:
-      computed: what the kernel computes.
+      computed: the product that the kernel computes.
     """
     if trial.measured_us is not None or not trial.simulated_us:
         return None
-    least = machine_roofline(computed, chip)
+    roofline = machine_roofline(computed, chip)
     hbm_us = (trial.hbm_bytes or 0) / chip.machine.hbm_bytes_per_s * 1e6
     return time_error(
         chip,
         ProgramTraits(
             unlike="" if op_of(computed).mesh(computed) is None else "communication between chips",
             pallas_share=0.0 if trial.config is None else 1.0,
-            matrix_share=least.mxu_us / trial.simulated_us,
+            matrix_share=roofline.mxu_us / trial.simulated_us,
             hbm_share=hbm_us / trial.simulated_us,
             time_us=trial.simulated_us,
         ),

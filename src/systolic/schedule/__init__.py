@@ -1,4 +1,4 @@
-"""How the work is cut: tiles, the rules they obey, the buffers they need and the traffic they cause."""
+"""The cutting of a product: tiles, the rules they obey, the buffers they need and the traffic they cause."""
 
 from systolic.schedule.blocks import Block, Dimension, block_shape, dimensions, operand_blocks
 from systolic.schedule.buffers import Scratch, VmemBuffer, kernel_buffers, scratch_buffers, total_bytes

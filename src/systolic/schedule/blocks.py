@@ -1,4 +1,4 @@
-"""The blocks of arrays that a step works on: their shapes, and along which dimensions of the product they lie."""
+"""The blocks of arrays that a step works on: their shapes, and the dimensions of the product along which they lie."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Block:
     Attributes:
       applies_to: an operand or the output; lhs and rhs apply to themselves.
       shape: rows and columns, as the array is stored.
-      along: the dimension along its rows, and that along its columns; None where every step has all of the array.
+      along: the dimensions along its rows and along its columns; None if every step has all of the array.
       resident: all of the array stays in VMEM. So does a row, which costs a step more to copy by blocks than it saves;
         but only where blocks cut it evenly, because nothing may be read past its end.
       cut: the dimension along which a step takes its part of a resident row.
       matrix: rows and columns of the whole array.
       matrices: how many different ones the batch has.
-      first_column: of the matrix, where it lies behind another one in an array; a multiple of the block's columns.
+      first_column: of the matrix, where it lies after another one in an array; a multiple of the block's columns.
     """
 
     applies_to: Side
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def loops(self) -> tuple[Loop | None, ...]:
-        """Loops of the grid that may change the block."""
+        """The loops of the grid that may change the block."""
         return (*self.along, "batch") if self.matrices > 1 else self.along
 
     @property
@@ -54,13 +54,13 @@ class Block:
 
 
 def block_shape(spec: MatmulSpec, tiles: Tiles, side: Side) -> tuple[int, int]:
-    """Rows and columns of one block of an operand, as it is stored, or of the output."""
+    """Return the rows and columns of one block of an operand, as it is stored, or of the output."""
     rows, columns = dimensions(spec, side)
     return getattr(tiles, f"tile_{rows}"), getattr(tiles, f"tile_{columns}")
 
 
 def dimensions(spec: MatmulSpec, side: Side) -> tuple[Dimension, Dimension]:
-    """Along what the rows and the columns of an operand lie, as it is stored, or of the output."""
+    """Return the dimensions along the rows and the columns of an operand, as it is stored, or of the output."""
     if side == "lhs":
         return ("k", "m") if spec.transpose_lhs else ("m", "k")
     if side == "rhs":
@@ -68,20 +68,18 @@ def dimensions(spec: MatmulSpec, side: Side) -> tuple[Dimension, Dimension]:
     return "m", "n"
 
 
-@functools.lru_cache(maxsize=1024)  # the planner asks for those of the same tiles again and again
+@functools.lru_cache(maxsize=1024)  # the planner asks for the blocks of the same tiles repeatedly
 def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
-    """The `Block` of each operand."""
-
     def block(operand: FusedOperand, side: Side) -> Block:
         rows, columns = dimensions(spec, side)
-        whole = getattr(spec, columns) if operand.columns else 1
-        matrix = (getattr(spec, rows) if operand.rows else 1, whole)
+        size = getattr(spec, columns) if operand.columns else 1
+        matrix = (getattr(spec, rows) if operand.rows else 1, size)
         matrices = spec.matrices(side) if operand.rows and operand.columns else 1
-        even = not operand.columns or whole % getattr(tiles, f"tile_{columns}") == 0
+        even = not operand.columns or size % getattr(tiles, f"tile_{columns}") == 0
         if not operand.rows and even:
             return Block(
                 applies_to=side,
-                shape=(1, whole),
+                shape=(1, size),
                 along=(None, None),
                 dtype=operand.dtype,
                 matrix=matrix,
@@ -89,10 +87,10 @@ def operand_blocks(spec: MatmulSpec, tiles: Tiles) -> Operands:
                 resident=True,
                 cut=columns if operand.columns else None,
             )
-        its_rows, its_columns = block_shape(spec, tiles, side)
+        block_rows, block_columns = block_shape(spec, tiles, side)
         return Block(
             applies_to=side,
-            shape=(its_rows if operand.rows else 1, its_columns if operand.columns else 1),
+            shape=(block_rows if operand.rows else 1, block_columns if operand.columns else 1),
             along=(rows if operand.rows else None, columns if operand.columns else None),
             dtype=operand.dtype,
             matrix=matrix,

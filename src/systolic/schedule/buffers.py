@@ -1,4 +1,4 @@
-"""The VMEM buffers of a kernel: one list, from which estimates, maps and refusals derive."""
+"""The VMEM buffers of a kernel: one list from which estimates, maps and refusals derive."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class VmemBuffer:
 
     Attributes:
       shape: of one copy, in whole registers where the compiler reserves them.
-      copies: 2 where the pipeline fills one while the other is used; slots of a ring.
-      ref_shape: of what a kernel allocates for all copies. None: the pipeline allocates it, or it is `shape`.
+      copies: 2 if the pipeline fills one while the other is used; the slots of a ring.
+      ref_shape: shape that a kernel allocates for all copies. None: the pipeline allocates it, or it is `shape`.
     """
 
     name: str
@@ -32,17 +32,17 @@ class VmemBuffer:
 
     @property
     def bytes(self) -> int:
-        """All copies together."""
+        """The bytes of all copies together."""
         return math.prod(self.shape) * dtype_bytes(self.dtype) * self.copies
 
 
 def total_bytes(buffers: Sequence[VmemBuffer]) -> int:
-    """Bytes of all buffers. The compiler needs some more for values that do not fit its registers."""
+    """Return the bytes of all buffers. The compiler needs some more for values that do not fit its registers."""
     return sum(buffer.bytes for buffer in buffers)
 
 
 def kernel_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, ...]:
-    """VMEM of a kernel: what its pipeline allocates for blocks, and its scratch by name."""
+    """Return the VMEM buffers of a kernel: those its pipeline allocates for blocks, and its scratch by name."""
     scratch = scratch_buffers(spec, config)
     return (
         *_pipeline_buffers(spec, config.tiles, config.num_stages),
@@ -55,22 +55,22 @@ def kernel_buffers(spec: MatmulSpec, config: KernelConfig) -> tuple[VmemBuffer, 
 @functools.lru_cache(maxsize=1024)
 def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[VmemBuffer, ...]:
     blocks = operand_blocks(spec, tiles)
-    found = [
+    result = [
         VmemBuffer(name=name, shape=block.shape, dtype=block.dtype, copies=num_stages)
         for name, block in zip(("lhs", "rhs", "up"), blocks.factors, strict=False)
     ]
-    for number, block in enumerate(blocks.present()[len(found) :]):
+    for number, block in enumerate(blocks.present()[len(result) :]):
         # A row takes the eight of a register, a column its 128 lanes.
         shape = -(-block.shape[0] // 8) * 8, -(-block.shape[1] // 128) * 128
-        found.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
+        result.append(VmemBuffer(name=f"fused {number}", shape=shape, dtype=block.dtype, copies=num_stages))
     outs = (
         VmemBuffer(name="out", shape=(tiles.tile_m, tiles.tile_n), dtype=dtype, copies=2) for dtype in spec.dtypes_out
     )
-    return (*found, *outs)
+    return (*result, *outs)
 
 
 class Scratch(NamedTuple):
-    """What a kernel asks for besides its pipeline's blocks: buffers, or their refs."""
+    """The buffers that a kernel allocates in addition to its pipeline's blocks, or their refs."""
 
     sums: tuple[Any, ...]  # over k, one of each output that is made; () where one step makes all of it
     lhs: tuple[Any, ...]  # an operand that is staged, of a split one both halves; () where it is not
@@ -78,7 +78,7 @@ class Scratch(NamedTuple):
 
 
 def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """The part of `kernel_buffers` that is scratch."""
+    """Return the part of `kernel_buffers` that is scratch."""
     tiles = config.tiles
 
     def staged(side: Literal["lhs", "rhs"]) -> tuple[VmemBuffer, ...]:
@@ -95,14 +95,14 @@ def scratch_buffers(spec: MatmulSpec, config: KernelConfig) -> Scratch:
 
 
 def made_bytes(spec: MatmulSpec, config: KernelConfig) -> int:
-    """VMEM in which the compiler keeps what a subtile multiplies of operands that are made on the way.
+    """Return the VMEM in which the compiler keeps the values that a subtile makes of its operands.
 
-    Of a float32 in halves it also keeps the sums of two of the three products.
+    For float32 in halves it also keeps the sums of two of the three products.
     """
     kept_sums = 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
-    found = spec.products * kept_sums if is_split(spec) else 0
+    sums = spec.products * kept_sums if is_split(spec) else 0
     for side, across in zip(FACTORS, (config.subtile_m, config.subtile_n), strict=True):
         if is_made(spec, side) and not is_staged(spec, config.tiles, side):
             halves = (2, "bfloat16") if is_split(spec) else (1, spec.dtype_multiplied)
-            found += made_of(spec, side) * across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
-    return found
+            sums += made_of(spec, side) * across * config.tiles.tile_k * halves[0] * dtype_bytes(halves[1])
+    return sums

@@ -1,4 +1,4 @@
-"""How a kernel goes through a product: its tiles, the subtiles within one, the order of the grid, the pipeline."""
+"""The configuration of a kernel: its tiles, the subtiles within one, the order of the grid, the pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STAGES: dict[Pipeline, tuple[int, ...]] = {"auto": (2,), "emit": (3,), "manual"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelConfig:
-    """Tiles, and what a kernel does with them.
+    """Tiles, subtiles, the order of the grid and the pipeline of a kernel.
 
     A step multiplies one tile in subtiles of `subtile_m` rows and `subtile_n` columns of the output: a subtile is one
     stretch of straight code, run in a loop. Long subtiles waste less of the matrix units; short ones are less code.
@@ -32,7 +32,7 @@ class KernelConfig:
     tiles: Tiles
     subtile_m: int
     subtile_n: int
-    pipeline: Pipeline = "auto"  # `pallas_call`'s grid, `emit_pipeline`, or copies that the kernel starts by itself
+    pipeline: Pipeline = "auto"  # `pallas_call`'s grid, `emit_pipeline`, or copies that the kernel itself starts
     num_stages: int = 2  # blocks of each operand in VMEM
     grid_order: GridOrder = "m"  # the dimension of the output whose blocks change last
     fill_chunks: int = 1  # in which the first step's blocks arrive, along k
@@ -58,12 +58,12 @@ class KernelConfig:
 
     @property
     def subtiles(self) -> int:
-        """Subtiles of one step."""
+        """The number of subtiles of one step."""
         return (self.tiles.tile_m // self.subtile_m) * (self.tiles.tile_n // self.subtile_n)
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that its pipeline is."""
+        """The name of the kernel that runs this pipeline."""
         return _KERNELS[self.pipeline]
 
     def __str__(self) -> str:
@@ -76,54 +76,54 @@ class KernelConfig:
         return ", ".join(parts)
 
 
-# Vector operations an element up to which a function of an operand is computed for each subtile anew: beside products
+# Vector operations an element up to which a function of an operand is computed for each subtile again: beside products
 # they take no time, while rewriting the block first takes some two cycles a register.
 _CHEAP_OPERAND_OPS = 12
 
 
 def is_made(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> bool:
-    """Whether something else is multiplied than what is stored: an operand has a function, or is cast or split."""
+    """True if the multiplied values differ from the stored ones: an operand has a function, or is cast or split."""
     return spec.prologue(side) is not None or is_split(spec) or spec.dtype(side) != spec.dtype_multiplied
 
 
 def made_of(spec: MatmulSpec, side: Literal["lhs", "rhs"]) -> int:
-    """How many factors an operand is, each of which is made where one is: the other right-hand side is one too."""
+    """Return the number of factors of an operand, all of them made if one is; the other right-hand side counts too."""
     return spec.products if side == "rhs" or spec.pairing == "added" else 1
 
 
 def is_staged(spec: MatmulSpec, tiles: Tiles, side: Literal["lhs", "rhs"]) -> bool:
-    """Whether an operand's block is rewritten in VMEM before it is multiplied, instead of on the way.
+    """True if an operand's block is rewritten in VMEM before the products, instead of subtile by subtile.
 
-    Staging is used when the function is expensive, or when the last block extends past k and what the function makes of
-    its padding must be overwritten with zeros.
+    Staging is used when the function is expensive, or when the last block extends past k and the function's values of
+    the padding must be overwritten with zeros.
     """
     prologue = spec.prologue(side)
     return prologue is not None and (prologue.op_count > _CHEAP_OPERAND_OPS or spec.k % tiles.tile_k > 0)
 
 
 def is_split(spec: MatmulSpec) -> bool:
-    """Whether float32 operands are multiplied as two bfloat16 parts each (`Precision.HIGH`)."""
+    """True if float32 operands are multiplied as two bfloat16 parts each (`Precision.HIGH`)."""
     return spec.precision == "high" and spec.dtype_multiplied == "float32"
 
 
 def can_run_manually(spec: MatmulSpec, tiles: Tiles) -> bool:
-    """Whether `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
+    """True if `kernels.manual_dma` takes these tiles: one matrix, cut evenly, no operand rewritten first."""
     even = all(getattr(spec, letter) % getattr(tiles, f"tile_{letter}") == 0 for letter in "mkn")
     return even and spec.batch == 1 and not any(is_staged(spec, tiles, side) for side in FACTORS)
 
 
-# Sides of which some tile divides any multiple, and which some tile takes whole.
+# Any multiple of the first number has a tile that divides it; up to the second, a tile takes the whole side.
 _DIVISIBLE, _SHORT = 256, 2048
 
 
 def can_join_outputs(spec: MatmulSpec, cores: int) -> bool:
-    """Whether `kernels.manual_dma`, which alone writes two outputs into one array, takes a product in some tiles."""
+    """True if `kernels.manual_dma` takes a product in some tiles; it alone writes two outputs into one array."""
     even = spec.m % _DIVISIBLE == 0 and spec.n % _DIVISIBLE == 0 and (spec.k % _DIVISIBLE == 0 or spec.k <= _SHORT)
     return even and cores == 1 and spec.batch == 1
 
 
 def has_accumulator(spec: MatmulSpec, config: KernelConfig) -> bool:
-    """Whether the sum over k takes several steps, or the first step several chunks, and so a buffer of its own."""
+    """True if the sum over k needs its own buffer: it takes several steps, or the first step takes several chunks."""
     return spec.k > config.tiles.tile_k or config.fill_chunks > 1
 
 
@@ -132,7 +132,7 @@ _CHEAP_EPILOGUE_OPS = 1
 
 
 def has_last_step(spec: MatmulSpec, tiles: Tiles) -> bool:
-    """Whether the last step over k has code of its own, because an epilogue in every step would cost too much."""
+    """True if the last step over k has code of its own, because an epilogue in every step would cost too much."""
     return spec.k > tiles.tile_k and spec.epilogue.op_count > _CHEAP_EPILOGUE_OPS
 
 
@@ -140,7 +140,7 @@ _CHUNK_ROWS = 128
 
 
 def row_chunk(spec: MatmulSpec, config: KernelConfig) -> int:
-    """Rows of a subtile that the first step finishes at once, where its products came in chunks and k is one block.
+    """Return the rows of a subtile that the first step finishes at once if products came in chunks and k is one block.
 
     No product hides that epilogue: an expensive one takes as long for chunks of rows as for a subtile, in less code.
     """

@@ -1,7 +1,7 @@
-"""The order in which a kernel takes its steps, and how long a block stays: the one place that says so.
+"""The order of a kernel's steps, and the steps for which a block stays. Nothing else defines them.
 
-Kernels, traffic, and the times of `systolic.cost` all read it off here. A block is fetched when its index differs from
-that of the step before (source: Pallas' pipelining rules, jax.dev "TPU Pipelining").
+Kernels, traffic, and the times of `systolic.cost` all use it. A block is fetched when its index differs from the index
+in the step before (source: Pallas' pipelining rules, jax.dev "TPU Pipelining").
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from systolic.spec import MatmulSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileIndex:
-    """Which blocks a step works on: row `i` and column `j` of blocks of the output, and block `kk` along k."""
+    """The blocks that a step works on: row `i` and column `j` of blocks of the output, and block `kk` along k."""
 
     i: Any
     j: Any
     kk: Any
 
     def along(self, dimension: str | None) -> Any:
-        """The number of the block along a dimension; 0 where all of an array is one block."""
+        """Return the number of the block along a dimension; 0 if all of an array is one block."""
         return {"m": self.i, "n": self.j, "k": self.kk, None: 0}[dimension]
 
 
@@ -34,26 +34,25 @@ class TileIndex:
 class GridSchedule:
     """The loops over a grid, the outermost first: the batch, both dimensions of the output, and k.
 
-    Counts are numbers; or arrays of them, where many configurations are looked at together.
+    Counts are numbers, or arrays of them for many configurations at a time.
     """
 
     loops: tuple[tuple[Loop, Any], ...]
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> GridSchedule:
-        """The schedule of a configuration."""
         grid_m, grid_n, grid_k = config.tiles.grid(spec)
         return cls.over(config.grid_order, m=grid_m, n=grid_n, k=grid_k, batch=spec.batch)
 
     @classmethod
     def over(cls, grid_order: GridOrder, *, m: Any, n: Any, k: Any, batch: Any = 1) -> GridSchedule:
-        """The schedule of so many blocks along each dimension."""
+        """Return the schedule of these numbers of blocks along each dimension."""
         loops: dict[Loop, Any] = {"batch": batch, "m": m, "n": n, "k": k}
         order: tuple[Loop, ...] = ("batch", "m", "n", "k") if grid_order == "m" else ("batch", "n", "m", "k")
         return cls(tuple((loop, loops[loop]) for loop in order))
 
     def shared_by(self, cores: int) -> tuple[GridSchedule, int]:
-        """The part of the core with the most steps, and how many cores have work.
+        """Return the part of the core with the most steps, and the number of cores that have work.
 
         The compiler has cores share the first loop that they can share evenly, or else the first with several rounds.
         """
@@ -65,30 +64,30 @@ class GridSchedule:
 
     @property
     def steps(self) -> Any:
-        """Steps of the grid."""
+        """The number of steps of the grid."""
         return math.prod(count for _, count in self.loops)
 
     @property
     def steps_k(self) -> Any:
-        """Steps of an output tile."""
+        """The number of steps of an output tile."""
         return self.loops[-1][1]
 
     @property
     def steps_inner(self) -> Any:
-        """Steps until the outer dimension of the output goes on."""
+        """The number of steps until the outer dimension of the output advances."""
         return self.loops[-2][1] * self.steps_k
 
     @property
     def output_tiles(self) -> Any:
-        """Tiles of the output, each made in `steps_k` steps."""
+        """The number of tiles of the output, each made in `steps_k` steps."""
         return self.steps // self.steps_k
 
     def count(self, loop: Loop) -> Any:
-        """Rounds of a loop."""
+        """Return the number of rounds of a loop."""
         return dict(self.loops)[loop]
 
     def fetches(self, along: Collection[Loop | None]) -> Any:
-        """How many blocks are fetched of an array that lies along these dimensions."""
+        """Return the number of block fetches of an array that lies along these dimensions."""
         fetched, changes = 1, False
         for loop, count in reversed(self.loops):
             changes = changes | ((count > 1) & (loop in along))
@@ -96,11 +95,11 @@ class GridSchedule:
         return fetched
 
     def reuse_steps(self, along: Collection[Loop | None]) -> Any:
-        """Steps for which a block of such an array stays: its reuse distance."""
+        """Return the number of steps for which a block of such an array stays: its reuse distance."""
         return self.steps // self.fetches(along)
 
     def tile_index(self, step: Any, quotient: Callable[[Any, int], Any] = operator.floordiv) -> TileIndex:
-        """The blocks of a step of one product; along a dimension of one block they are known while a kernel is traced.
+        """Return the blocks of a step of one product; along a dimension of one block they are known at trace time.
 
         Args:
           step: a number, or one that is traced.
@@ -109,5 +108,5 @@ class GridSchedule:
         _, (outer, _), (inner, count_inner), (_, steps_k) = self.loops
         output_tile = quotient(step, steps_k)
         at = {"k": step % steps_k, outer: quotient(output_tile, count_inner), inner: output_tile % count_inner}
-        known = {loop: 0 if count == 1 else at[loop] for loop, count in self.loops[1:]}
-        return TileIndex(i=known["m"], j=known["n"], kk=known["k"])
+        indices = {loop: 0 if count == 1 else at[loop] for loop, count in self.loops[1:]}
+        return TileIndex(i=indices["m"], j=indices["n"], kk=indices["k"])

@@ -1,4 +1,4 @@
-"""Every rule that makes tiles legal, each stated once. A check returns all violations, not the first."""
+"""Every rule that makes tiles legal, each stated once. A check returns all violations, not only the first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEED_HIGHEST = CompilerNeed(factor=1.65, kept_bytes=1.65 * 2 * MIB, asked_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One rule that is broken: which, the value found, the limit, and what would mend it."""
+    """A broken rule: its name, the value, the limit, and a fix."""
 
     rule: str
     value: str
@@ -35,7 +35,7 @@ class Violation:
 
 
 class IllegalTilesError(TilesError):
-    """A kernel was asked for what it cannot do; `violations` holds every reason, and so does the message."""
+    """A kernel was asked for the impossible; `violations` and the message hold every reason."""
 
     def __init__(self, kernel: str, found: Sequence[Violation]) -> None:
         super().__init__(f"{kernel}: " + " | ".join(map(str, found)))
@@ -48,15 +48,15 @@ class IllegalTilesError(TilesError):
 
 
 def sublane_multiple(dtype: str) -> int:
-    """Rows that a block of `dtype` has to be a multiple of: 8, or 32 for 8-bit types.
+    """Return the number that the rows of a block of `dtype` must be a multiple of: 8, or 32 for 8-bit types.
 
-    Source: seen by compiling with libtpu 0.0.42.1; a block of 8 int8 rows is refused with E2002.
+    Source: compiled with libtpu 0.0.42.1; a block of 8 int8 rows is refused with E2002.
     """
     return 32 if dtype_bytes(dtype) == 1 else 8
 
 
 def dtype_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
-    """Operand dtypes that the chip does not multiply."""
+    """Check that the chip multiplies the operands' dtypes."""
     return [
         Violation(
             rule="dtype",
@@ -70,7 +70,7 @@ def dtype_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
 
 
 def above_matrix(letter: str, tile: int, size: int, limit: str) -> Violation:
-    """A tile that is larger than its matrix; `limit` says what would come of it."""
+    """Return the violation of a tile that is larger than its matrix; `limit` names the consequence."""
     return Violation(
         rule="tile-within-matrix",
         value=f"tile_{letter}={tile} is above {letter}={size}",
@@ -80,7 +80,7 @@ def above_matrix(letter: str, tile: int, size: int, limit: str) -> Violation:
 
 
 def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int) -> Violation:
-    """A tile that is neither all of its dimension nor a multiple of the registers."""
+    """Return the violation of a tile that is neither its whole dimension nor a multiple of the registers."""
     return Violation(
         rule="tile-alignment",
         value=f"tile_{letter}={tile} is no multiple of {multiple}",
@@ -90,7 +90,7 @@ def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int)
 
 
 def indivisible(letter: str, size: int, tile: int, limit: str = "", fix: str = "") -> Violation:
-    """A tile that does not divide its dimension; `limit` says why it has to."""
+    """Return the violation of a tile that does not divide its dimension; `limit` says why it must."""
     return Violation(
         rule="tile-divides",
         value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
@@ -100,7 +100,7 @@ def indivisible(letter: str, size: int, tile: int, limit: str = "", fix: str = "
 
 
 def inexact_sums(tile_k: int, fix: str = "") -> Violation:
-    """A sum of integers over more of k than an int32 holds; `fix` goes on after the tile."""
+    """Return the violation of a sum of integers over more of k than an int32 holds; `fix` continues after the tile."""
     return Violation(
         rule="exact-sums",
         value=f"tile_k={tile_k}",
@@ -120,25 +120,25 @@ def require_none(config: KernelConfig, violations: Sequence[Violation]) -> None:
 
 
 def size_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Tiles that do not cut the matrices evenly.
+    """Check that tiles cut the matrices evenly.
 
     A tile above the matrix makes `m // tile_m` zero: a grid of no steps, which compiles, runs nothing and returns
     garbage. A tile that does not divide drops the rest silently.
     """
-    found = []
+    result = []
     for letter in "mkn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile > size:
-            found.append(above_matrix(letter, tile, size, "the grid would have no steps"))
+            result.append(above_matrix(letter, tile, size, "the grid would have no steps"))
         elif size % tile:
             limit = f"the last {size % tile} of {letter} would be lost"
             fix = f"use a divisor of {size} or pad {letter} to {size + tile - size % tile}"
-            found.append(indivisible(letter, size, tile, limit, fix))
-    return found
+            result.append(indivisible(letter, size, tile, limit, fix))
+    return result
 
 
 def alignment(spec: MatmulSpec) -> dict[str, int]:
-    """The multiples that tiles along m, k and n have to be of, unless a tile is the whole dimension."""
+    """Return the multiples that tiles along m, k and n must be of, unless a tile is the whole dimension."""
     lhs_rows, rhs_rows = sublane_multiple(spec.dtype_lhs), sublane_multiple(spec.dtype_rhs)
     out_rows = max(map(sublane_multiple, spec.dtypes_out))
     return {
@@ -149,7 +149,7 @@ def alignment(spec: MatmulSpec) -> dict[str, int]:
 
 
 def legal_sides(size: int, multiple: int) -> list[int]:
-    """Tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is all of it."""
+    """Return the tile sizes that cut a dimension of `size` evenly and aligned, smallest first; the last is `size`."""
     if size % multiple:
         return [size]
     count = size // multiple
@@ -158,26 +158,26 @@ def legal_sides(size: int, multiple: int) -> list[int]:
 
 
 def alignment_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Block dimensions that are neither the whole dimension nor a multiple of the register tile."""
-    found = []
+    """Check that block dimensions are either the whole dimension or a multiple of the register tile."""
+    result = []
     for letter, multiple in alignment(spec).items():
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if tile != size and tile % multiple:
             nearest = min(legal_sides(size, multiple), key=lambda side: abs(side - tile))
-            found.append(misaligned(letter, tile, multiple, f"blocks of {spec.dtype_lhs}", nearest))
-    return found
+            result.append(misaligned(letter, tile, multiple, f"blocks of {spec.dtype_lhs}", nearest))
+    return result
 
 
 def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Violation]:
-    """Buffers that cannot fit; the compiler's own need comes on top, so passing is not a promise."""
-    needed = total_bytes(buffers)
-    if needed <= limit_bytes:
+    """Check that the buffers fit. The compiler needs more in addition, so passing is not a promise."""
+    required_bytes = total_bytes(buffers)
+    if required_bytes <= limit_bytes:
         return []
     parts = ", ".join(f"{buffer.name} {buffer.bytes / MIB:.1f}" for buffer in buffers)
     return [
         Violation(
             rule="vmem",
-            value=f"the buffers need {needed / MIB:.2f} MiB of VMEM ({parts})",
+            value=f"the buffers need {required_bytes / MIB:.2f} MiB of VMEM ({parts})",
             limit=f"there are {limit_bytes / MIB:.2f} MiB",
             fix="use smaller tiles",
         )
@@ -185,23 +185,23 @@ def vmem_violations(buffers: Sequence[VmemBuffer], limit_bytes: int) -> list[Vio
 
 
 def tiles_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
-    """Every rule that the tiles of a configuration break: dtype, alignment, VMEM. They need not divide the matrix."""
-    found = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
+    """Check the tiles of a configuration: dtype, alignment, VMEM. They need not divide the matrix."""
+    violations = dtype_violations(MatmulSpec.of(1, 1, 1, spec.dtype_multiplied), chip)
     for letter, multiple in alignment(spec).items():
         size, tile = getattr(spec, letter), getattr(config.tiles, f"tile_{letter}")
         if tile > size:
-            found.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
+            violations.append(above_matrix(letter, tile, size, "a block larger than its matrix"))
         elif tile != size and tile % multiple:
             instead = min(size, -(-tile // multiple) * multiple)
-            found.append(misaligned(letter, tile, multiple, "blocks", instead))
+            violations.append(misaligned(letter, tile, multiple, "blocks", instead))
     if spec.dtype_dot != spec.dtype_accumulator and config.tiles.tile_k > EXACT_INT32_PRODUCTS:
-        found.append(inexact_sums(config.tiles.tile_k))
-    found += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
-    return found + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
+        violations.append(inexact_sums(config.tiles.tile_k))
+    violations += [*_joined_violations(spec, chip), *side_by_side_violations(spec, config.tiles)]
+    return violations + vmem_violations(kernel_buffers(spec, config), usable_vmem_bytes(spec, chip))
 
 
 def _joined_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
-    """Two outputs in one array, where no tiles make a kernel that writes it."""
+    """Return a violation if two outputs lie in one array and no tiles make a kernel that writes it."""
     if not spec.joined_outputs or can_join_outputs(spec, chip.cores_per_device):
         return []
     return [
@@ -215,7 +215,7 @@ def _joined_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
 
 
 def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Tiles that would reach from one matrix of an array into the other."""
+    """Check that no tile reaches from one matrix of an array into the other."""
     letter = "k" if spec.transpose_rhs else "n"
     size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
     if not spec.side_by_side or size % tile == 0:
@@ -225,26 +225,26 @@ def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
-    """Every rule that a configuration breaks: those of its tiles, of its subtiles and of its pipeline."""
-    found = tiles_violations(spec, config, chip)
-    if not found and not fits_vmem(spec, config, chip):
+    """Check every rule of a configuration's tiles, subtiles and pipeline."""
+    violations = tiles_violations(spec, config, chip)
+    if not violations and not fits_vmem(spec, config, chip):
         value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
         limit = f"of {usable_vmem_bytes(spec, chip):,}"
-        found.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller subtiles"))
     fix = 'use pipeline="auto"'
     if chip.cores_per_device > 1 and config.pipeline != "auto":
-        found.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
+        violations.append(Violation(rule="pipeline", value=str(config), limit="it would leave a core idle", fix=fix))
     if spec.joined_outputs and config.pipeline != "manual":
         limit = "only manual DMA writes two outputs into one array"
-        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="manual"'))
+        violations.append(Violation(rule="pipeline", value=str(config), limit=limit, fix='use pipeline="manual"'))
     if config.pipeline == "manual" and not can_run_manually(spec, config.tiles):
         limit = "manual DMA takes one product that its tiles divide"
-        found.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))
-    return found
+        violations.append(Violation(rule="pipeline", value=str(config), limit=limit, fix=fix))
+    return violations
 
 
 def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
-    """Raises unless a configuration obeys every rule.
+    """Raise unless a configuration obeys every rule.
 
     Raises:
       IllegalTilesError: the message has each rule that it breaks.
@@ -253,12 +253,12 @@ def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
 
 
 def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
-    """Whether a kernel's buffers, and what its subtiles make of operands, leave the compiler enough of VMEM."""
+    """True if a kernel's buffers and its subtiles' operands leave the compiler enough of VMEM."""
     return _vmem_bytes(spec, config) <= usable_vmem_bytes(spec, chip)
 
 
 def usable_vmem_bytes(spec: MatmulSpec, chip: Chip) -> int:
-    """Bytes that a kernel's buffers may take."""
+    """Return the bytes that a kernel's buffers may take."""
     return _compiler_need(spec).usable_bytes(chip.vmem_bytes_per_core)
 
 

@@ -1,4 +1,4 @@
-"""Sizes of tiles and blocks: multiples, divisors, and what is left where nothing divides."""
+"""Sizes of tiles and blocks: multiples, divisors, and remainders."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import math
 
 from systolic.schedule.legality import LANES, legal_sides
 
-_MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at the most, over those that there are
+_MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at most, over those that there are
 
 
 def padded(size: int, multiple: int) -> int:
-    """The next multiple."""
+    """Round a size up to a multiple."""
     return -(-size // multiple) * multiple
 
 
 def largest_divisor(size: int, multiple: int, most: int) -> int:
-    """The largest divisor of a size that is a multiple and no more than `most`; the least one if all are above it."""
+    """Return the largest divisor of a size that is a multiple and at most `most`; the least one if all are above it."""
     divisors = legal_sides(size, multiple)
-    return max((one for one in divisors if one <= most), default=divisors[0])
+    return max((divisor for divisor in divisors if divisor <= most), default=divisors[0])
 
 
 def block_size(size: int, multiple: int, most: int) -> int:
-    """The largest divisor of a size that is a multiple and no more than `most`; if none is, the largest multiple.
+    """Return the largest divisor of a size that is a multiple and at most `most`; if none is, the largest multiple.
 
-    Then a shorter block is left behind the others.
+    Then a shorter block follows the others.
     """
     if size <= most:
         return size
-    divisors = (one for one in range(multiple, most + 1, multiple) if size % one == 0)
+    divisors = (index for index in range(multiple, most + 1, multiple) if size % index == 0)
     return max(divisors, default=min(max(most // multiple, 1) * multiple, size))
 
 
 def ragged_sides(size: int, least: int) -> list[int]:
-    """Tiles of columns that are no multiple of a register's: the last one takes what the others leave.
+    """Return tiles of columns that are no multiple of a register's: the last one takes the remaining columns.
 
     A copy may end in the middle of a register where the array ends, and nowhere else.
     """
-    # Of more tiles than √size + 2, whatever the last one takes besides would make up one more.
-    most = min(size // least, math.isqrt(size) + 2) if size % LANES else 0
-    return [tile for count in range(2, most + 1) if (tile := _ragged_side(size, count))]
+    # With more than √size + 2 tiles, the extra columns of the last one would make up one more tile.
+    max_count = min(size // least, math.isqrt(size) + 2) if size % LANES else 0
+    return [tile for count in range(2, max_count + 1) if (tile := _ragged_side(size, count))]
 
 
 def is_ragged_side(size: int, tile: int) -> bool:
@@ -48,6 +48,6 @@ def is_ragged_side(size: int, tile: int) -> bool:
 
 
 def _ragged_side(size: int, count: int) -> int:
-    """The widest of so many tiles of unequal width; 0 where they would compute too much."""
+    """Return the widest of `count` tiles of unequal width; 0 if they would compute too much."""
     tile = size - (count - 1) * (size // count // LANES * LANES)
     return tile if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count else 0

@@ -1,4 +1,4 @@
-"""The sizes into which a product is cut."""
+"""The tile sizes of a product."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.support.call_errors import WrongCallError
 
 
 class TilesError(WrongCallError, ValueError):
-    """Tiles that are no tiles, or that break the rules of `schedule.legality`."""
+    """Invalid tiles, or tiles that break the rules of `schedule.legality`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -31,22 +31,22 @@ class Tiles:
 
     @classmethod
     def cube(cls, size: int) -> Tiles:
-        """`size` elements each way."""
+        """Return tiles of `size` elements each way."""
         return cls(tile_m=size, tile_k=size, tile_n=size)
 
     @classmethod
     def whole(cls, spec: MatmulSpec) -> Tiles:
-        """One tile that holds everything."""
+        """Return one tile that holds everything."""
         return cls(tile_m=spec.m, tile_k=spec.k, tile_n=spec.n)
 
     def __str__(self) -> str:
         return f"{self.tile_m}/{self.tile_k}/{self.tile_n}"
 
     def grid(self, spec: MatmulSpec) -> tuple[int, int, int]:
-        """Grid of `(m, n, k)` blocks, k innermost; a last block that is cut short counts."""
+        """Return the grid of `(m, n, k)` blocks, k innermost; a last block that is cut short counts."""
         return -(-spec.m // self.tile_m), -(-spec.n // self.tile_n), -(-spec.k // self.tile_k)
 
     def steps(self, spec: MatmulSpec) -> int:
-        """Grid steps."""
+        """Return the number of grid steps."""
         grid_m, grid_n, grid_k = self.grid(spec)
         return grid_m * grid_n * grid_k

@@ -22,12 +22,12 @@ class Traffic:
 
     @property
     def hbm_bytes(self) -> int:
-        """All together, read and written."""
+        """The bytes read and written together."""
         return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
 
 def hbm_traffic(spec: MatmulSpec, config: KernelConfig) -> Traffic:
-    """Bytes that the pipeline copies. An output is stored once; the last blocks of an operand may be smaller."""
+    """Return the bytes that the pipeline copies. An output is stored once; last blocks of an operand may be smaller."""
     schedule = GridSchedule.of(spec, config)
     blocks = operand_blocks(spec, config.tiles)
     lhs, *rhs = blocks.factors

@@ -17,9 +17,9 @@ class CompilerNeed:
 
     Attributes:
       factor: VMEM of a kernel over that of its buffers.
-      kept_bytes: that buffers leave free besides.
-      asked_bytes: that are asked for besides.
-      margin: of all that is asked for: the need depends on what the compiler may have.
+      kept_bytes: bytes that buffers leave free in addition.
+      asked_bytes: bytes that are requested in addition.
+      margin: share of the whole request: the need depends on what the compiler may have.
     """
 
     factor: float
@@ -28,13 +28,13 @@ class CompilerNeed:
     margin: float = 1.0
 
     def usable_bytes(self, most_bytes: int) -> int:
-        """Return the bytes that buffers may take of what a kernel may ask for."""
+        """Return the bytes that buffers may take of a kernel's limit."""
         return int((most_bytes - self.kept_bytes) / self.factor)
 
     def limit_bytes(self, buffers_bytes: int, chip: Chip, most_bytes: int) -> int:
-        """Return the bytes to ask the compiler for: at least what it gives by default."""
-        needed = int((buffers_bytes * self.factor + self.asked_bytes) * self.margin)
-        return min(max(needed, chip.scoped_vmem_bytes), most_bytes)
+        """Return the bytes to request from the compiler: at least its default."""
+        required_bytes = int((buffers_bytes * self.factor + self.asked_bytes) * self.margin)
+        return min(max(required_bytes, chip.scoped_vmem_bytes), most_bytes)
 
 
 # Of kernels that allocate their own buffers.
@@ -47,5 +47,5 @@ def buffer_bytes(chip: Chip) -> int:
 
 
 def vmem_limit(buffers: Sequence[VmemBuffer], chip: Chip) -> int:
-    """Return the bytes to ask the compiler for, of a grouped or sparse kernel."""
+    """Return the bytes to request from the compiler for a grouped or sparse kernel."""
     return _OWN_BUFFERS.limit_bytes(total_bytes(buffers), chip, chip.usable_vmem_bytes_per_core)

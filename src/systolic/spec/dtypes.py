@@ -1,4 +1,4 @@
-"""Names of dtypes: how many bytes an element has, and in what products of it are summed."""
+"""Names of dtypes, the bytes of their elements, and the dtypes of their sums."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from systolic.support.call_errors import WrongCallError
 
 
 class SpecError(WrongCallError, ValueError):
-    """A product that cannot be: a size below one or past what a TPU counts, an unknown dtype."""
+    """An impossible product: a size below one or past what a TPU counts, or an unknown dtype."""
 
 
-# An int32 holds the sum of so many products of int8 by int8 for certain: each is up to 128².
+# An int32 surely holds the sum of this many products of int8 by int8: each is up to 128².
 EXACT_INT32_PRODUCTS = (2**31 - 1) // 2**14
 
 
 def parts_of_k(k: int) -> list[slice]:
-    """Parts of k, each of which an int32 sums without wrapping."""
+    """Return parts of k, each of which an int32 sums without wrapping."""
     return [slice(first, first + EXACT_INT32_PRODUCTS) for first in range(0, max(k, 1), EXACT_INT32_PRODUCTS)]
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
+    """Return the bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
 
     Raises:
       SpecError: no dtype of that name.
@@ -34,5 +34,5 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def accumulator_dtype(dtype: str) -> str:
-    """The dtype in which the matrix unit sums products of `dtype`: int32 for integers, else float32."""
+    """Return the dtype in which the matrix unit sums products of `dtype`: int32 for integers, else float32."""
     return "int32" if dtype.startswith(("int", "uint")) else "float32"

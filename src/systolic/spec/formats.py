@@ -1,4 +1,4 @@
-"""The formats that arrays are quantized to: the largest number that each one holds and uses."""
+"""The formats that arrays are quantized to, with the largest number of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systolic.spec.dtypes import SpecError, dtype_bytes
 
 
 class QuantizationError(SpecError):
-    """An array that cannot be quantized as asked, or scales that do not go with their values."""
+    """An array that cannot be quantized as requested, or scales that do not match their values."""
 
 
 # Of integers the largest number is used in both directions, so that the format is symmetric: -8 of int4 and -128 of
@@ -36,7 +36,7 @@ _SHORT = {
 
 
 def format_bytes(dtype: str, elements: int) -> int:
-    """Bytes of so many elements: two of four bits share one, as JAX stores them on a TPU.
+    """Return the bytes of this many elements: two of four bits share one, as JAX stores them on a TPU.
 
     Raises:
       SpecError: no dtype of that name.
@@ -45,16 +45,16 @@ def format_bytes(dtype: str, elements: int) -> int:
 
 
 def format_named(dtype: object) -> str:
-    """The full name of a format; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short for some.
+    """Return the full name of a format; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short for some.
 
     Raises:
       QuantizationError: nothing is quantized to it.
     """
     name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
-        found = np.dtype(name).name
+        dtype_name = np.dtype(name).name
     except TypeError:
-        found = str(dtype)
-    if found not in LARGEST:
-        raise QuantizationError(f"dtype={found!r} is no format to quantize to; use {', '.join(LARGEST)}")
-    return found
+        dtype_name = str(dtype)
+    if dtype_name not in LARGEST:
+        raise QuantizationError(f"dtype={dtype_name!r} is no format to quantize to; use {', '.join(LARGEST)}")
+    return dtype_name

@@ -1,4 +1,4 @@
-"""What is fused into a product: functions of its operands, what happens to the sum, and the arrays that these read."""
+"""Everything that is fused into a product: functions of its operands, the epilogue, and the arrays that these read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Side = Literal["lhs", "rhs", "out"]
 class Operands(NamedTuple):
     """One value for each operand of a product: an array, its shape, its block, or its ref in a kernel.
 
-    The order of the fields is that of a kernel's operands. What a product has not is None or ().
+    The fields have the order of a kernel's operands. An operand that the product does not have is None or ().
     """
 
     lhs: Any = None
@@ -26,18 +26,18 @@ class Operands(NamedTuple):
     primal: Any = None  # of a gradient's product: where the derivative of an operand's function is taken
 
     def map(self, fn: Callable[..., Any], *others: Operands) -> Operands:
-        """`fn` of each value that there is, and of those of `others` at its place."""
-        found: dict[str, Any] = {}
+        """Apply `fn` to each value that is present, and to the values of `others` in the same field."""
+        result: dict[str, Any] = {}
         for name, value, *rest in zip(self._fields, self, *others, strict=True):
             if isinstance(value, tuple) and name.endswith("_args"):
-                found[name] = tuple(fn(*each) for each in zip(value, *rest, strict=True))
+                result[name] = tuple(fn(*values) for values in zip(value, *rest, strict=True))
             elif value is not None:
-                found[name] = fn(value, *rest)
-        return Operands(**found)
+                result[name] = fn(value, *rest)
+        return Operands(**result)
 
     @property
     def sides(self) -> Operands:
-        """What each applies to."""
+        """The side that each operand applies to."""
         names = ("lhs", "rhs", "rhs", ("lhs",) * len(self.lhs_args), ("rhs",) * len(self.rhs_args))
         return Operands(*names, *("out" for _ in self[len(names) :]))
 
@@ -48,16 +48,15 @@ class Operands(NamedTuple):
 
     @property
     def factors(self) -> list[Any]:
-        """What is multiplied, without what its functions read."""
+        """The multiplied operands, without the arrays that their functions read."""
         return [value for value in (self.lhs, self.rhs, self.up) if value is not None]
 
     def present(self) -> list[Any]:
-        """All that there are, in their order."""
-        every = (*self.lhs_args, *self.rhs_args, *self[5:])
-        return [*self.factors, *(value for value in every if value is not None)]
+        all_operands = (*self.lhs_args, *self.rhs_args, *self[5:])
+        return [*self.factors, *(value for value in all_operands if value is not None)]
 
     def args(self, side: Side) -> tuple[Any, ...]:
-        """What the function of an operand reads."""
+        """The arrays that the function of an operand reads."""
         return self.lhs_args if side == "lhs" else self.rhs_args
 
     def swapped(self) -> Operands:
@@ -69,12 +68,11 @@ class Operands(NamedTuple):
 class FusedOperand:
     """An array with the shape of the matrix that it applies to, or one row, one column or one element of it."""
 
-    rows: bool  # as many as the matrix; False: one
+    rows: bool  # True: the matrix's rows; False: one
     columns: bool
     dtype: str
 
     def turned(self) -> FusedOperand:
-        """Its transpose."""
         return replace(self, rows=self.columns, columns=self.rows)
 
 
@@ -85,15 +83,14 @@ class Prologue:
     dtype: str  # that it makes
     name: str = ""
     op_count: int = 1  # vector operations an element, at a guess
-    operands: tuple[FusedOperand, ...] = ()  # that it reads besides
+    operands: tuple[FusedOperand, ...] = ()  # that it reads in addition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epilogue:
-    """What happens to the sum before it is stored: `(activation(sum + bias) + residual) · scale`, and a cast.
+    """The operations on the sum before it is stored: `(activation(sum + bias) + residual) · scale`, and a cast.
 
-    In a product of a gradient `primal` is the operand at which the derivative of its function is taken, and the sum is
-    multiplied by that.
+    In the product of a gradient, the sum is multiplied by the derivative of the function at the operand `primal`.
     """
 
     bias: FusedOperand | None = None
@@ -107,7 +104,7 @@ class Epilogue:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the sum is only cast."""
+        """True if the sum is only cast."""
         return not (self.activation or self.bias or self.residual or self.scale or self.primal)
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ LARGEST_SIZE = 2**31 - 1
 
 
 class NoKernelWarning(UserWarning):
-    """A program for a TPU holds XLA's product in place of systolic's kernel; the message says why, and what helps."""
+    """A program for a TPU holds XLA's product in place of systolic's kernel; the message gives the reason and a fix."""
 
 
 # Of two products: act(lhs @ rhs) · (lhs @ up), lhs₁ @ rhs + lhs₂ @ up, or lhs @ rhs₁ and lhs @ rhs₂.
@@ -71,39 +71,39 @@ class MatmulSpec:
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:
-        """Both operands of `dtype`; the output likewise, but int32 for integers, unless `dtype_out` says otherwise."""
+        """Return the spec of operands of `dtype`; so is the output (int32 for integers) unless `dtype_out` is given."""
         if dtype_out is None:
             dtype_out = "int32" if accumulator_dtype(dtype) == "int32" else dtype
         return cls(m=m, k=k, n=n, dtype_lhs=dtype, dtype_rhs=dtype, dtype_out=dtype_out)
 
     @property
     def pairing(self) -> Pairing | None:
-        """What becomes of two products; None where there is one."""
+        """The combination of two products; None if there is one product."""
         return None
 
     @property
     def side_by_side(self) -> bool:
-        """Whether both right-hand sides, or both outputs where they are apart, lie in one array, the second behind."""
+        """True if both right-hand sides, or both outputs of `apart`, lie in one array, the second after the first."""
         return False
 
     @property
     def joined_outputs(self) -> bool:
-        """Whether two outputs are one array."""
+        """True if two outputs are one array."""
         return self.side_by_side and self.pairing == "apart"
 
     @property
     def products(self) -> int:
-        """Products that a step makes, each of a tile of lhs and one of a right-hand side."""
+        """The number of products in a step, each of a tile of lhs and one of a right-hand side."""
         return 1 if self.pairing is None else 2
 
     @property
     def sums(self) -> int:
-        """Sums over k that these are added to."""
+        """The number of sums over k that the products are added to."""
         return 1 if self.pairing == "added" else self.products
 
     @property
     def dtype_dot(self) -> str:
-        """The dtype in which a unit sums the products of a step: int32 where both operands are integers."""
+        """The dtype in which a unit sums the products of a step: int32 if both operands are integers."""
         kinds = {accumulator_dtype(dtype) for dtype in self._dtypes}
         return "int32" if kinds == {"int32"} else "float32"
 
@@ -111,21 +111,21 @@ class MatmulSpec:
     def dtype_accumulator(self) -> str:
         """The dtype of the running sum: `dtype_dot`.
 
-        But float32 where k is so long that an int32 may wrap, unless that int32 itself is asked for.
+        But float32 if k is so long that an int32 may wrap, unless the int32 itself is the requested result.
         """
         is_result = self.dtype_out == "int32" and self.epilogue.is_identity
         return self.dtype_dot if self.k <= EXACT_INT32_PRODUCTS or is_result else "float32"
 
     def dtype(self, side: Literal["lhs", "rhs"]) -> str:
-        """The dtype in which an operand is stored."""
+        """Return the dtype in which an operand is stored."""
         return self.dtype_lhs if side == "lhs" else self.dtype_rhs
 
     def prologue(self, side: Literal["lhs", "rhs"]) -> Prologue | None:
-        """The function of an operand."""
+        """Return the function of an operand."""
         return self.lhs_prologue if side == "lhs" else self.rhs_prologue
 
     def matrices(self, side: Side) -> int:
-        """Different matrices among the batch's."""
+        """Return the number of different matrices in an operand's batch."""
         return {"lhs": self.batch_lhs, "rhs": self.batch_rhs, "out": self.batch}[side]
 
     @property
@@ -133,14 +133,14 @@ class MatmulSpec:
         """The dtypes of all outputs, each [m, n]."""
         if self.pairing == "apart":
             return self.dtype_out, self.dtype_out
-        kept = self.epilogue.kept_sum
-        return (self.dtype_out, *(kept,) * self.sums) if kept else (self.dtype_out,)
+        kept_sum = self.epilogue.kept_sum
+        return (self.dtype_out, *(kept_sum,) * self.sums) if kept_sum else (self.dtype_out,)
 
     @property
     def operands(self) -> Operands:
         """Every array that is read."""
-        lhs, rhs = (one.operands if one else () for one in (self.lhs_prologue, self.rhs_prologue))
-        its = self.epilogue
+        lhs, rhs = (prologue.operands if prologue else () for prologue in (self.lhs_prologue, self.rhs_prologue))
+        epilogue = self.epilogue
         right = FusedOperand(rows=True, columns=True, dtype=self.dtype_rhs)
         return Operands(
             lhs=FusedOperand(rows=True, columns=True, dtype=self.dtype_lhs),
@@ -148,10 +148,10 @@ class MatmulSpec:
             up=right if self.pairing in ("gated", "added") else None,
             lhs_args=lhs,
             rhs_args=rhs,
-            bias=its.bias,
-            residual=its.residual,
-            scale=its.scale,
-            primal=its.primal,
+            bias=epilogue.bias,
+            residual=epilogue.residual,
+            scale=epilogue.scale,
+            primal=epilogue.primal,
         )
 
     @property
@@ -177,12 +177,12 @@ class MatmulSpec:
 
     @property
     def passes(self) -> int:
-        """How often the matrix unit goes over the operands; above one only for float32."""
+        """The number of passes of the matrix unit over the operands; above one only for float32."""
         return PASSES[self.precision] if self.dtype_multiplied == "float32" else 1
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, 2·m·k·n a product (exactly m·n·(2k − 1), which nobody counts)."""
+        """Multiplications and additions, 2·m·k·n for each product (by convention, not the exact m·n·(2k − 1))."""
         return 2 * self.products * self.batch * self.m * self.k * self.n
 
     @property
@@ -202,7 +202,7 @@ class MatmulSpec:
 
     @property
     def fused_bytes(self) -> int:
-        """Bytes of what is read besides what is multiplied, each once."""
+        """Bytes of the fused operands, each read once."""
 
         def its_bytes(operand: FusedOperand, side: Side) -> int:
             rows, columns = {"lhs": (self.m, self.k), "rhs": (self.k, self.n), "out": (self.m, self.n)}[side]
@@ -210,12 +210,12 @@ class MatmulSpec:
             matrices = self.matrices(side) if operand.rows and operand.columns else 1
             return matrices * elements * dtype_bytes(operand.dtype)
 
-        every = self.operands.map(its_bytes, self.operands.sides)
-        return sum(every.present()) - sum(every.factors)
+        operand_bytes = self.operands.map(its_bytes, self.operands.sides)
+        return sum(operand_bytes.present()) - sum(operand_bytes.factors)
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross HBM at the least: everything read once, the result written once."""
+        """The fewest bytes that can cross HBM: everything read once, the result written once."""
         return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
     @property

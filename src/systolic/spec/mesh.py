@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """One axis of a mesh, with so many devices."""
+    """One axis of a mesh, and its number of devices."""
 
     name: str
     size: int

@@ -1,4 +1,4 @@
-"""What specs have in common whose arrays all have one dtype."""
+"""The common part of specs whose arrays all have one dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.spec.matmul import PASSES, PrecisionName
 
 
 class OneDtype:
-    """A spec with a field `dtype`; one without a field `precision` has JAX's default."""
+    """A spec with a field `dtype`; without a field `precision` it has JAX's default."""
 
     __slots__ = ()
     dtype: str
@@ -31,5 +31,5 @@ class OneDtype:
 
     @property
     def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
+        """The number of passes of the matrix unit over the operands."""
         return PASSES[self.precision] if self.dtype == "float32" else 1

@@ -1,4 +1,4 @@
-"""What every kind of product says of itself."""
+"""The protocol of every kind of product."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Spec(Protocol):
-    """What is computed: a frozen dataclass of numbers, names and such dataclasses, which can be hashed."""
+    """A computation: a frozen, hashable dataclass of numbers, names and other such dataclasses."""
 
     @property
     def flops(self) -> int:
@@ -16,7 +16,7 @@ class Spec(Protocol):
 
     @property
     def passes(self) -> int:
-        """How often the matrix unit goes over the operands."""
+        """The number of passes of the matrix unit over the operands."""
         ...
 
     @property
@@ -28,11 +28,11 @@ class Spec(Protocol):
         """Return the dtype in which a chip multiplies the operands.
 
         Args:
-          dtypes: those that the chip's matrix units take.
+          dtypes: the dtypes that the chip's matrix units take.
         """
         ...
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross HBM at the least."""
+        """The fewest bytes that can cross HBM."""
         ...

@@ -1,4 +1,4 @@
-"""Activations by name, and what functions cost."""
+"""Activations by name, and the cost of functions."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ _FREE = {"broadcast_in_dim", "reshape", "squeeze", "copy"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """Vector operations and transcendental functions that a function takes an element."""
+    """Vector operations and transcendental functions that a function takes for each element."""
 
     total: int
     transcendentals: int
 
 
 def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tuple[str, Fn | None]:
-    """Name and function.
+    """Return the name and the function of an activation.
 
     Raises:
-      SpecError: no activation of that name; a function that fails on float32, or is not elementwise.
+      SpecError: there is no activation of that name; a function fails on float32, or is not elementwise.
     """
     if activation is None:
         return "", None
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {known}")
+            names = ", ".join(ACTIVATIONS)
+            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {names}")
         return activation, ACTIVATIONS[activation]
     name = getattr(activation, "__name__", type(activation).__name__)
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)

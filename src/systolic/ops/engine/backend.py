@@ -22,10 +22,10 @@ _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """An implementation, the chip whose tiles it takes, and tiles of the caller's."""
+    """An implementation, the chip whose tiles it uses, and the caller's tiles."""
 
     implementation: Implementation  # None: Pallas where the program runs on a TPU, else XLA
-    chip: Chip | None  # whose tiles; None where no TPU is in sight and nobody asked for one
+    chip: Chip | None  # whose tiles are used; None if tracing sees no TPU and the caller names none
     tiles: Tiles | KernelConfig | None
 
     @property
@@ -36,7 +36,7 @@ class Backend:
         return pltpu.InterpretParams() if isinstance(self.implementation, str) else self.implementation
 
     def on_tpu(self, array: Array) -> Array:
-        """Return the array; lowering it for anything but a TPU raises, if the kernel has to run on one."""
+        """Return the array; lowering it for anything but a TPU raises if the kernel has to run on one."""
         return for_a_tpu(array) if self.implementation == "pallas" and not interpret_mode_is_forced() else array
 
     @property
@@ -46,7 +46,6 @@ class Backend:
 
     @property
     def effects(self) -> frozenset[Any]:
-        """JAX's effects of a product."""
         return interpreted_effects() if self.interpret else frozenset()
 
 
@@ -57,22 +56,22 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
     """Check the arguments of a call that choose its backend.
 
     Raises:
-      SpecError: an implementation or a chip that is none, tiles that are no three numbers.
+      SpecError: an unknown implementation, a chip that is no chip, or tiles that are not three numbers.
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
         raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
     if chip is not None and not isinstance(chip, (str, Chip)):
         raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
-    known = chip_named(chip) if isinstance(chip, str) else chip
-    if known is None and implementation != "xla":
-        known = target_chip()
-    if known is None and implementation not in (None, "xla"):
-        known = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
+    named_chip = chip_named(chip) if isinstance(chip, str) else chip
+    if named_chip is None and implementation != "xla":
+        named_chip = target_chip()
+    if named_chip is None and implementation not in (None, "xla"):
+        named_chip = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
     if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)
         except (TypeError, ValueError) as error:
             raise SpecError(f"tiles={tiles!r}; use three whole numbers: (tile_m, tile_k, tile_n)") from error
         tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-    return Backend(implementation=implementation, chip=known, tiles=tiles)
+    return Backend(implementation=implementation, chip=named_chip, tiles=tiles)

@@ -1,4 +1,4 @@
-"""How arrays are cut over a mesh with explicit axes, which their types say: read, chosen, and computed with."""
+"""The cuts of arrays over a mesh with explicit axes: read from the arrays' types, chosen, and computed with."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Cuts = Mapping[str, Axes]  # the axes that cut each dimension
 
 
 def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
-    """The axes that cut each dimension of an op.
+    """Return the axes that cut each dimension of an op.
 
     The first array that has a dimension decides. An axis that cuts two dimensions cuts the first of them in order of
-    name, but those in `last` come behind the others, in their order there.
+    name, but those in `last` come after the others, in their order there.
 
     Args:
-      given: arrays in nested tuples, None where there is none.
-      names: of their dimensions, likewise.
+      given: arrays in nested tuples, None for an absent one.
+      names: names of their dimensions, in the same nesting.
     """
-    wanted: dict[str, Axes] = {}
-    for array, its in _named(given, names):
-        for name, axes in zip(its, axes_of(array), strict=True):
+    requested_axes: dict[str, Axes] = {}
+    for array, array_names in _named(given, names):
+        for name, axes in zip(array_names, axes_of(array), strict=True):
             if name and axes:
-                wanted.setdefault(name, axes)
+                requested_axes.setdefault(name, axes)
     cuts: dict[str, Axes] = {}
-    for name in sorted(wanted, key=lambda name: (last.index(name) if name in last else -1, name)):
-        taken = {axis for axes in cuts.values() for axis in axes}
-        if left := tuple(axis for axis in wanted[name] if axis not in taken):
+    for name in sorted(requested_axes, key=lambda name: (last.index(name) if name in last else -1, name)):
+        used_axes = {axis for axes in cuts.values() for axis in axes}
+        if left := tuple(axis for axis in requested_axes[name] if axis not in used_axes):
             cuts[name] = left
     return cuts
 
@@ -41,8 +41,8 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
 def axes_of(array: Array) -> Iterator[Axes]:
     """Yield for each dimension of an array the axes that cut it."""
     spec = jax.typeof(array).sharding.spec
-    for each in (*spec, *(None for _ in range(array.ndim - len(spec)))):
-        yield (each,) if isinstance(each, str) else tuple(each or ())
+    for axes in (*spec, *(None for _ in range(array.ndim - len(spec)))):
+        yield (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
 def parts_of(mesh: Any, axes: Axes) -> int:
@@ -59,31 +59,30 @@ def on_devices(
     *,
     differentiated: bool = False,
 ) -> Any:
-    """`compute` of the parts that each device has; it has the mesh's explicit axes to itself.
+    """Return `compute` of the parts that each device has; it has the mesh's explicit axes to itself.
 
     Args:
       given, names: as `cuts_of` takes them.
-      made: names of the dimensions of what it makes: of one array, or of several in a tuple.
-      differentiated: whether JAX is to differentiate it, for which it checks what varies over the devices.
+      made: names of the result's dimensions: of one array, or of several in a tuple.
+      differentiated: True if JAX is to differentiate it; JAX then checks which values vary over the devices.
     """
     structure = jax.tree.structure(given)
-    leaves, its_names = zip(*_named(given, names), strict=True)
-    specs = tuple(spec_of(cuts, its) for its in its_names)
+    leaves, flat_names = zip(*_named(given, names), strict=True)
+    specs = tuple(spec_of(cuts, name) for name in flat_names)
     parts = [cut_as(leaf, mesh, spec) for leaf, spec in zip(leaves, specs, strict=True)]
-    one = all(isinstance(name, str) for name in made)
+    is_single = all(isinstance(name, str) for name in made)
     mapped = jax.shard_map(
         lambda *parts: compute(*structure.unflatten(parts)),
         mesh=mesh,
         in_specs=specs,
-        out_specs=spec_of(cuts, made) if one else tuple(spec_of(cuts, its) for its in made),
+        out_specs=spec_of(cuts, made) if is_single else tuple(spec_of(cuts, array_names) for array_names in made),
         axis_names=frozenset(mesh.explicit_axes),
         check_vma=differentiated,
     )
-    return jax.jit(mapped)(*parts)  # by itself it takes no mesh without devices
+    return jax.jit(mapped)(*parts)  # without `jit` it takes no mesh without devices
 
 
 def spec_of(cuts: Cuts, names: Names) -> PartitionSpec:
-    """Return the `PartitionSpec` of an array whose dimensions have these names."""
     return PartitionSpec(*(cuts.get(name) for name in names))
 
 
@@ -92,7 +91,7 @@ def cut_as(array: Array, mesh: Any, spec: PartitionSpec) -> Array:
 
 
 def cut_like(array: Any, like: Array) -> Any:
-    """The array with the sharding in the other's type: what a cotangent has to have. None stays None."""
+    """Return the array with the sharding of `like`, as a cotangent must have it. None stays None."""
     if array is None:
         return None
     sharding = jax.typeof(like).sharding
@@ -101,8 +100,8 @@ def cut_like(array: Any, like: Array) -> Any:
 
 def _named(given: Sequence[Any], names: Sequence[Any]) -> Iterator[tuple[Array, Names]]:
     """Yield each array of nested tuples with the names of its dimensions; None is left out."""
-    for one, its in zip(given, names, strict=True):
-        if isinstance(one, tuple):
-            yield from _named(one, its)
-        elif one is not None:
-            yield one, its
+    for is_single, array_names in zip(given, names, strict=True):
+        if isinstance(is_single, tuple):
+            yield from _named(is_single, array_names)
+        elif is_single is not None:
+            yield is_single, array_names

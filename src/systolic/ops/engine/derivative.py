@@ -1,11 +1,11 @@
 """Derivatives that ops share, in forward and in reverse mode, in any order.
 
 - `bilinear` differentiates a product that is linear in each of two arrays, by products of the same kind.
-- `fused_after_sum` differentiates what a kernel does to the sum of a product: a derivative needs the sum, so the
+- `fused_after_sum` differentiates a kernel's operations on the sum of a product: a derivative needs the sum, so the
   kernel stores it, and XLA computes the rest.
 
-Residuals are the operands themselves, so that nothing which is made of them (a weight in a wider dtype, for example)
-stays in memory between the forward and the backward pass.
+Residuals are the operands themselves, so that no value made of them (a weight in a wider dtype, for example) stays in
+memory between the forward and the backward pass.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ class Bilinear(Protocol):
     """
 
     @property
-    def effects(self) -> frozenset[Any]:
-        """JAX's effects of the product."""
-        ...
+    def effects(self) -> frozenset[Any]: ...
 
-    def multiply(self, lhs: Array, rhs: Array, rest: Any) -> Array:
-        """Return the product."""
-        ...
+    def multiply(self, lhs: Array, rhs: Array, rest: Any) -> Array: ...
 
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
         """Return the cotangent of lhs, in the dtype of lhs, by a product that is differentiable itself."""
@@ -103,7 +99,7 @@ class _BilinearTangent:
 def fused_after_sum(
     kernel: Callable[[Any], Array], in_two: Callable[[Any], Array], needs_sum: bool, operands: Any
 ) -> Array:
-    """Return `kernel(operands)`; its derivatives are those of `in_two(operands)`.
+    """Return `kernel(operands)`, with the derivatives of `in_two(operands)`.
 
     Args:
       kernel: computes the result in one kernel.

@@ -1,4 +1,4 @@
-"""What computes an op whose kernel has no batch: Pallas or XLA, and one call after another under `vmap`."""
+"""The choice between Pallas and XLA for ops whose kernels have no batch; `vmap` runs one call after another."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Run = Callable[..., Array]
 
 
 def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
-    """The op by Pallas or by XLA.
+    """Compute the op by Pallas or by XLA.
 
     Args:
-      pallas, xla: each takes the arrays that are given.
+      pallas, xla: functions of the arrays in `given`.
 
     Raises:
-      IllegalTilesError: no tiles fit, and a kernel was asked for.
+      IllegalTilesError: no tiles fit, and the caller requested a kernel.
     """
     leaves, structure = jax.tree.flatten(given)
 
@@ -45,7 +45,7 @@ def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
 
 
 def one_at_a_time(call: Run, *given: Any) -> Array:
-    """`call` of these arrays; under `vmap` one call after another, for each fills VMEM."""
+    """Return `call` of these arrays; under `vmap` one call follows another, because each fills VMEM."""
 
     @custom_vmap
     def once(*given: Any) -> Array:
@@ -59,19 +59,21 @@ def one_at_a_time(call: Run, *given: Any) -> Array:
 
 
 def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> Array:
-    """The results of a batch of calls, one after another, as a rule of `custom_vmap` returns them.
+    """Return the results of a batch of calls, one after another, as a rule of `custom_vmap` returns them.
 
     Args:
-      size: how many.
-      mapped: for each array whether there is one for each call, or one for all.
+      size: number of calls.
+      mapped: for each array, True if there is one for each call, False if one serves all.
     """
     leaves, structure = jax.tree.flatten(given)
     is_mapped = jax.tree.leaves(mapped)
-    batched = [one for one, there in zip(leaves, is_mapped, strict=True) if there]
+    batched = [leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True) if is_batched]
 
     def one(some: list[Any]) -> Array:
-        own = iter(some)
-        every = [next(own) if there else one for one, there in zip(leaves, is_mapped, strict=True)]
-        return one_at_a_time(call, *structure.unflatten(every))
+        batch_leaves = iter(some)
+        all_leaves = [
+            next(batch_leaves) if is_batched else leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True)
+        ]
+        return one_at_a_time(call, *structure.unflatten(all_leaves))
 
     return lax.map(one, batched)

@@ -14,9 +14,9 @@ from systolic.spec import MatmulSpec, SpecError
 
 # What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
-# What may stand beside them. A kernel computes with all of it in float32.
+# Dtypes of fused arrays. A kernel computes with all of them in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
-# What the result may be. float16 is computed as float32 and converted behind the kernel, which cannot store it.
+# Dtypes of the result. float16 is computed as float32 and converted after the kernel, which cannot store it.
 _RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
 
 _SOME_DO = "which matmul does not take yet, though the matrix units of"
@@ -49,12 +49,12 @@ _REFUSED: dict[str, tuple[str, str, str]] = {
 
 
 def operand(value: Any, name: str) -> Array:
-    """An operand as an array of one of `OPERAND_DTYPES`; float16 becomes float32, in which it is exact.
+    """Return an operand as an array of one of `OPERAND_DTYPES`; float16 becomes float32, in which it is exact.
 
     Without `jax_enable_x64` a float64 array of NumPy is float32, as everywhere in JAX.
 
     Raises:
-      SpecError: it is no array, or of a dtype that is not multiplied.
+      SpecError: the operand is no array, or has a dtype that is not multiplied.
     """
     dtype = given_dtype(value, name)
     if dtype == "float16":
@@ -70,10 +70,10 @@ def operand(value: Any, name: str) -> Array:
 
 
 def fused_array(value: Any, name: str) -> Array:
-    """An array that is read beside an operand or the output. Python's numbers and lists become float32 or int32.
+    """Return an additional operand of a kernel as an array. Python's numbers and lists become float32 or int32.
 
     Raises:
-      SpecError: it is no array, or of a dtype with which a kernel does not compute.
+      SpecError: the value is no array, or has a dtype with which a kernel does not compute.
     """
     if np.isscalar(value) or isinstance(value, (list, tuple)):
         try:
@@ -90,10 +90,10 @@ def fused_array(value: Any, name: str) -> Array:
 
 
 def given_dtype(value: Any, name: str) -> str:
-    """The dtype that JAX gives an array.
+    """Return the dtype that JAX gives an array.
 
     Raises:
-      SpecError: it is none.
+      SpecError: the value is no array.
     """
     if isinstance(value, jax.ShapeDtypeStruct):
         raise SpecError(
@@ -127,7 +127,7 @@ def refuse_quantized(value: Any, name: str) -> None:
     """Raise for a `Quantized` where an array is expected.
 
     Raises:
-      SpecError: it is one.
+      SpecError: the value is a `Quantized`.
     """
     if isinstance(value, Quantized):
         raise SpecError(
@@ -144,10 +144,10 @@ def _reason(dtype: str, use: str) -> str:
 
 
 def multiplied_dtype(found: str, made_by: str) -> str:
-    """The dtype that an operand's function, which `made_by` names, returns.
+    """Return the dtype of the result of an operand's function, which `made_by` names.
 
     Raises:
-      SpecError: it is not multiplied.
+      SpecError: this dtype is not multiplied.
     """
     if found not in OPERAND_DTYPES:
         raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
@@ -155,12 +155,12 @@ def multiplied_dtype(found: str, made_by: str) -> str:
 
 
 def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any) -> str:
-    """The dtype of the result.
+    """Return the dtype of the result.
 
     Args:
-      dtypes: that are multiplied.
-      given: the same before `operand` converted it.
-      preferred: `preferred_element_type`. None: as `jnp.matmul` has it, but int32 for integers.
+      dtypes: the multiplied dtypes.
+      given: the dtypes before `operand` converted them.
+      preferred: `preferred_element_type`. None: as in `jnp.matmul`, but int32 for integers.
 
     Raises:
       SpecError: no such dtype can be stored.
@@ -171,12 +171,12 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
         product = _unit_spec(*dtypes)
         return "int32" if product.dtype_dot == "int32" else product.dtype_multiplied
     try:
-        found = np.dtype(preferred).name
+        name = np.dtype(preferred).name
     except TypeError as error:
         raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
-    if found not in _RESULT_DTYPES:
-        raise SpecError(f"preferred_element_type={found} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
-    return found
+    if name not in _RESULT_DTYPES:
+        raise SpecError(f"preferred_element_type={name} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
+    return name
 
 
 def _unit_spec(left: str, right: str) -> MatmulSpec:

@@ -1,9 +1,9 @@
 """Functions that are linear in some of their arguments, each with a transpose of its own.
 
 `jax.custom_vjp` has no forward mode. A `jax.custom_jvp` has both modes if JAX can transpose its tangent. Here the
-tangent is one equation that JAX transposes by a function that it is given, so the backward pass is as free as with
-`custom_vjp`. `jax.custom_derivatives.linear_call` is the same idea, but it cannot be batched, nor differentiated with
-regard to what it is not linear in; this can be, any number of times.
+tangent is one equation that JAX transposes by a given function, so the backward pass is as free as with `custom_vjp`.
+`jax.custom_derivatives.linear_call` is the same idea, but it cannot be batched, nor differentiated with regard to its
+other arguments; this can be, any number of times.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class Linear(Protocol):
         ...
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        """The results that are floating. An argument that is None is zero."""
+        """Return the floating results. An argument that is None is zero."""
         ...
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        """The cotangent of each argument. An argument is None where none is wanted, else it has a shape and a dtype."""
+        """Return the cotangent of each argument. An argument is None, or has a shape and a dtype if it needs one."""
         ...
 
 
 def linear(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], primals: Sequence[Array]
 ) -> tuple[Any, ...]:
-    """The tangents of some results of a `jax.custom_jvp`: those that are floating by `fn`, zero for the integers.
+    """Return the tangents of the results of a `jax.custom_jvp`: by `fn` for the floating ones, zero for the integers.
 
     Args:
-      arguments: one of them at least is not None.
+      arguments: at least one of them is not None.
       primals: the results themselves.
     """
     outs = tuple(jax.typeof(primal) for primal in floating(primals))
-    found = iter(_bound(fn, residuals, arguments, outs) if outs else ())
+    tangents = iter(_bound(fn, residuals, arguments, outs) if outs else ())
     return tuple(
-        next(found) if floating([primal]) else zero_from_primal(primal, symbolic_zeros=True) for primal in primals
+        next(tangents) if floating([primal]) else zero_from_primal(primal, symbolic_zeros=True) for primal in primals
     )
 
 
@@ -61,23 +61,23 @@ def floating(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
-    """What a rule with `symbolic_zeros` is given, with None for every zero."""
-    return [None if isinstance(one, SymbolicZero) else one for one in tangents]
+    """Return the tangents of a rule with `symbolic_zeros`, with None for every zero."""
+    return [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
 
 
 def _bound(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], outs: tuple[Any, ...]
 ) -> tuple[Array, ...]:
-    given = [argument for argument in arguments if argument is not None]
+    present_arguments = [argument for argument in arguments if argument is not None]
     present = tuple(argument is not None for argument in arguments)
-    return tuple(_linear.bind(*residuals, *given, fn=fn, present=present, outs=outs))
+    return tuple(_linear.bind(*residuals, *present_arguments, fn=fn, present=present, outs=outs))
 
 
 def _split(flat: Sequence[Any], present: tuple[bool, ...]) -> tuple[list[Any], list[Any]]:
-    """Residuals, and arguments with None for those that are absent."""
+    """Return residuals, and arguments with None for the absent ones."""
     count = len(flat) - sum(present)
-    given = iter(flat[count:])
-    return list(flat[:count]), [next(given) if there else None for there in present]
+    present_arguments = iter(flat[count:])
+    return list(flat[:count]), [next(present_arguments) if is_present else None for is_present in present]
 
 
 def _forward(*flat: Array, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]) -> list[Array]:
@@ -89,11 +89,11 @@ def _tangent(
 ) -> tuple[Sequence[Array], Sequence[Any]]:
     residuals, arguments = _split(primals, present)
     changes = [None if isinstance(tangent, ad.Zero) else tangent for tangent in tangents]
-    of_residuals, of_arguments = _split(changes, present)
+    residual_tangents, argument_tangents = _split(changes, present)
     terms = []
-    if any(change is not None for change in of_arguments):
-        terms.append(_bound(fn, residuals, of_arguments, outs))
-    moving = [number for number, change in enumerate(of_residuals) if change is not None]
+    if any(change is not None for change in argument_tangents):
+        terms.append(_bound(fn, residuals, argument_tangents, outs))
+    moving = [number for number, change in enumerate(residual_tangents) if change is not None]
     if moving:
 
         def of_moving(*values: Array) -> tuple[Array, ...]:
@@ -103,8 +103,8 @@ def _tangent(
             return tuple(fn.forward(moved, arguments))
 
         at = tuple(residuals[number] for number in moving)
-        terms.append(jax.jvp(of_moving, at, tuple(of_residuals[number] for number in moving))[1])
-    total = terms[0] if len(terms) == 1 else [one + other for one, other in zip(*terms, strict=True)]
+        terms.append(jax.jvp(of_moving, at, tuple(residual_tangents[number] for number in moving))[1])
+    total = terms[0] if len(terms) == 1 else [term + other_term for term, other_term in zip(*terms, strict=True)]
     return _bound(fn, residuals, arguments, outs), total
 
 
@@ -112,14 +112,17 @@ def _transposed(
     cotangents: Sequence[Any], *flat: Any, fn: Linear, present: tuple[bool, ...], outs: tuple[Any, ...]
 ) -> list[Any]:
     residuals, arguments = _split(flat, present)
-    wanted = [argument.aval if ad.is_undefined_primal(argument) else None for argument in arguments]
-    found = fn.transpose(residuals, wanted, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
-    return [*(None for _ in residuals), *(one for one, there in zip(found, present, strict=True) if there)]
+    avals = [argument.aval if ad.is_undefined_primal(argument) else None for argument in arguments]
+    cotangents_in = fn.transpose(residuals, avals, [ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+    return [
+        *(None for _ in residuals),
+        *(cotangent_in for cotangent_in, is_present in zip(cotangents_in, present, strict=True) if is_present),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batched:
-    """A function over one more axis of some of its arrays, which is the first of all its results."""
+    """A function with one more axis on some of its arrays, and as the first axis of all results."""
 
     fn: Linear
     size: int
@@ -139,16 +142,16 @@ class _Batched:
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        one = [_without(array, axis) for array, axis in zip(arguments, self.argument_axes, strict=True)]
+        without_batch = [_without(array, axis) for array, axis in zip(arguments, self.argument_axes, strict=True)]
 
         def transpose(residuals: Sequence[Array], cotangents: Sequence[Array]) -> Sequence[Array | None]:
-            return self.fn.transpose(residuals, one, cotangents)
+            return self.fn.transpose(residuals, without_batch, cotangents)
 
-        found = jax.vmap(transpose, (list(self.residual_axes), 0))(list(residuals), list(cotangents))
+        batched_cotangents = jax.vmap(transpose, (list(self.residual_axes), 0))(list(residuals), list(cotangents))
         # The cotangent of an argument that is the same for the whole batch is a sum over it.
         return [
             array if array is None else array.sum(0) if axis is None else jnp.moveaxis(array, 0, axis)
-            for array, axis in zip(found, self.argument_axes, strict=True)
+            for array, axis in zip(batched_cotangents, self.argument_axes, strict=True)
         ]
 
 
@@ -169,8 +172,8 @@ def _over_batch(
     size = next(array.shape[axis] for array, axis in zip(flat, axes, strict=True) if axis is not None)
     residual_axes, argument_axes = _split(axes, present)
     batched = _Batched(fn=fn, size=size, residual_axes=tuple(residual_axes), argument_axes=tuple(argument_axes))
-    found = _bound(batched, *_split(flat, present), tuple(unmapped_aval(size, 0, out) for out in outs))
-    return found, [0] * len(found)
+    results = _bound(batched, *_split(flat, present), tuple(unmapped_aval(size, 0, out) for out in outs))
+    return results, [0] * len(results)
 
 
 _linear = Primitive("systolic_linear")

@@ -12,27 +12,25 @@ from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 
 
 class ListedOp(Op):
-    """An op that lists all its legal configurations."""
-
     @abstractmethod
     def configs(self, spec: Any, chip: Chip) -> list[TimedConfig]:
         """Return all legal configurations, the fastest first.
 
         Raises:
-          IllegalTilesError: there is none.
+          IllegalTilesError: no configuration is legal.
         """
 
     def plan(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
         if isinstance(tiles, KernelConfig):
             return Candidates(configs=[self.judge(spec, tiles, chip)], considered=1)
         legal = self.configs(spec, chip)
-        chosen = [timed for timed in legal if tiles is None or timed.config.tiles == tiles]
-        if not chosen:
-            known = ", ".join(sorted({str(timed.config.tiles) for timed in legal})[:8])
+        candidates = [candidate for candidate in legal if tiles is None or candidate.config.tiles == tiles]
+        if not candidates:
+            legal_tiles = ", ".join(sorted({str(candidate.config.tiles) for candidate in legal})[:8])
             value, limit = f"tiles {tiles}", "are none of those that are tried"
-            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {known}, …")
+            violation = Violation(rule="tiles", value=value, limit=limit, fix=f"use one of {legal_tiles}, …")
             raise IllegalTilesError(f"tiles {tiles}", [violation])
-        return Candidates(configs=chosen, considered=len(legal))
+        return Candidates(configs=candidates, considered=len(legal))
 
     def search(self, computed: Any, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         return [], self.configs(computed, chip)

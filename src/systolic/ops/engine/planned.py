@@ -20,7 +20,7 @@ def with_plans(*, static: int) -> Callable[[Callable[Concatenate[Plans, P], R]],
     Plans are static, so that another planner, or the same one when there is a new winner, has other kernels.
 
     Args:
-      static: number of arguments after the plans that are static too.
+      static: number of static arguments after the plans.
     """
 
     def decorate(call: Callable[Concatenate[Plans, P], R]) -> Callable[P, R]:

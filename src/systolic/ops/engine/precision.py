@@ -1,4 +1,4 @@
-"""Precisions as JAX spells them, by how many bfloat16 passes a TPU takes for float32."""
+"""Precisions as JAX spells them, by the number of bfloat16 passes that a TPU takes for float32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax import lax
 from systolic.spec import PASSES, PrecisionName, SpecError
 
 _BFLOAT16, _FLOAT32 = np.dtype("bfloat16"), np.dtype("float32")
-# Strings are those of `jax.lax.Precision` and names of presets. libtpu 0.0.42.1 compiles these presets to the same
+# Strings are the names of `jax.lax.Precision` and of presets. libtpu 0.0.42.1 compiles these presets to the same
 # passes as these precisions; of the others, which no TPU has, it says "Dot algorithm … is not supported".
 _PRECISIONS: dict[str, PrecisionName] = {
     "default": "default",
@@ -33,10 +33,10 @@ _FIX = "use default, high or highest, of one, three or six bfloat16 passes"
 
 
 def precision_named(precision: Any) -> PrecisionName:
-    """Return the name of a precision as `jax.numpy` takes it; of None, that of `jax.default_matmul_precision`.
+    """Return the name of a precision as `jax.numpy` takes it; for None, of `jax.default_matmul_precision`.
 
     Raises:
-      SpecError: it is none, or one that no TPU has.
+      SpecError: this is no precision, or one that no TPU has.
     """
     source = "precision"
     if precision is None:
@@ -62,7 +62,7 @@ def precision_named(precision: Any) -> PrecisionName:
 
 
 def is_precision(precision: Any) -> bool:
-    """Return whether the kernel has such a precision: one for both operands, and an algorithm of a TPU."""
+    """True if the kernel has such a precision: one for both operands, and an algorithm of a TPU."""
     try:
         precision_named(precision)
     except SpecError:

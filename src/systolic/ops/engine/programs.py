@@ -1,4 +1,4 @@
-"""The programs that `bench` compares, as every op makes them of those that `tune` compiles."""
+"""The programs that `bench` compares, made by every op of the programs that `tune` compiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.spec import Spec
 def raced_call(
     programs: Programs, call: Callable[..., Any], forms: Mapping[str, Callable[..., Any]] | None = None
 ) -> RacedPrograms:
-    """Return a race of what users call against XLA's program, of the same arguments.
+    """Return a race of users' calls against XLA's program, with the same arguments.
 
     Args:
       forms: other ways to write XLA's program, by name.
@@ -30,7 +30,7 @@ def raced_call(
 
 
 def raced_kernel(programs: Programs, spec: Spec, chip: Chip) -> RacedPrograms:
-    """Return a race of the kernel itself, with the planner's configuration: for products that are no call."""
+    """Return a race of the kernel itself, with the planner's configuration: for products without a call."""
     return RacedPrograms(
         spec=spec,
         arguments=programs.arguments,

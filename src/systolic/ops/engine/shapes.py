@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from systolic.spec import Operands, Side
 
-# Columns of which each of two products of one array has to have a multiple: blocks of one do not reach into the other.
+# Each of two products of one array has a multiple of this many columns: blocks of one do not reach into the other.
 WHOLE_BLOCK_COLUMNS = 256
 
 
@@ -36,10 +36,10 @@ def is_symbolic(operands: Operands) -> bool:
 
 
 def fold(transpose_lhs: bool, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
-    """The operands with the batch in the rows of lhs, where rhs is the same for all; and the batch to unfold to.
+    """Return the operands with the batch in the rows of lhs if rhs is the same for all, and the batch to unfold to.
 
-    One product of many rows reads rhs less often than many products. It takes rows that are stored one matrix after
-    the other, which is so where they fill registers; else only a small lhs is worth the copy.
+    One product of many rows reads rhs less often than many products. It needs rows that are stored one matrix after the
+    other, as they are if they fill registers; else only a small lhs is worth the copy.
     """
     lhs, rhs = operands.lhs, operands.rhs
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in operands.present()), strict=True))
@@ -49,8 +49,8 @@ def fold(transpose_lhs: bool, operands: Operands) -> tuple[Operands, tuple[int, 
 
     def fits(array: Array, side: Side) -> bool:
         same = math.prod(array.shape[:-2]) == 1
-        every = array.shape[:-2] == batch and array.shape[-2] == rows
-        return same if side == "rhs" else every or (same and array.shape[-2] == 1)
+        fits = array.shape[:-2] == batch and array.shape[-2] == rows
+        return same if side == "rhs" else fits or (same and array.shape[-2] == 1)
 
     foldable = not transpose_lhs and lhs.shape[:-2] == batch and all(operands.map(fits, operands.sides).present())
     if not foldable or (rows % 8 and lhs.size > rhs.size):

@@ -1,4 +1,4 @@
-"""What a program is for: the chip, where tracing knows one, and operations that speak up when a program is lowered.
+"""The target of a program: the chip, if tracing knows one, and operations that raise or warn when a program is lowered.
 
 Traced on a machine without a TPU, a program may still be for one elsewhere: that is known when it is lowered.
 """
@@ -21,7 +21,7 @@ from systolic.support.bugs import warn_user
 
 
 def target_chip() -> Chip | None:
-    """Return the TPU that tracing is for: that of the abstract mesh, else of this process; None: there is none."""
+    """Return the TPU that tracing is for: the abstract mesh's, else this process's; None: there is none."""
     device = getattr(get_abstract_mesh(), "abstract_device", None)
     kind = getattr(device, "device_kind", None)
     if kind is None and jax.default_backend() == "tpu":
@@ -50,10 +50,10 @@ _without_kernel.def_impl(lambda array, *, reason: array)
 
 
 def for_a_tpu(array: Array) -> Array:
-    """The array, in a program that is for a TPU. Pallas' own refusal of another one names no other choice.
+    """Return the array, in a program for a TPU. Pallas' own refusal of other targets names no other choice.
 
     Raises:
-      SpecError: when the program is lowered, if it is for something else.
+      SpecError: when the program is lowered for something else.
     """
     return _for_a_tpu.bind(array)
 
@@ -75,17 +75,17 @@ UNCUT = (
 
 
 def kernel_or_xla(kernel: Callable[..., Any], xla: Callable[..., Any], *given: Any) -> Any:
-    """What a kernel computes of these arrays; by XLA in a program for something else than a TPU.
+    """Return a kernel's result for these arrays; XLA computes it in a program for something else than a TPU.
 
-    It is decided when the program is lowered: the same traced function may run on a CPU. So is, with a warning, that
-    XLA computes it in a program for TPUs in which it would have to cut the kernel.
+    The choice is made when the program is lowered: the same traced function may run on a CPU. XLA also computes it,
+    with a warning, in a program for TPUs in which XLA would have to cut the kernel.
     """
 
     def for_tpus(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(kernel, return_shape=True)(*given)
         programs = {"kernel": low_jaxpr(traced), "xla": low_jaxpr(jax.make_jaxpr(xla)(*given))}
-        found = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        results = _kernel_or_xla.bind(*jax.tree.leaves(given), **programs)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return lax.platform_dependent(*given, tpu=for_tpus, default=xla)
 

@@ -1,1 +1,1 @@
-"""Functions that users hand to an op: whether they are elementwise, so that a kernel may apply them block by block."""
+"""Checks of functions that users pass to an op: a kernel may apply an elementwise function block by block."""

@@ -1,4 +1,4 @@
-"""Makes numbers of the arrays of one element that a function closes over, because a kernel has no constants."""
+"""Turns arrays of one element that a function closes over into numbers, because a kernel has no constants."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _step(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _number(constant: Any) -> Any:
-    """A constant of one element as a literal of the jaxpr; others as they are."""
+    """Return a constant of one element as a literal of the jaxpr; others unchanged."""
     if np.size(constant) != 1:
         return constant
     number = np.asarray(constant).reshape(())[()]

@@ -1,8 +1,8 @@
 """Decides whether a function computes each element alone, from its jaxpr.
 
-A kernel applies a function to one block after the other. That gives what the function makes of the whole array only if
-no element depends on another one, on its place, or on the size of what the function is given. `following.py`
-follows the values of the jaxpr; here it is shown the function as it is called on the whole and on blocks of two sizes.
+A kernel applies a function to one block after the other. The result equals the function of the whole array only if no
+element depends on another one, on its place, or on the size of the argument. `following.py` follows the values of the
+jaxpr; this module gives it the function as called on the whole and on blocks of two sizes.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _BLOCK = (8, 128)  # elements of a vector register, and so the least block
 
 
 def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_kernel: bool) -> Fn:
-    """`fn`, if it makes one array of its first argument's shape, each element from the elements at its place.
+    """Return `fn` if it makes one array of its first argument's shape, each element from the elements at its place.
 
     Args:
-      what: the argument of `matmul` that it is.
-      args: what `fn` is given as a whole. Of the later ones, each dimension broadcasts to the first one's.
-      in_kernel: whether a kernel will call it, which has no constants: no arrays that `fn` closes over. Arrays of one
-        element are numbers in what is returned.
+      what: the name of the argument of `matmul`.
+      args: the whole arguments of `fn`. Each dimension of the later ones broadcasts to the first one's.
+      in_kernel: True if a kernel will call it. A kernel has no constants, that is, no arrays that `fn` closes over;
+        arrays of one element become numbers in the returned function.
 
     Raises:
-      SpecError: it does something else, or it fails.
+      SpecError: `fn` is not elementwise, or it fails.
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     seen = _follow(fn, name, what, args)
@@ -53,7 +53,7 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
 
 
 def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> None:
-    """The derivative of an elementwise function is elementwise, unless somebody has defined another one."""
+    """Check a custom derivative; any other derivative of an elementwise function is elementwise."""
     block, *fused = args
 
     def derivative(block: Any, slope: Any, *fused: Any) -> Any:
@@ -99,7 +99,7 @@ def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) 
 
 
 def _blocks(args: Sequence[jax.ShapeDtypeStruct], times: int) -> list[jax.ShapeDtypeStruct]:
-    """The arguments as a kernel gives them: matrices, rows, columns and single elements."""
+    """Return the arguments as a kernel passes them: matrices, rows, columns and single elements."""
     product = (1, 1, *args[0].shape)[-2:]
     block = tuple(size * times for size in _BLOCK)
     shapes = [jax.ShapeDtypeStruct(block, args[0].dtype)]

@@ -1,11 +1,11 @@
-"""Follows how the values of a jaxpr depend on places in a block.
+"""Follows the dependence of a jaxpr's values on places in a block.
 
 Every dimension of every value goes along a dimension of the block, or all elements along it are the same, or it is the
 function's own: an `iota`, a stack of candidates. Primitives that work along dimensions may do so along a function's own
-ones, where they see the same whatever the block is; never along the block's. Where a dimension of the block meets one
-of the function's own, elements would depend on their place.
+dimensions, where they see the same for every block; never along the block's. If a dimension of the block meets one of
+the function's own, elements would depend on their place.
 
-Only primitives whose effect is known are let through (`primitives.py`).
+Only primitives whose effect is known are accepted (`primitives.py`).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Followed:
 
     @classmethod
     def block(cls, shape: Sequence[int], along: Sequence[Along]) -> Followed:
-        """An argument of the function. Along a dimension of one element all elements are the same."""
+        """Return an argument of the function. Along a dimension of one element all elements are the same."""
         return cls(along=_short(shape, along), of_block=True)
 
     @classmethod
     def constant(cls, shape: Sequence[int], origin: str) -> Followed:
-        """A value that no block decides; nothing else is known of it."""
+        """Return a value that does not depend on the block; nothing else is known of it."""
         return cls(along=_short(shape, ("own",) * len(shape)), of_block=False, origin=origin)
 
     def expect(self, axes: Sequence[int]) -> None:
-        """Raises unless each element stands at its place in the block."""
+        """Raise unless each element stands at its place in the block."""
         for along, axis in zip(self.along, axes, strict=True):
             if along not in ("same", axis):
                 raise NotElementwiseError(self._places() if along == "own" else "transposes its block")
@@ -59,7 +59,7 @@ class Followed:
 
 
 class Follower:
-    """Follows values through a jaxpr, and writes down what they go through."""
+    """Follows values through a jaxpr, and records the primitives that they pass."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []  # primitives, and every number that decides what comes out
@@ -67,7 +67,7 @@ class Follower:
         self.has_own_derivative = False  # defined by somebody, who may have defined anything
 
     def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
-        """The outputs of a jaxpr.
+        """Return the outputs of a jaxpr.
 
         Raises:
           NotElementwiseError: elements would be mixed.
@@ -118,27 +118,27 @@ class Follower:
         return [Followed.constant(shape, name) for shape in shapes]
 
     def _along(self, equation: Any, operands: list[Followed]) -> list[Followed]:
-        """Results of a primitive that works along some of its operands' dimensions, all of them the function's own."""
+        """Return the results of a primitive that works along operands' dimensions, all of them the function's own."""
         name, shape = equation.primitive.name, equation.invars[0].aval.shape
         worked = _worked_along(equation)
-        joined = _joined(operands, len(shape))
+        places = _joined(operands, len(shape))
         if name == "stack":
-            joined.insert(worked[0], "own")
-        elif any(isinstance(joined[dimension], int) for dimension in worked):
+            places.insert(worked[0], "own")
+        elif any(isinstance(places[dimension], int) for dimension in worked):
             raise NotElementwiseError(f"has {name} along a dimension of its block")
         else:
             per_dimension = [
                 value for value in equation.params.values() if isinstance(value, tuple) and len(value) == len(shape)
             ]
             self.steps.append([(shape[at], *(str(value[at]) for value in per_dimension)) for at in worked])
-        result: list[Along] = ["own" if at in worked else along for at, along in enumerate(joined)]
+        result: list[Along] = ["own" if at in worked else along for at, along in enumerate(places)]
         if name in REDUCTIONS:
             result = [along for at, along in enumerate(result) if at not in worked]
         return [_made(atom.aval.shape, result, operands, name) for atom in equation.outvars]
 
 
 def _worked_along(equation: Any) -> tuple[int, ...]:
-    """The dimensions whose elements a primitive mixes, moves or leaves out."""
+    """Return the dimensions whose elements a primitive mixes, moves or leaves out."""
     params = equation.params
     if "axes" in params:
         return tuple(params["axes"])
@@ -149,7 +149,7 @@ def _worked_along(equation: Any) -> tuple[int, ...]:
     if "padding_config" in params:
         return tuple(at for at, padding in enumerate(params["padding_config"]) if any(padding))
     shape, out = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-    return tuple(at for at, (size, taken) in enumerate(zip(shape, out, strict=True)) if size != taken)
+    return tuple(at for at, (size, out_size) in enumerate(zip(shape, out, strict=True)) if size != out_size)
 
 
 def _short(shape: Sequence[int], along: Sequence[Along]) -> tuple[Along, ...]:
@@ -168,7 +168,7 @@ def _made(shape: Sequence[int], along: Sequence[Along], operands: Sequence[Follo
 
 def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
     """Return the places of elements made of these values' elements at the same place."""
-    joined: list[Along] = []
+    places: list[Along] = []
     for dimension in range(rank):
         kinds: set[Along] = {value.along[dimension] for value in values if value.along}
         kinds.discard("same")
@@ -181,8 +181,8 @@ def _joined(values: Sequence[Followed], rank: int) -> list[Along]:
                 if value_of_function is not None
                 else "combines a row of its block with a column"
             )
-        joined.append(kinds.pop() if kinds else "same")
-    return joined
+        places.append(kinds.pop() if kinds else "same")
+    return places
 
 
 # Primitives that move whole dimensions: the places of the result's elements.
@@ -198,7 +198,7 @@ def _broadcast(equation: Any, operand: Followed) -> list[Along]:
 
 
 def _reshape(equation: Any, operand: Followed) -> list[Along]:
-    """Dimensions of one element may come and go. Others stay as they are, unless all elements are the same."""
+    """Reshape: dimensions of one element may come and go. Others stay, unless all elements are the same."""
     operand_shape, shape = equation.invars[0].aval.shape, equation.params["new_sizes"]
     if all(along == "same" for along in operand.along):
         return ["same"] * len(shape)
@@ -238,11 +238,11 @@ _PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
 def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Followed) -> list[Followed]:
     return [
         Followed(
-            along=tuple(_joined((former, other), len(former.along))),
-            of_block=any(value.of_block for value in (former, other, *deciding)),
-            origin=former.origin or other.origin,
+            along=tuple(_joined((former, later), len(former.along))),
+            of_block=any(value.of_block for value in (former, later, *deciding)),
+            origin=former.origin or later.origin,
         )
-        for former, other in zip(first, second, strict=True)
+        for former, later in zip(first, second, strict=True)
     ]
 
 
@@ -256,14 +256,14 @@ def _cond(follower: Follower, equation: Any, values: list[Followed]) -> list[Fol
 
 
 def _while(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
-    condition, body, of_condition, of_body, carried = while_parts(equation, operands)
+    condition, body, condition_consts, body_consts, carried = while_parts(equation, operands)
     while True:
-        (decides,) = follower.follow(condition, [*of_condition, *carried])
-        outs = follower.follow(body, [*of_body, *carried])
-        after = _either(carried, outs, decides)
-        if after == carried:
+        (decides,) = follower.follow(condition, [*condition_consts, *carried])
+        outs = follower.follow(body, [*body_consts, *carried])
+        carried_next = _either(carried, outs, decides)
+        if carried_next == carried:
             return carried
-        carried = after
+        carried = carried_next
 
 
 def _scan(follower: Follower, equation: Any, operands: list[Followed]) -> list[Followed]:
@@ -274,10 +274,10 @@ def _scan(follower: Follower, equation: Any, operands: list[Followed]) -> list[F
     rows = [Followed(along=value.along[1:], of_block=value.of_block, origin=value.origin) for value in rounds]
     while True:
         outs = follower.follow(body, [*constants, *carried, *rows])
-        after = _either(carried, outs[:n_carried])
-        if after == carried:
+        carried_next = _either(carried, outs[:n_carried])
+        if carried_next == carried:
             break
-        carried = after
+        carried = carried_next
     stacked = zip(equation.outvars[n_carried:], outs[n_carried:], strict=True)
     return [*carried, *(_made(atom.aval.shape, ("own", *value.along), [value], "scan") for atom, value in stacked)]
 

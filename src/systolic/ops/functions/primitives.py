@@ -1,6 +1,6 @@
-"""JAX's primitives by what they do to places of elements. A primitive that is in no list here is not known.
+"""JAX's primitives by their effect on places of elements. A primitive that is in no list here is unknown.
 
-The names are from jax 0.10.2 to 0.12; some exist in a part of these versions only.
+The names are from jax 0.10.2 to 0.12; some exist only in some of these versions.
 """
 
 from __future__ import annotations

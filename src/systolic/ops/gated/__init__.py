@@ -1,4 +1,4 @@
-"""`systolic.gated_matmul`: its call, its derivatives and its plan. The kernels are those of `systolic.matmul`."""
+"""`systolic.gated_matmul`: its call, its derivatives and its plan. It shares the kernels of `systolic.matmul`."""
 
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.gated.op import GatedOp

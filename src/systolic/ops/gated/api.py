@@ -31,7 +31,7 @@ def gated_matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "*batch m n"]:
-    """`activation(x @ w_gate) · (x @ w_up)`, in one kernel on a TPU: x is read once, and only the result is written.
+    """Return `activation(x @ w_gate) · (x @ w_up)`, by one kernel on a TPU that reads x once.
 
     It is differentiable in both modes and to any order. In reverse mode the kernel also writes the derivatives with
     regard to both products, from which one kernel makes the gradient of x and another those of both weights.
@@ -42,22 +42,22 @@ def gated_matmul(
     Args:
       x: [..., m, k], or [k]; dtypes as in `systolic.matmul`.
       w_gate, w_up: [..., k, n], of the same shape and dtype. Or w_gate alone, [..., k, 2n], with the columns of w_up
-        behind its own: its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves.
-        Or a `systolic.Quantized` of such shapes, or two with scales of the same shape: then x may be one too, there is
-        no `precision`, and no derivative in forward mode.
+        after its own: then its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves.
+        Or a `systolic.Quantized` of such shapes, or two with scales of the same shape: then x may be quantized too, and
+        there is no `precision` and no derivative in forward mode.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       quantize_lhs: rows of x are quantized in the kernel, as in `systolic.matmul`.
       precision: of float32, as in `systolic.matmul`.
       preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.
-      implementation, chip, tiles: as in `systolic.matmul`; a tile of n is one of each weight.
+      implementation, chip, tiles: as in `systolic.matmul`; a tile of n is a tile of each weight.
 
     Returns:
       The product as `jnp.matmul` shapes it.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
-        lowered, a kernel asked for where no TPU is.
-      UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
+      SpecError: shapes or dtypes that do not match, or a function that is not elementwise; when the program is lowered,
+        a kernel requested without a TPU.
+      UnsupportedDtypeError: the chip does not multiply this dtype; the message names the dtypes that it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """
     import jax

@@ -1,4 +1,4 @@
-"""The arguments of `gated_matmul`: checked, and made a product with a second right-hand side."""
+"""Checks the arguments of `gated_matmul`, and makes a product with a second right-hand side of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def canonical(
     """Check the arguments, and return them in the form of `ops.matmul.arguments`.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, an activation that is not elementwise.
+      SpecError: shapes or dtypes that do not match, or an activation that is not elementwise.
     """
     side_by_side = False
     gate_words = _words("w_gate", w_gate)

@@ -2,7 +2,7 @@
 
     gate = x @ w_gate          up = x @ w_up          out = activation(gate) · up
 
-The forward kernel of a derivative writes, beside the result, what its cotangent is multiplied with: both slopes.
+The forward kernel of a derivative also writes both slopes, by which the cotangent is multiplied.
 
     dgate = dout · (up · activation'(gate))           dup = dout · activation(gate)
     dx = dgate @ w_gateᵀ + dup @ w_upᵀ                dw_gate = xᵀ @ dgate          dw_up = xᵀ @ dup
@@ -34,7 +34,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def multiply(product: Product, operands: Operands) -> Array:
-    """The result, [*batch, m, n]; differentiable with regard to every array."""
+    """Return the result, [*batch, m, n], differentiable with regard to every array."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
@@ -47,22 +47,22 @@ def _multiply(product: Product, operands: Operands) -> Array:
 
 
 def _complete(product: Product, operands: Operands) -> Operands:
-    """The operands of the kernel: an array of both weights is the right-hand side of either product."""
+    """Return the operands of the kernel: an array of both weights is the right-hand side of either product."""
     return operands._replace(up=operands.rhs) if product.side_by_side else operands
 
 
 @functools.partial(_multiply.defjvp, symbolic_zeros=True)
 def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
     (operands,) = primals
-    out, of_up, of_gate = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
+    out, up_slope, gate_slope = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
     count = 2 if product.side_by_side else 3  # x, and one or two arrays of weights
-    residuals = [*list(operands)[:count], of_gate, of_up]
+    residuals = [*list(operands)[:count], gate_slope, up_slope]
     return out, linear(_Tangent(product=product), residuals, perturbed(list(tangents[0])[:count]), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent:
-    """The derivative of `_multiply`, as `ops.linear` takes it: of x and both weights, with both slopes."""
+    """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
 
     product: Product
 
@@ -71,36 +71,36 @@ class _Tangent:
         return self.product.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        x, *weights, of_gate, of_up = residuals
+        x, *weights, gate_slope, up_slope = residuals
         dx, *dweights = arguments
-        one = self.product.anew(pairing=None, side_by_side=False)
+        single = self.product.anew(pairing=None, side_by_side=False)
         if self.product.side_by_side:
             weights = jnp.split(weights[0], 2, axis=-1)
             dweights = [None] * 2 if dweights[0] is None else jnp.split(dweights[0], 2, axis=-1)
         terms = [
             total * slope.astype(jnp.float32)
-            for weight, dweight, slope in zip(weights, dweights, (of_gate, of_up), strict=True)
-            if (total := sum_tangent(one, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
+            for weight, dweight, slope in zip(weights, dweights, (gate_slope, up_slope), strict=True)
+            if (total := sum_tangent(single, Operands(lhs=x, rhs=weight), Operands(lhs=dx, rhs=dweight))) is not None
         ]
-        shape = output_shape(one, Operands(lhs=x, rhs=weights[0]))
+        shape = output_shape(single, Operands(lhs=x, rhs=weights[0]))
         return [jnp.broadcast_to(functools.reduce(jnp.add, terms), shape).astype(self.product.dtype_out)]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        x, *weights, of_gate, of_up = residuals
-        wanted_x, *wanted = (argument is not None for argument in arguments)
+        x, *weights, gate_slope, up_slope = residuals
+        wanted_x, *weights_wanted = (argument is not None for argument in arguments)
         (dout,) = cotangents
-        dx = _dx(self.product, x, weights, dout, (of_gate, of_up)) if wanted_x else None
-        each = wanted * 2 if self.product.side_by_side else wanted
-        slopes = [slope for slope, is_wanted in zip((of_gate, of_up), each, strict=True) if is_wanted]
-        found = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
-        return [dx, *(next(found) if is_wanted else None for is_wanted in wanted)]
+        dx = _dx(self.product, x, weights, dout, (gate_slope, up_slope)) if wanted_x else None
+        slopes_wanted = weights_wanted * 2 if self.product.side_by_side else weights_wanted
+        slopes = [slope for slope, is_wanted in zip((gate_slope, up_slope), slopes_wanted, strict=True) if is_wanted]
+        dweights = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
+        return [dx, *(next(dweights) if is_wanted else None for is_wanted in weights_wanted)]
 
 
 def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]) -> Array:
     gate, up = (weights[0], weights[0]) if product.side_by_side else weights
-    (found,) = compute(
+    (dx,) = compute(
         product.anew(
             dtype_out=_dtype_out(x, dout, gate),
             transpose_rhs=True,
@@ -111,12 +111,11 @@ def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slope
         ),
         Operands(lhs=dout, lhs_args=slopes, rhs=gate, up=up),
     )
-    return summed(found, x)
+    return summed(dx, x)
 
 
 def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Sequence[Array]) -> list[Array]:
-    """The gradient of the weight of each slope."""
-    found = compute(
+    dweights = compute(
         product.anew(
             dtype_out=_dtype_out(weight, dout, x),
             transpose_lhs=True,
@@ -127,7 +126,7 @@ def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Se
         ),
         Operands(lhs=x, rhs=dout, rhs_args=tuple(slopes)),
     )
-    return [summed(one, weight) for one in found]
+    return [summed(dweight, weight) for dweight in dweights]
 
 
 def _slopes(x: Array, weight: Array) -> Any:
@@ -135,6 +134,6 @@ def _slopes(x: Array, weight: Array) -> Any:
 
 
 def _dtype_out(like: Array, one: Array, other: Array) -> str:
-    """The dtype of a gradient: float32 where it is still to be summed over a batch that its operand does not have."""
+    """Return the dtype of a gradient: float32 if it is still to be summed over a batch its operand does not have."""
     reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name

@@ -16,16 +16,16 @@ _PAIRINGS: dict[Pairing | None, str] = {
 
 
 class GatedOp(MatmulOp):
-    """`systolic.gated_matmul`: two products by the kernels of one, whose plan, search and arithmetic these are."""
+    """`systolic.gated_matmul`: two products by the kernels of `matmul`, with its plan, search and arithmetic."""
 
     name = "gated"
     spec_type = GatedSpec
 
     def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
-        """Return sizes, dtypes, and what becomes of both products."""
+        """Describe sizes, dtypes, and the combination of both products."""
         sizes, dtypes, fused = super().words(spec)
-        joined = "side by side" if spec.side_by_side else ""
-        return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], joined)))
+        layout = "side by side" if spec.side_by_side else ""
+        return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], layout)))
 
     def raced(self, spec: MatmulSpec, chip: Chip) -> RacedPrograms:
         from systolic.ops.gated.programs import raced  # needs JAX, which `import systolic` does not import

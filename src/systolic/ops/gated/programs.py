@@ -1,4 +1,4 @@
-"""What `bench` compares of a gated product, and of those of its gradient."""
+"""The programs that `bench` compares for a gated product and for the products of its gradient."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from systolic.spec import MatmulSpec
 
 
 def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-    """Return the call and plain JAX. A product of a gradient is no call: its kernel is raced against XLA.
+    """Return the call and plain JAX. A product of a gradient has no call: its kernel is raced against XLA.
 
     Raises:
       SpecError: an activation without a name of systolic's.
     """
-    known = counted(spec)
+    programs = counted(spec)
     if spec.pairing != "gated":
-        return raced_kernel(programs_of(known, chip), known, chip)
-    operands = matrices(known)
+        return raced_kernel(programs_of(programs, chip), programs, chip)
+    operands = matrices(programs)
     weights = (operands.rhs,) if spec.side_by_side else (operands.rhs, operands.up)
     return RacedPrograms(
-        spec=known,
+        spec=programs,
         arguments=(operands.lhs, *weights),
-        ours=functools.partial(_called, known, chip),
-        xla=functools.partial(_plain, known),
+        ours=functools.partial(_called, programs, chip),
+        xla=functools.partial(_plain, programs),
     )
 
 
@@ -51,9 +51,9 @@ def _called(spec: MatmulSpec, chip: Chip, x: Array, *weights: Array) -> Array:
 def _plain(spec: MatmulSpec, x: Array, *weights: Array) -> Array:
     activation = functions_of(spec).activation or (lambda value: value)
     # Networks keep their activations in their own dtype.
-    kept: Any = jnp.dtype(spec.dtype_out)
+    dtype_out: Any = jnp.dtype(spec.dtype_out)
     product = functools.partial(
-        jnp.matmul, precision=lax.Precision[spec.precision.upper()], preferred_element_type=kept
+        jnp.matmul, precision=lax.Precision[spec.precision.upper()], preferred_element_type=dtype_out
     )
     if len(weights) == 1:
         gate, up = jnp.split(product(x, weights[0]), 2, axis=-1)

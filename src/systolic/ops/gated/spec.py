@@ -1,4 +1,4 @@
-"""Two products of one kernel: the gated product of an MLP, and those of its gradients."""
+"""Two products of one kernel: the gated product of an MLP, and the products of its gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from systolic.spec.matmul import MatmulSpec, Pairing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedSpec(MatmulSpec):
-    """Two products of `[m, k] @ [k, n]`, `batch` times, which share what they read.
+    """Two products of `[m, k] @ [k, n]`, `batch` times, which share operands.
 
     - gated: `activation(lhs @ rhs) · (lhs @ up)`. With `epilogue.kept_sum` there are two more outputs for the gradient:
       the derivatives of the result with regard to lhs @ up and to lhs @ rhs.
-    - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes both of one block: the gradient of x.
-    - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes both: gradients of the weights.
+    - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes lhs₁ and lhs₂ of one block: the gradient of x.
+    - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes rhs₁ and rhs₂: the weights'
+    gradients.
 
-    With `side_by_side` rhs and up are one array, the columns of up behind those of rhs; of apart so are both outputs.
+    With `side_by_side` rhs and up are one array, the columns of up after the columns of rhs; so are both outputs of
+    apart.
 
     Raises:
       SpecError: as `MatmulSpec`.
@@ -39,7 +41,7 @@ class GatedSpec(MatmulSpec):
         activation: str = "silu",
         side_by_side: bool = False,
     ) -> GatedSpec:
-        """The gated product; dtypes as in `MatmulSpec.of`."""
+        """Return the spec of the gated product; dtypes as in `MatmulSpec.of`."""
         plain = MatmulSpec.of(m, k, n, dtype, dtype_out)
         return cls(
             m=m,

@@ -1,4 +1,4 @@
-"""`systolic.grouped_matmul`: rows in groups, each multiplied by a matrix of its own, as in a mixture of experts."""
+"""`systolic.grouped_matmul`: rows in groups, each multiplied by its own matrix, as in a mixture of experts."""
 
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.op import GroupedGradientOp, GroupedOp

@@ -38,52 +38,52 @@ def grouped_matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "m n"]:
-    """`activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual` for each group, in one kernel on a TPU.
+    """Return `activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual` for each group, by one kernel.
 
     With `up` it is the gated product of an MLP, `activation(lhs @ rhs[g] + bias[g]) · (lhs @ up[g]) · row_scale +
     residual`, in one kernel too, which reads lhs once.
 
-    The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows behind
-    the last group are zero in the result, whatever they hold, or those of `existing_out`; `residual` does not count
-    there.
+    The first `group_sizes[0]` rows are the first group's, and so on, as `jax.lax.ragged_dot` takes them. Rows after the
+    last group are zero in the result, whatever they hold, or the rows of `existing_out`; `residual` is not added there.
 
     It is differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another),
-    `checkpoint`, `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, under `jit`
-    alone.
+    `checkpoint`, `scan` and `shard_map`. Arrays of a mesh with explicit axes are multiplied part by part, only under
+    `jit`.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `GroupedSpec`; elsewhere XLA computes the
-    same. On chips whose device has two TensorCores, v4 and v5p, these share the columns.
+    same. On v4 and v5p, whose device has two TensorCores, these share the columns.
 
     Args:
-      lhs: [m, k]; dtypes as in `systolic.matmul`. Of two different ones, the narrower operand is converted to the other
-        dtype ahead of the kernel.
+      lhs: [m, k]; dtypes as in `systolic.matmul`. If they differ, the narrower operand is converted to the other dtype
+        before the kernel.
       rhs: [groups, k, n]; [groups, n, k] with `transpose_rhs`.
       group_sizes: rows of each group. In a traced array, sizes below zero count as zero, and rows past m do not count.
-      group_offset: number of the first group that `rhs` has the matrix of, as with experts on several devices: rows of
-        other groups are zero in the result. A traced one may be any number, and matrices of numbers that no group has
-        are not used. None: `rhs` has all groups.
-      up: as rhs, whose product with lhs the first one's function is multiplied by.
-      side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up behind those of the first; [groups, 2n,
-        k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does that of lhs. Where n is no
+      group_offset: number of the first group that has a matrix in `rhs`, as with experts on several devices: rows of
+        other groups are zero in the result. A traced offset may be any number; matrices without a group are not used.
+        None: `rhs` has all groups.
+      up: a second array like rhs; the function of the first product is multiplied by lhs @ up.
+      side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up after the columns of rhs; [groups, 2n,
+        k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does the gradient of lhs. Where n is
+        no
         multiple of 256, XLA copies the two halves.
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.
-      residual: [m, n], added behind everything else, in float32; to rows of groups of `rhs` only.
-      existing_out: [m, n], which the result is written into: its rows remain where no group of `rhs` has them, in place
-        of zeros. XLA copies it first where somebody else still needs it.
+      residual: [m, n], added after everything else, in float32; to rows of groups of `rhs` only.
+      existing_out: [m, n], which the result is written into: rows that belong to no group of `rhs` remain, in place of
+        zeros. XLA copies it first if it is still needed.
       precision: of float32 operands, as in `systolic.matmul`: DEFAULT, HIGH or HIGHEST, one, three or six bfloat16
         passes. None: `jax.default_matmul_precision`.
-      preferred_element_type: of the result. Default: that of the operands, int32 for int8.
-      rows_per_group: that are expected in a group that has any, for the choice of tiles. None: m / groups.
+      preferred_element_type: of the result. Default: the operands' dtype, int32 for int8.
+      rows_per_group: expected rows of a group that has any, for the choice of tiles. None: m / groups.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
-        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
-      chip: whose tiles to use. None: that of the program being traced.
+        TPU interpret mode, or your own `pltpu.InterpretParams`.
+      chip: whose tiles to use. None: the chip of the program being traced.
       tiles: rows in VMEM, k, and columns of a tile, in place of the planner's; or a whole configuration.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together; sizes of groups that are known and below zero, or above m
-        together; a known group_offset at which some matrices of `rhs` have no group.
+      SpecError: shapes or dtypes that do not match; known sizes of groups below zero, or above m together; a known
+        group_offset at which some matrices of `rhs` have no group.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """

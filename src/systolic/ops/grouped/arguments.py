@@ -1,4 +1,4 @@
-"""The arguments of `grouped_matmul`: checked, and in the form that everything else works on."""
+"""Checks the arguments of `grouped_matmul`, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -60,37 +60,37 @@ def canonical(
     """Check the arguments.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, known sizes of groups that are above m together.
+      SpecError: shapes or dtypes that do not match, or known sizes of groups that are above m together.
     """
     left, right = _matrix(lhs, "lhs", 2), _matrix(rhs, "rhs", 3)
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)
-    said = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
+    shapes = f"lhs{list(left.shape)}, rhs{list(right.shape)}{' transposed' if transpose_rhs else ''}"
     if k != inner:
-        raise SpecError(f"{said}: k={k} and {inner}; the inner sizes have to agree: check transpose_rhs")
+        raise SpecError(f"{shapes}: k={k} and {inner}; the inner sizes have to agree: check transpose_rhs")
     if side_by_side:
         n, rest = divmod(n, 2)
         if rest or up is not None:
-            raise SpecError(f"{said} and side_by_side: it needs an even number of columns, and no up")
+            raise SpecError(f"{shapes} and side_by_side: it needs an even number of columns, and no up")
         if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False
     second = None if up is None else _matrix(up, "up", 3)
     if second is not None and (second.shape, second.dtype) != (right.shape, right.dtype):
-        said += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
-        raise SpecError(f"{said}; up needs the shape and dtype of rhs")
-    # The kernel multiplies one dtype: the other operand is converted ahead of it.
+        shapes += f" {right.dtype.name}, up{list(second.shape)} {second.dtype.name}"
+        raise SpecError(f"{shapes}; up needs the shape and dtype of rhs")
+    # The kernel multiplies one dtype: the other operand is converted before it.
     dtype = common_dtype(left.dtype.name, right.dtype.name)
     left, right = left.astype(dtype), right.astype(dtype)
     second = None if second is None else second.astype(dtype)
     sizes = _sizes(group_sizes, m)
-    every = sizes.shape[0]
-    if every < groups or (group_offset is None and every != groups):
+    group_count = sizes.shape[0]
+    if group_count < groups or (group_offset is None and group_count != groups):
         raise SpecError(
-            f"{every} group_sizes for {groups} matrices of rhs; there has to be one for each, or with group_offset at "
-            "least as many"
+            f"{group_count} group_sizes for {groups} matrices of rhs; there has to be one for each, "
+            "or with group_offset at least as many"
         )
-    offset = None if group_offset is None else _offset(group_offset, every, groups)
+    offset = None if group_offset is None else _offset(group_offset, group_count, groups)
     if rows_per_group is not None and operator.index(rows_per_group) < 1:
         raise SpecError(f"rows_per_group={rows_per_group}; use a number from 1 up, or leave it out")
     name, function = activation_of(activation, in_kernel=backend.in_kernel)
@@ -101,7 +101,7 @@ def canonical(
         backend=backend,
         precision=precision_named(precision),
         dtype_out=stored_dtype(dtype_out),
-        rows_per_group=rows_per_group or max(-(-m // max(every, 1)), 1),
+        rows_per_group=rows_per_group or max(-(-m // max(group_count, 1)), 1),
         transpose_rhs=transpose_rhs,
         side_by_side=side_by_side,
         activation=name,
@@ -136,12 +136,12 @@ def _sizes(value: Any, m: int) -> Array:
             raise SpecError(f"group_sizes has {min(sizes)}; a group has 0 rows or more")
         if sum(sizes) > m:
             raise SpecError(f"group_sizes are {sum(sizes)} rows together, lhs has m={m}")
-    # What the kernel takes needs no operation ahead of it: it clips by itself.
+    # An int32 offset needs no operation before the kernel, which clips it.
     return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
 
 
 def _offset(value: Any, every: int, groups: int) -> Array:
-    """Check a `group_offset`. A traced one out of range becomes the nearest at which `rhs` has no group."""
+    """Check a `group_offset`. A traced offset out of range becomes the nearest at which `rhs` has no group."""
     is_array = hasattr(value, "dtype") and hasattr(value, "shape")
     if is_array:
         dtype = given_dtype(value, "group_offset")
@@ -159,7 +159,7 @@ def _offset(value: Any, every: int, groups: int) -> Array:
 
 
 def _clipped(value: Any, dtype: str, low: int, high: int) -> Array:
-    """Return integers of any dtype as int32, between two numbers that it holds."""
+    """Return integers of any dtype as int32, clipped to two numbers that it holds."""
     limits = jnp.iinfo(dtype)
     return jnp.clip(jnp.asarray(value, dtype), max(low, limits.min), min(high, limits.max)).astype(jnp.int32)
 

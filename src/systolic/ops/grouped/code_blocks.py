@@ -1,4 +1,4 @@
-"""Stretches of straight code of a grouped product: what one multiplies, and how much code all of them are together."""
+"""Stretches of straight code of a grouped product: the rows and columns of each, and the size of all the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.schedule.config import KernelConfig
 from systolic.schedule.legality import LANES
 from systolic.schedule.sizes import block_size, padded
 
-# Bundles of one stretch of straight code of a gradient at the most: all together have to be fewer than 14,000.
+# Bundles of one stretch of straight code of a gradient at most: all together have to be fewer than 14,000.
 MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
@@ -20,7 +20,7 @@ _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
 MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
-_LEAST_CODE_ROWS = 128  # as many bundles as a block of so many rows has one of fewer, for the weights
+_LEAST_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
 # Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
 # more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
 # code there is. Where groups are large, halves do, and the code may go into a longer block.
@@ -28,16 +28,16 @@ _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
-# So many rows of a block may be nobody's before two smaller ones are faster, at the least and of its rows: matrix units
+# This many rows of a block may be nobody's before two smaller ones are faster, at least and of its rows: matrix units
 # wait while a block begins and ends.
 _LOST_ROWS, _LOST_SHARE = 160, 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """What one stretch of straight code multiplies: rows by columns of the weights, over so much of k.
+    """The work of one stretch of straight code: rows by columns of the weights, over this much of k.
 
-    It is taken where more than `above` rows of a visit are left, and no larger one is.
+    It is used if more than `above` rows of a visit are left, and no larger block is used.
     """
 
     rows: int
@@ -47,42 +47,44 @@ class RowBlock:
 
 
 def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chip) -> tuple[RowBlock, ...]:
-    """The blocks of a product, the largest rows first; `multiple` is that of a register's rows."""
+    """Return the blocks of a product, the largest rows first; `multiple` is a register's rows."""
     columns = block_columns(config)
-    # A shorter block that is left behind the others is code of its own.
-    of_columns = columns + config.tiles.tile_n % columns
-    one = spec.passes * spec.products * of_columns / macs_per_cycle(spec.dtype, chip)
+    # A shorter block after the others is code of its own.
+    code_columns = columns + config.tiles.tile_n % columns
+    row_cycles = spec.passes * spec.products * code_columns / macs_per_cycle(spec.dtype, chip)
     is_large = config.subtile_m >= _LARGE_ROWS
 
     def sizes(fractions: Sequence[float]) -> list[int]:
-        found = {padded(int(config.subtile_m * one), multiple) for one in fractions}
-        return sorted((one for one in found if one >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
+        result = {padded(int(config.subtile_m * fraction), multiple) for fraction in fractions}
+        return sorted((size for size in result if size >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
-        """Counts the bundles of all blocks together, over one row of k."""
-        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * one * chip.step_estimate.bundles_per_cycle
+        """Count the bundles of all blocks together, over one row of k."""
+        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * row_cycles * chip.step_estimate.bundles_per_cycle
 
-    fine, few = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
-    most = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(few)
-    depth = _code_depth(spec.k, int(most))
-    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else few
-    above = [max(after, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, after in itertools.pairwise(rows)]
+    fine, coarse = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
+    max_depth = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
+    depth = _code_depth(spec.k, int(max_depth))
+    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else coarse
+    limits = [
+        max(next_size, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, next_size in itertools.pairwise(rows)
+    ]
     return tuple(
-        RowBlock(rows=size, columns=columns, depth=depth, above=least)
-        for size, least in zip(rows, (*above, 0), strict=True)
+        RowBlock(rows=size, columns=columns, depth=depth, above=limit)
+        for size, limit in zip(rows, (*limits, 0), strict=True)
     )
 
 
 def _code_depth(k: int, most: int) -> int:
-    """Chooses how much of k one stretch of code sums over; what is left behind the others is code of its own."""
+    """Choose how much of k one stretch of code sums over; a shorter rest is code of its own."""
     depth = block_size(k, LANES, most)
     if k % depth == 0:
         return depth
-    return max((one for one in range(LANES, depth + 1, LANES) if one + k % one <= most), default=LANES)
+    return max((index for index in range(LANES, depth + 1, LANES) if index + k % index <= most), default=LANES)
 
 
 def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> tuple[int, int]:
-    """Rows and columns of a gradient that one stretch of straight code makes."""
+    """Return the rows and columns of a gradient that one stretch of straight code makes."""
     columns = block_columns(config)
     cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
     most_cycles = MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
@@ -90,11 +92,11 @@ def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) 
 
 
 def block_columns(config: KernelConfig) -> int:
-    """Columns of a block: those of a subtile, or fewer where that is a whole tile of no multiple of a register's."""
+    """Return the columns of a block: a subtile's, or fewer if the subtile is a whole tile of a ragged width."""
     columns = config.subtile_n
     return block_size(columns, LANES, _RAGGED_COLUMNS) if columns % LANES else columns
 
 
 def macs_per_cycle(dtype: str, chip: Chip) -> float:
-    """Multiplications that a core's matrix units do in a cycle of the clock of the published peak."""
+    """Return the multiplications of a core's matrix units in a cycle of the clock of the published peak."""
     return chip.peak_ops_per_s(dtype) / chip.cores_per_device / chip.peak_clock_hz / 2

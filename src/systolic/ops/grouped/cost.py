@@ -1,6 +1,6 @@
-"""How long grouped products take by arithmetic, for a distribution of group sizes, and what to choose from.
+"""The time of grouped products by arithmetic, for a distribution of group sizes, and the configurations to choose from.
 
-Sizes of groups are known when a program runs, tiles before. So they are chosen for sizes drawn once from a Dirichlet
+Sizes of groups are known when a program runs, tiles before. So tiles are chosen for sizes drawn once from a Dirichlet
 distribution (concentration 2, seed 0), about as uneven as routers of mixtures of experts leave them.
 """
 
@@ -39,23 +39,23 @@ _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more th
 # Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
 # `bench --suite moe`, as the least that tells their tiles apart.
 _ONE_GROUP = 0.02
-# So many rows and groups are gone through one by one. Of more it is a part, and times are in proportion.
+# The model follows at most this many rows and groups. Of more it follows a part, and times are in proportion.
 _MAX_ROWS = 2**21
 _MAX_GROUPS = 2**12
 
 
 @functools.lru_cache(maxsize=256)
 def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
-    """Sizes of groups to choose tiles for: about so many rows in each group that has any."""
-    some = min(groups, -(-m // rows_per_group))
-    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * some)
+    """Return sizes of groups to choose tiles for, with about `rows_per_group` rows in each group that has any."""
+    used_groups = min(groups, -(-m // rows_per_group))
+    shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * used_groups)
     sizes = np.floor(shares * m).astype(int)
     sizes[0] += m - sizes.sum()
-    return (*sizes.tolist(), *(0,) * (groups - some))
+    return (*sizes.tolist(), *(0,) * (groups - used_groups))
 
 
 def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
-    """Typical sizes of groups that have rows, of no more rows and groups than are gone through."""
+    """Return typical sizes of groups that have rows, limited to the rows and groups that the model follows."""
     groups = _groups_with_rows(spec)
     parts = max(-(-spec.m // _MAX_ROWS), -(-groups // _MAX_GROUPS))
     return typical_sizes(-(-groups // parts), -(-spec.m // parts), spec.rows_per_group)
@@ -74,12 +74,12 @@ class _Visit(NamedTuple):
 def product_time(
     spec: GroupedSpec, config: KernelConfig, chip: Chip, sizes: tuple[int, ...] | None = None
 ) -> ModelledTime:
-    """The sum over panels: in each, products and copies overlap, more so the more tiles of weights VMEM holds.
+    """Sum the time over panels: in each, products overlap with copies, more so the more tiles of weights VMEM holds.
 
-    With two tiles, a step overlaps with the next step's copy alone.
+    With two tiles, a step overlaps only with the next step's copy.
 
     Args:
-      sizes: of groups; None: typical ones.
+      sizes: of groups; None: typical sizes.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -91,34 +91,34 @@ def product_time(
     weights_bytes = schedule.cores * spec.k * schedule.tile_n * item  # cores share HBM
     weights_us = spec.products * _copy_us(weights_bytes, spec.k // 8 if strided else 1, chip)
     blocks = {
-        one.rows: _block_cycles(spec, one.rows, one.depth, one.columns, chip)
-        * (spec.products * -(-spec.k // one.depth) * -(-schedule.tile_n // one.columns))
-        for one in schedule.blocks
+        block.rows: _block_cycles(spec, block.rows, block.depth, block.columns, chip)
+        * (spec.products * -(-spec.k // block.depth) * -(-schedule.tile_n // block.columns))
+        for block in schedule.blocks
     }
-    above = [(one.rows, one.above) for one in schedule.blocks]
+    limits = [(block.rows, block.above) for block in schedule.blocks]
 
     def visit(rows: int) -> _Visit:
-        cycles = sum(blocks[block] for block in _cut(rows, above))
+        cycles = sum(blocks[block] for block in _cut(rows, limits))
         moved = schedule.cores * rows * (schedule.tile_n * item_beside + spec.k * item / schedule.core_n)
         compute_us = (cycles + chip.code_costs.ring_step_cycles) / chip.machine.clock_hz * 1e6
         return _Visit(rows, compute_us, weights_us + _copy_us(moved, 1, chip))
 
     panels: list[list[_Visit]] = []
-    used = schedule.panel + 1
+    panel_rows = schedule.panel + 1
     sizes = sizes or _sampled_sizes(spec)
     for rows in _spans(sizes, schedule.row_multiple, schedule.panel, schedule.blocks[0].rows):
-        if used + rows > schedule.panel:
+        if panel_rows + rows > schedule.panel:
             panels.append([])
-            used = 0
+            panel_rows = 0
         panels[-1].append(visit(rows))
-        used += rows
+        panel_rows += rows
     times = schedule.core_n * (spec.m / sum(sizes))
-    compute_us = times * sum(one.compute_us for panel in panels for one in panel)
-    copy_us = times * sum(one.copy_us for panel in panels for one in panel)
-    apart = 1 / (schedule.weight_slots - 1) ** 2
+    compute_us = times * sum(step.compute_us for panel in panels for step in panel)
+    copy_us = times * sum(step.copy_us for panel in panels for step in panel)
+    unhidden = 1 / (schedule.weight_slots - 1) ** 2
     steps_us = times * sum(
-        apart * sum(max(one.compute_us, one.copy_us) for one in panel)
-        + (1 - apart) * max(sum(one.compute_us for one in panel), sum(one.copy_us for one in panel))
+        unhidden * sum(max(step.compute_us, step.copy_us) for step in panel)
+        + (1 - unhidden) * max(sum(step.compute_us for step in panel), sum(step.copy_us for step in panel))
         for panel in panels
     )
     first = panels[0][0]
@@ -127,7 +127,7 @@ def product_time(
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """The sum over groups: in each, products and copies overlap. With one tile of the result in VMEM, stores do not.
+    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -141,7 +141,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
         for depth in schedule.depths
     }
     store_us = _copy_us(schedule.cores * schedule.tile_k * schedule.tile_n * item_out, schedule.tile_k // 8, chip)
-    above = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
+    limits = list(zip(depths, (*schedule.depths[1:], 0), strict=True))
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     sizes = _sampled_sizes(spec)
@@ -149,7 +149,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     empty = spec.groups - _groups_with_rows(spec)
     for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
-        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, above))
+        cycles = sum(depths[depth] for rows in visits for depth in _cut(rows, limits))
         step_cycles = chip.code_costs.ring_step_cycles * max(len(visits), 1)
         products_us = tiles * (cycles + step_cycles) / chip.machine.clock_hz * 1e6
         again = schedule.grid_k if len(visits) == 1 else tiles
@@ -163,15 +163,15 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
 
 
 def _without_rows(groups: int) -> list[tuple[int, float]]:
-    """The size of each group without rows, 0, and how many groups it stands for."""
+    """Return the size of a group without rows, 0, and the number of such groups it represents."""
     alone = min(groups, _MAX_GROUPS)
     return [(0, groups / max(alone, 1))] * alone
 
 
 def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations of a product, the fastest by arithmetic first.
+    """Return legal configurations of a product, the fastest by arithmetic first.
 
-    Where two are about as fast for typical sizes, the one comes first that is faster where one group has all rows.
+    Of two that are about as fast for typical sizes, the one that is faster when one group has all rows comes first.
     """
 
     def order(one: TimedConfig) -> float:
@@ -182,15 +182,14 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
 
 
 def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations of a gradient, the fastest by arithmetic first."""
     return sorted(_timed(spec, chip, _gradient_space(spec, chip)), key=_with_code)
 
 
 def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     is_product = isinstance(spec, GroupedSpec)
     modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
@@ -202,7 +201,7 @@ def _timed(spec: GroupedSpec | GroupedGradientSpec, chip: Chip, configs: Iterato
 
 
 def _with_code(one: TimedConfig) -> float:
-    """The time by which configurations are ordered: of two that are about as fast, shorter blocks are less code."""
+    """Return the time that orders configurations: of two about equally fast ones, shorter blocks are less code."""
     return one.modelled.time_us * (1 + one.config.subtile_m / _ROWS_FOR_ALL_OF_IT)
 
 
@@ -210,20 +209,22 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     item, bytes_free = dtype_bytes(spec.dtype), buffer_bytes(chip)
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple * min(spec.groups, spec.m)
-    every = _column_sides(spec.n, chip)
-    sides = [side for side in every if spec.products * spec.k * side * item <= bytes_free / 4]
-    for tile_n in sides or every[:1]:
+    sides_n = _column_sides(spec.n, chip)
+    sides = [side for side in sides_n if spec.products * spec.k * side * item <= bytes_free / 4]
+    for tile_n in sides or sides_n[:1]:
         crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
         shares = (*_PANEL_SHARES, _LEAST_PANEL_SHARE) if crowded else _PANEL_SHARES
-        for wanted in _BLOCK_ROWS:
-            rows = min(wanted, padded(spec.m, multiple))
+        for block_rows in _BLOCK_ROWS:
+            rows = min(block_rows, padded(spec.m, multiple))
             row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
             panels = [padded(max(int(bytes_free * share / 2 / row_bytes), 1), rows) for share in shares]
             if most_rows * (2 * row_bytes - spec.k * item) <= bytes_free * _WHOLE_SHARE:
                 panels.append(most_rows)
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
-                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
+                for columns in {
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                }:
                     yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
 
@@ -231,21 +232,23 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple
     visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
-    for depth in {min(one, padded(most_rows, 2 * multiple)) for one in _DEPTHS}:
+    for depth in {min(rows_of_block, padded(most_rows, 2 * multiple)) for rows_of_block in _DEPTHS}:
         sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
         for tile_k in sides_k:
             for tile_n in sides_n:
                 # Where not even the sum fits, the smallest tile says so.
                 if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
                     continue
-                for columns in {largest_divisor(tile_n, _least_columns(chip), most) for most in _MOST_COLUMNS}:
-                    for rows in dict.fromkeys(padded(min(one, most_rows), depth) for one in visit_rows):
+                for columns in {
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                }:
+                    for rows in dict.fromkeys(padded(min(row, most_rows), depth) for row in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
                         yield KernelConfig(tiles=tiles, subtile_m=depth, subtile_n=columns, pipeline="manual")
 
 
 def _least_columns(chip: Chip) -> int:
-    """Columns of the narrowest tile; where cores share tiles, there shall be an even number of them if possible."""
+    """Return the columns of the narrowest tile; cores that share tiles need an even number of them if possible."""
     return _LEAST_COLUMNS // chip.cores_per_device
 
 
@@ -254,30 +257,30 @@ def _column_sides(n: int, chip: Chip) -> list[int]:
 
 
 def _spans(sizes: Sequence[int], multiple: int, most: int, block: int) -> list[int]:
-    """Rows of the visits of groups, in whole registers; of groups with several, in whole blocks but for the last."""
-    found, start = [], 0
+    """Return the rows of the visits of groups, in whole registers; a group's visits but the last are whole blocks."""
+    spans, start = [], 0
     for size in sizes:
         if size:
             span = padded(start + size, multiple) - start // multiple * multiple
             blocks = -(-span // most)
-            each = padded(-(-span // blocks), block) if blocks > 1 else span
-            found += [min(each, span - at) for at in range(0, span, each)]
+            visit_rows = padded(-(-span // blocks), block) if blocks > 1 else span
+            spans += [min(visit_rows, span - at) for at in range(0, span, visit_rows)]
         start += size
-    return found
+    return spans
 
 
 def _cut(rows: int, blocks: Sequence[tuple[int, int]]) -> list[int]:
-    """The blocks that a kernel cuts rows into: each while there are more rows than it is taken above."""
-    found: list[int] = []
-    for size, above in blocks:
-        count = max(-(-(rows - above) // size), 0)
-        found += [size] * count
+    """Return the blocks that a kernel cuts rows into: each while more rows than its `above` are left."""
+    result: list[int] = []
+    for size, limit in blocks:
+        count = max(-(-(rows - limit) // size), 0)
+        result += [size] * count
         rows -= count * size
-    return found
+    return result
 
 
 def _block_cycles(spec: GroupedSpec | GroupedGradientSpec, rows: int, depth: int, columns: int, chip: Chip) -> float:
-    """Cycles of one stretch of straight code: for each tile of weights its rows, and the pushes that hold them up."""
+    """Return the cycles of one stretch of straight code: the rows of each tile of weights, and delaying pushes."""
     machine, estimate = chip.machine, chip.step_estimate
     tiles = -(-depth // machine.mxu_rows) * -(-columns // machine.mxu_columns) / machine.mxu_count
     registers = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096

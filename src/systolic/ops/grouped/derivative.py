@@ -22,7 +22,7 @@ from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Multiply:
-    """`lhs[rows of g] @ rhs[g]`, as `engine.derivative` takes it."""
+    """`lhs[rows of g] @ rhs[g]`, for `engine.derivative`."""
 
     product: GroupedProduct
 
@@ -46,7 +46,7 @@ class _Multiply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gradient:
-    """`lhs[rows of g]ᵀ @ rhs[rows of g]`, likewise."""
+    """`lhs[rows of g]ᵀ @ rhs[rows of g]`, for `engine.derivative`."""
 
     product: GroupedProduct
     groups: int
@@ -73,14 +73,14 @@ def multiply(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping
 
 
 def gradient(product: GroupedProduct, groups: int, lhs: Array, rhs: Array, grouping: Grouping) -> Array:
-    """Return `lhs[rows of g]ᵀ @ rhs[rows of g]` for each group, differentiable likewise."""
+    """Return `lhs[rows of g]ᵀ @ rhs[rows of g]` for each group, differentiable in both modes, any number of times."""
     return bilinear(_Gradient(product=product, groups=groups), lhs, rhs, grouping)
 
 
 def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
     """Return `activation(lhs[rows of g] @ rhs[g] + bias[g]) · row_scale + residual`, in one kernel.
 
-    Where it is differentiated it is one kernel only if the derivative does not need the sum.
+    When it is differentiated, it is one kernel only if the derivative does not need the sum.
     """
 
     def kernel(operands: tuple[Array, Array, Fused]) -> Array:
@@ -113,7 +113,7 @@ def _product(product: GroupedProduct, *given: Any) -> Array:
 
 
 def _multiplied(product: GroupedProduct, *given: Any) -> Array:
-    by_pallas, by_xla = (functools.partial(by, product) for by in (product_by_pallas, product_by_xla))
+    by_pallas, by_xla = (functools.partial(run, product) for run in (product_by_pallas, product_by_xla))
     return dispatched(product.backend, by_pallas, by_xla, *given)
 
 
@@ -130,5 +130,5 @@ def _gradient(product: GroupedProduct, groups: int, *given: Any) -> Array:
 def _differentiated(product: GroupedProduct, groups: int, *given: Any) -> Array:
     if not groups:  # which the shapes of the arrays do not say
         return gradient_by_xla(product, groups, *given)
-    by_pallas, by_xla = (functools.partial(by, product, groups) for by in (gradient_by_pallas, gradient_by_xla))
+    by_pallas, by_xla = (functools.partial(run, product, groups) for run in (gradient_by_pallas, gradient_by_xla))
     return dispatched(product.backend, by_pallas, by_xla, *given)

@@ -37,11 +37,11 @@ class GroupedOp(_Grouped):
         fused = ("bias" if spec.bias else "", spec.activation, gated, "row scale" if spec.row_scale else "")
         added = "residual" if spec.residual else ""
         turned = "transpose_rhs" if spec.transpose_rhs else ""
-        kept = "into an existing array" if spec.existing_out else ""
+        target = "into an existing array" if spec.existing_out else ""
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n) in {spec.groups} groups",
             f"{spec.dtype} → {spec.dtype_out}",
-            ", ".join(filter(None, (*fused, added, turned, kept))),
+            ", ".join(filter(None, (*fused, added, turned, target))),
         )
 
     def configs(self, spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:

@@ -22,7 +22,6 @@ from systolic.schedule.sizes import padded
 def product_by_pallas(
     plans: Plans, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return `lhs[rows of g] @ rhs[g]` by the Pallas kernel."""
     chip, m = product.backend.chip, lhs.shape[0]
     assert chip is not None  # else it is computed by XLA
     spec = product.spec(lhs, rhs, fused)
@@ -33,17 +32,17 @@ def product_by_pallas(
     if row_scale is not None:
         row_scale = jnp.pad(row_scale.astype(jnp.float32)[:, None], [(0, lhs.shape[0] - m), (0, 0)])
     residual, existing = (
-        None if one is None else jnp.pad(one, [(0, lhs.shape[0] - m), (0, 0)]) for one in (residual, existing)
+        None if array is None else jnp.pad(array, [(0, lhs.shape[0] - m), (0, 0)]) for array in (residual, existing)
     )
     spec = replace(spec, m=lhs.shape[0])
-    chosen = plans(spec, chip, product.backend.tiles)
+    plan = plans(spec, chip, product.backend.tiles)
     with tracing_for(chip):
         out = grouped_product(
             GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
             spec=spec,
-            schedule=GroupedSchedule.of(spec, chosen.config, chip),
+            schedule=GroupedSchedule.of(spec, plan.config, chip),
             activation=product.function,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
     return out[:m]
@@ -53,25 +52,25 @@ def product_by_pallas(
 def gradient_by_pallas(
     plans: Plans, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
-    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None
     lhs, cotangent = (
-        _of_whole_registers(one, one.dtype.name, product.dtype_out) for one in (product.backend.on_tpu(lhs), cotangent)
+        _of_whole_registers(array, array.dtype.name, product.dtype_out)
+        for array in (product.backend.on_tpu(lhs), cotangent)
     )
     spec = product.gradient_spec(lhs, cotangent, groups)
-    chosen = plans(spec, chip, product.backend.tiles)
+    plan = plans(spec, chip, product.backend.tiles)
     with tracing_for(chip):
         return grouped_gradient(
             GradientOperands(grouping.sizes, grouping.offset, lhs, cotangent),
             spec=spec,
-            schedule=GradientSchedule.of(spec, chosen.config, chip),
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            schedule=GradientSchedule.of(spec, plan.config, chip),
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
 
 
 def _of_whole_registers(array: Array, *dtypes: str) -> Array:
-    """Rows that are no multiple of a register's are copied to an array that is longer."""
+    """Pad rows to a multiple of a register's rows, by a copy if they are none."""
     rows = padded(array.shape[0], registers_rows(*dtypes))
     return jnp.pad(array, [(0, rows - array.shape[0]), (0, 0)]) if rows > array.shape[0] else array

@@ -1,4 +1,4 @@
-"""What is static about a grouped product, and its specs for some operands."""
+"""The static parameters of a grouped product, and its specs for some operands."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from systolic.spec import PrecisionName
 
 
 class Grouping(NamedTuple):
-    """Which rows belong to which group."""
+    """The assignment of rows to groups."""
 
     sizes: Any  # int32 [all groups]
     offset: Any = None  # int32 [1], the number of the first group whose matrix is given; None: all are
 
 
 class Fused(NamedTuple):
-    """Arrays that are read beside the result."""
+    """Additional operands of a grouped product."""
 
     bias: Any = None  # [groups, n]
     row_scale: Any = None  # [m]
@@ -30,33 +30,33 @@ class Fused(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedProduct:
-    """All that is static about a grouped product but the shapes of its operands; it can be hashed."""
+    """All static parameters of a product except its operands' shapes; hashable."""
 
     backend: Backend
     precision: PrecisionName
     dtype_out: str
     rows_per_group: int
     transpose_rhs: bool = False
-    side_by_side: bool = False  # rhs has the columns of a second right-hand side behind its own
+    side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
     activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and what it stands for
+    function: Callable[..., Any] | None = None  # and its function
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are wanted cut
 
     def anew(self, **changes: Any) -> GroupedProduct:
-        """Another product by the same backend, whose tiles were given for this one and do not count."""
+        """Return another product by the same backend, without the tiles that the caller gave for this one."""
         return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
     def plain(self) -> GroupedProduct:
-        """The product without what is done to the sum."""
+        """The product without the operations on the sum."""
         return replace(self, activation="", function=None, side_by_side=False)
 
     def is_linear(self, fused: Fused) -> bool:
-        """Whether the result is linear in the sum, so that no derivative needs that."""
+        """True if the result is linear in the sum, so that no derivative needs the sum."""
         return not self.activation and not self.side_by_side and fused.up is None and fused.row_scale is None
 
     def spec(self, lhs: Any, rhs: Any, fused: Fused) -> GroupedSpec:
-        """Sizes and dtypes, as the planner takes them."""
+        """Return the spec of these operands for the planner."""
         groups, k, n = rhs.shape
         k, n = (n, k) if self.transpose_rhs else (k, n)
         n = n // 2 if self.side_by_side else n
@@ -80,7 +80,7 @@ class GroupedProduct:
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:
-        """The same of the gradient of the matrices."""
+        """Return the spec of the matrices' gradient for the planner."""
         return GroupedGradientSpec(
             m=lhs.shape[0],
             k=lhs.shape[1],

@@ -1,4 +1,4 @@
-"""The programs of grouped products that are built from their specs, with sizes of groups as tiles are chosen for."""
+"""The programs of grouped products that are built from their specs, with the group sizes that tiles are chosen for."""
 
 from __future__ import annotations
 
@@ -92,21 +92,21 @@ def _product(spec: GroupedSpec, chip: Chip, config: KernelConfig, *arrays: Array
         activation=name,
         function=function,
     )
-    lhs, rhs, *beside, sizes = arrays
-    return product_by_pallas(product, lhs, rhs, Grouping(sizes), _fused(spec, beside))
+    lhs, rhs, *fused_arrays, sizes = arrays
+    return product_by_pallas(product, lhs, rhs, Grouping(sizes), _fused(spec, fused_arrays))
 
 
 def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     rest = iter(beside)
     up = next(rest) if spec.gated and not spec.side_by_side else None
-    there = (spec.bias, spec.row_scale, spec.residual, spec.existing_out)
-    bias, row_scale, residual, existing = (next(rest) if is_there else None for is_there in there)
+    is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out)
+    bias, row_scale, residual, existing = (next(rest) if is_there else None for is_there in is_fused)
     return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing=existing)
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
-    lhs, rhs, *beside, sizes = arrays
-    fused = _fused(spec, beside)
+    lhs, rhs, *fused_arrays, sizes = arrays
+    fused = _fused(spec, fused_arrays)
     return grouped_matmul(
         lhs,
         rhs,
@@ -128,9 +128,9 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
 
 
 def _plain(spec: GroupedSpec, *arrays: Array) -> Array:
-    """Plain JAX; all rows belong to some group."""
-    lhs, rhs, *beside, sizes = arrays
-    fused = _fused(spec, beside)
+    """Compute the product in plain JAX; all rows belong to some group."""
+    lhs, rhs, *fused_arrays, sizes = arrays
+    fused = _fused(spec, fused_arrays)
     _, function = activation_of(spec.activation or None)
     is_plain = not (spec.bias or spec.row_scale or function or spec.gated or spec.residual)
 

@@ -1,8 +1,8 @@
-"""How grouped products are cut: what a configuration's tiles mean there, and the buffers that VMEM has room for.
+"""The cutting of grouped products: the meaning of a configuration's tiles, and the buffers that fit into VMEM.
 
 A *visit* is the rows that one group has in one block of rows; the kernels list the visits from the sizes of the groups.
-Rows of a visit begin at a whole register: those of the group before it in the first register, and of the group behind
-it in the last, are computed and not kept.
+Rows of a visit begin at a whole register: rows of the group before in the first register, and of the group after in the
+last register, are computed and dropped.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _LHS_SLOTS, _COTANGENT_SLOTS = 2, 3  # of a gradient
 
 
 def registers_rows(*dtypes: str) -> int:
-    """Rows of the highest register of these dtypes, of which every copy of rows is a multiple."""
+    """Return the rows of the highest register of these dtypes; every copy of rows is a multiple."""
     return max(32 // dtype_bytes(dtype) for dtype in dtypes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedSchedule:
-    """What `kernels.grouped.product` does with a configuration.
+    """The schedule of `kernels.grouped.product` for a configuration.
 
     Attributes:
-      row_multiple: of which a visit's first row and its rows are multiples.
-      panel: rows that stay in VMEM while all their groups' matrices pass.
-      panels: of them in VMEM; one where all rows fit.
-      tile_n: columns of a tile; where they do not divide n, of the last one, the widest.
-      step_n: columns from the beginning of a tile to that of the next.
-      cores: that share the tiles of columns evenly; each has all rows. One where they are an odd number.
+      row_multiple: divides a visit's first row and its number of rows.
+      panel: rows that stay in VMEM while all matrices of their groups pass.
+      panels: panels in VMEM; one if all rows fit.
+      tile_n: columns of a tile; if they do not divide n, the columns of the last and widest one.
+      step_n: columns from the beginning of a tile to the beginning of the next.
+      cores: cores that share the tiles of columns evenly; each has all rows. One if the number of tiles is odd.
       blocks: largest rows first.
       weight_slots: tiles of weights in VMEM.
-      residual_slots: panels of a tile's columns of what is added, in VMEM; 0 where nothing is.
+      residual_slots: panels of a tile's columns of the residual in VMEM; 0 without a residual.
       out_slots: blocks of the result in VMEM.
-      most_visits: that any sizes of groups make.
+      most_visits: the most visits that any sizes of groups make.
     """
 
     row_multiple: int
@@ -75,10 +75,10 @@ class GroupedSchedule:
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
-        """What the tiles come to: `tile_m` is the panel, `tile_k` all of k.
+        """Return the schedule: `tile_m` is the panel, `tile_k` all of k.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
@@ -140,15 +140,15 @@ class GroupedSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientSchedule:
-    """What `kernels.grouped.gradient` does with a configuration.
+    """The schedule of `kernels.grouped.gradient` for a configuration.
 
     Attributes:
-      most_rows: of a visit.
+      most_rows: the most rows of a visit.
       depths: rows that one stretch of straight code sums over, the largest first.
-      block_k, block_n: rows and columns of the result that it makes.
-      tile_n, step_n: as those of a product.
+      block_k, block_n: rows and columns of the result that such a stretch makes.
+      tile_n, step_n: as in a product's schedule.
       lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
-      cores: that share the tiles of columns, as those of a product.
+      cores: cores that share the tiles of columns, as in a product's schedule.
     """
 
     row_multiple: int
@@ -175,10 +175,10 @@ class GradientSchedule:
 
     @classmethod
     def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
-        """What the tiles come to: `tile_m` are the most rows of a visit, `subtile_m` those summed over at once.
+        """Return the schedule: `tile_m` is the most rows of a visit, `subtile_m` the rows summed over at once.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
@@ -218,7 +218,7 @@ class GradientSchedule:
 
 
 def _in_lanes(name: str, shape: tuple[int, ...], dtype: str, slots: int | None = None) -> VmemBuffer:
-    """A buffer that the kernel allocates, or a ring of some slots, whose columns take whole registers."""
+    """Return a buffer that the kernel allocates, or a ring of slots, whose columns take whole registers."""
     return VmemBuffer(
         name=name,
         shape=(*shape[:-1], padded(shape[-1], LANES)),
@@ -229,33 +229,35 @@ def _in_lanes(name: str, shape: tuple[int, ...], dtype: str, slots: int | None =
 
 
 def _cores(grid_n: int, chip: Chip) -> int:
-    """How many cores of a device share so many tiles of columns."""
+    """Return the number of a device's cores that share this many tiles of columns."""
     return chip.cores_per_device if grid_n % chip.cores_per_device == 0 else 1
 
 
 def _step(n: int, tile_n: int) -> int:
-    """Columns from the beginning of a tile to that of the next, the last of which may be wider."""
+    """Return the columns from the beginning of a tile to the beginning of the next; the last tile may be wider."""
     count = -(-n // tile_n)
     return (n - tile_n) // (count - 1) if count > 1 else tile_n
 
 
 def _require(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, multiple: int) -> None:
-    tiles, found = config.tiles, list[Violation]()
+    tiles, violations = config.tiles, list[Violation]()
     product = isinstance(spec, GroupedSpec)
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if letter == "n" and is_ragged_side(size, tile) and not (product and spec.side_by_side):
             continue
         if size % tile:
-            found.append(indivisible(letter, size, tile))
+            violations.append(indivisible(letter, size, tile))
         elif letter == "k" and size != tile and product:
             limit = "a row is multiplied as a whole"
-            found.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
+            violations.append(Violation(rule="whole-k", value=f"tile_k={tile}", limit=limit, fix=f"use tile_k={size}"))
         if tile != size and tile % LANES:
-            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES))))
+            violations.append(
+                misaligned(letter, tile, LANES, f"blocks of {spec.dtype}", min(size, padded(tile, LANES)))
+            )
     for name, value in (("m", tiles.tile_m), ("m", config.subtile_m)):
         if value % multiple:
-            found.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
+            violations.append(misaligned(name, value, multiple, f"blocks of {spec.dtype}", padded(value, multiple)))
     if config.subtile_n != tiles.tile_n and config.subtile_n % LANES:
-        found.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
-    require_none(config, found)
+        violations.append(misaligned("n", config.subtile_n, LANES, "blocks", padded(config.subtile_n, LANES)))
+    require_none(config, violations)

@@ -1,8 +1,8 @@
 """Grouped products of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
-Each device multiplies its parts. Rows stay cut as they are: a device has the rows of each group that lie in its part.
-So do columns. Where k is cut, or the groups are (their matrices lie on several devices), the parts' products are summed
-over the devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
+Each device multiplies its parts. Rows and columns stay cut as they are: a device has the rows of each group that lie in
+its part. If k or the groups are cut (their matrices lie on several devices), the parts' products are summed over the
+devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
 that it cut elsewhere is gathered first.
 """
 
@@ -30,62 +30,70 @@ _UNCUT = Grouping(sizes=("",), offset=("",))
 def sharded_product(
     run: Multiply, mesh: Any, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
     """
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
-    given = (lhs, rhs, grouping, fused)
-    beside = Fused(bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns))
-    names = (("m", "k"), matrices, _UNCUT, beside)
-    cuts = cuts_of(given, names, last=_LAST)
+    arrays = (lhs, rhs, grouping, fused)
+    fused_names = Fused(
+        bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns)
+    )
+    names = (("m", "k"), matrices, _UNCUT, fused_names)
+    cuts = cuts_of(arrays, names, last=_LAST)
 
     def compute(lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
         rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
-        here, own = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
+        part_product, part_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
             # What is only cast is sent in its own dtype, as XLA does.
-            narrow = here == here.plain and fused == Fused() and jnp.issubdtype(product.dtype_out, jnp.floating)
-            part = here.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
+            narrow = (
+                part_product == part_product.plain
+                and fused == Fused()
+                and jnp.issubdtype(product.dtype_out, jnp.floating)
+            )
+            part = part_product.plain.anew(dtype_out=product.dtype_out if narrow else accumulator_dtype(lhs.dtype.name))
             summed = (*cuts["k"], *cuts.get("g", ()))
-            total = lax.psum(run(part, lhs, rhs, own, Fused()), summed)
-            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, own, Fused()), summed)
-            every = matrices * parts_of(mesh, cuts.get("g", ()))
-            whole = fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
-            return finished(product, total, up, rows_of(lhs.shape[0], every, rows), whole)
-        out = run(here, lhs, rhs, own, fused if "g" not in cuts else fused._replace(existing=None))
+            total = lax.psum(run(part, lhs, rhs, part_grouping, Fused()), summed)
+            up = None if fused.up is None else lax.psum(run(part, lhs, fused.up, part_grouping, Fused()), summed)
+            all_groups = matrices * parts_of(mesh, cuts.get("g", ()))
+            whole_fused = (
+                fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
+            )
+            return finished(product, total, up, rows_of(lhs.shape[0], all_groups, rows), whole_fused)
+        out = run(part_product, lhs, rhs, part_grouping, fused if "g" not in cuts else fused._replace(existing=None))
         if "g" not in cuts:
             return out
-        # Each row is that of one device, and zero on the others.
+        # Each row is computed by one device, and zero on the others.
         out = lax.psum(out, cuts["g"])
         return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing)
 
-    return on_devices(compute, mesh, cuts, given, names, ("m", columns))
+    return on_devices(compute, mesh, cuts, arrays, names, ("m", columns))
 
 
 def sharded_gradient(
     run: Gradient, mesh: Any, product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping
 ) -> Array:
     """Return the gradient of the matrices. Parts of rows are summed; `product.group_axes` cut the groups."""
-    given, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
-    cuts = cuts_of(given, names, last=_LAST)
-    taken = {axis for axes in cuts.values() for axis in axes}
-    if own := tuple(axis for axis in product.group_axes if axis not in taken):
-        cuts["g"] = own
+    arrays, names = (lhs, cotangent, grouping), (("m", "k"), ("m", "n"), _UNCUT)
+    cuts = cuts_of(arrays, names, last=_LAST)
+    cut_axes = {axis for axes in cuts.values() for axis in axes}
+    if group_axes := tuple(axis for axis in product.group_axes if axis not in cut_axes):
+        cuts["g"] = group_axes
 
     def compute(lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
         matrices = groups // parts_of(mesh, cuts.get("g", ()))
         rows = _rows_here(grouping, mesh, lhs.shape[0], cuts)
-        here = _product_here(product, mesh, cuts)
+        part_product = _product_here(product, mesh, cuts)
         if "m" not in cuts:
-            return run(here, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
-        part = here.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
+            return run(part_product, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts))
+        part = part_product.anew(dtype_out=accumulator_dtype(lhs.dtype.name))
         total = lax.psum(run(part, matrices, lhs, cotangent, _groups_here(rows, matrices, cuts)), cuts["m"])
         return total.astype(product.dtype_out)
 
-    return on_devices(compute, mesh, cuts, given, names, ("g", "k", "n"))
+    return on_devices(compute, mesh, cuts, arrays, names, ("g", "k", "n"))
 
 
 def sharded_finish(
@@ -93,25 +101,25 @@ def sharded_finish(
 ) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
-    given = (total, up, grouping, fused._replace(up=None))
-    beside = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
-    names = (sums, sums, _UNCUT, beside)
-    cuts = cuts_of(given, names, last=_LAST)
+    arrays = (total, up, grouping, fused._replace(up=None))
+    fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
+    names = (sums, sums, _UNCUT, fused_names)
+    cuts = cuts_of(arrays, names, last=_LAST)
 
     def compute(total: Array, up: Array | None, grouping: Grouping, fused: Fused) -> Array:
         rows = rows_of(total.shape[0], groups, _rows_here(grouping, mesh, total.shape[0], cuts))
         return finished(product, total, up, rows, fused)
 
-    return on_devices(compute, mesh, cuts, given, names, sums, differentiated=True)
+    return on_devices(compute, mesh, cuts, arrays, names, sums, differentiated=True)
 
 
 def _columns(product: GroupedProduct) -> str:
-    # Columns of two products that are stored as one are not those of either.
+    # If two products are stored as one array, its columns are not the columns of either product.
     return "" if product.side_by_side else "n"
 
 
 def _rows_here(grouping: Grouping, mesh: Any, rows: int, cuts: Cuts) -> Grouping:
-    """Return the groups' rows that lie in this device's part of so many rows."""
+    """Return the groups' rows that lie in this device's part of the rows."""
     if "m" not in cuts:
         return grouping
     bounds = group_bounds(grouping.sizes, rows * parts_of(mesh, cuts["m"]))

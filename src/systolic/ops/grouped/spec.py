@@ -1,4 +1,4 @@
-"""Products of rows in groups, each group with a matrix of its own, and the product that is their gradient."""
+"""Products of rows in groups, each group with its own matrix, and the product that is their gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from systolic.spec.one_dtype import OneDtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedSizes(OneDtype):
-    """What a product of rows in groups and its gradient have in common: sizes, dtypes and precision."""
+    """The common fields of a product of rows in groups and its gradient: sizes, dtypes and precision."""
 
     m: int
     k: int
@@ -47,18 +47,18 @@ class GroupedSizes(OneDtype):
 class GroupedSpec(GroupedSizes):
     """`out[rows of group g] = lhs[rows of group g] @ rhs[g]`: lhs is [m, k], rhs [groups, k, n], out [m, n].
 
-    Rows of one group follow each other, groups in their order; how many rows each has is known when the program runs.
+    Rows of one group are consecutive, groups in order; the number of rows of each is known when the program runs.
 
     Attributes:
-      rows_per_group: that are expected, for which tiles are chosen.
+      rows_per_group: expected rows of a group, for which tiles are chosen.
       transpose_rhs: rhs is stored as [groups, n, k].
-      bias: whether a row of [groups, n] is added to each row of its group.
+      bias: True if a row of [groups, n] is added to each row of its group.
       activation: the name of a function of the sum and the bias.
-      row_scale: whether each row of the result is multiplied by a number of its own.
-      gated: whether the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
-      side_by_side: whether rhs and up are one array, the columns of up behind those of rhs.
+      row_scale: True if each row of the result is multiplied by its own number.
+      gated: True if the function of the first product is multiplied by a second one, lhs[rows of group g] @ up[g].
+      side_by_side: True if rhs and up are one array, the columns of up after the columns of rhs.
       residual: the dtype of an array of [m, n] that is added last to the rows of groups; "" if there is none.
-      existing_out: whether the result is written into an array, whose rows remain where no group has them.
+      existing_out: True if the result is written into an array, whose rows remain if no group has them.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype or the precision is unknown.
@@ -85,7 +85,7 @@ class GroupedSpec(GroupedSizes):
 
     @property
     def products(self) -> int:
-        """How many matrices of a group each of its rows meets."""
+        """The number of a group's matrices that each of its rows meets."""
         return 2 if self.gated else 1
 
     @property
@@ -95,15 +95,15 @@ class GroupedSpec(GroupedSizes):
 
     @property
     def groups_with_rows(self) -> int:
-        """Groups whose matrices are read, as expected."""
+        """The expected number of groups whose matrices are read."""
         return min(self.groups, -(-self.m // self.rows_per_group))
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Each row, each matrix of a group that has rows, what is added, and the result once."""
+        """Bytes of each row, each matrix of a group that has rows, the residual, and the result, once."""
         read = self.m * self.k + self.products * self.groups_with_rows * self.k * self.n
-        beside = sum(dtype_bytes(one) for one in (self.dtype_out, self.residual) if one)
-        return read * dtype_bytes(self.dtype) + self.m * self.n * beside
+        extra_bytes = sum(dtype_bytes(dtype) for dtype in (self.dtype_out, self.residual) if dtype)
+        return read * dtype_bytes(self.dtype) + self.m * self.n * extra_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class GroupedGradientSpec(GroupedSizes):
     out is [groups, k, n], zero for a group without rows.
 
     Attributes:
-      rows_per_group: that are expected, for which tiles are chosen.
+      rows_per_group: expected rows of a group, for which tiles are chosen.
 
     Raises:
       SpecError: as `GroupedSpec`.
@@ -121,6 +121,6 @@ class GroupedGradientSpec(GroupedSizes):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Each row of both operands and each matrix of the result once."""
+        """Bytes of each row of both operands and each matrix of the result, once."""
         read = self.m * (self.k + self.n) * dtype_bytes(self.dtype)
         return read + self.groups * self.k * self.n * dtype_bytes(self.dtype_out)

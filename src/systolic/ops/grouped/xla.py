@@ -17,9 +17,9 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """`lhs[rows of g] @ rhs[g]`, and what is done to the sum."""
+    """Return `lhs[rows of g] @ rhs[g]`, with the operations on the sum."""
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
-    total, up = (None if one is None else _sum(product, lhs, one, rows) for one in (rhs, fused.up))
+    total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in (rhs, fused.up))
     assert total is not None
     return finished(product, total, up, rows, fused)
 
@@ -39,10 +39,10 @@ def _sum(product: GroupedProduct, lhs: Array, rhs: Array, rows: _Rows) -> Array:
 
 
 def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Rows, fused: Fused) -> Array:
-    """What becomes of the sums: `activation(total + bias) · up · row_scale + residual`.
+    """Return `activation(total + bias) · up · row_scale + residual` of the sums.
 
-    Rows that no group has are zero, or as before. Where both right-hand sides are one array, `total` has both sums side
-    by side.
+    Rows that no group has are zero, or unchanged. If both right-hand sides are one array, `total` has both sums side by
+    side.
     """
     if product.side_by_side:
         total, up = jnp.split(total, 2, axis=1)
@@ -59,7 +59,7 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """`lhs[rows of g]ᵀ @ cotangent[rows of g]` for each of so many groups."""
+    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` for each group."""
     rows = _Rows(lhs.shape[0], groups, grouping)
     if 0 in (*lhs.shape, *cotangent.shape, groups):
         return jnp.zeros((groups, lhs.shape[1], cotangent.shape[1]), product.dtype_out)
@@ -75,7 +75,7 @@ def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent:
 
 
 def rows_of(m: int, groups: int, grouping: Grouping) -> _Rows:
-    """Which of m rows belong to which of the groups whose matrices are given."""
+    """Return the rows of the groups whose matrices are given."""
     return _Rows(m, groups, grouping)
 
 
@@ -92,7 +92,9 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given. Sizes below zero count as zero, rows behind the last do not."""
+    """The rows of the groups whose matrices are given. Sizes below zero count as zero; rows after the last are not
+    here.
+    """
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
         bounds = group_bounds(grouping.sizes, m)
@@ -111,13 +113,13 @@ class _Rows:
             self._begin, self._mine, self.group = 0, jnp.zeros(m, bool), number
 
     def owned(self, array: Array, others: Array | None = None) -> Array:
-        """An array with zeros, or rows of another one, in rows that none of the groups has."""
+        """Return an array with zeros, or rows of another one, in rows that none of the groups has."""
         return jnp.where(self._mine[:, None], array, jnp.zeros_like(array) if others is None else others)
 
     def first_to_front(self, array: Any) -> Any:
-        """The rows of the first group at the begin, where `lax.ragged_dot` looks for them."""
+        """Return rows with the first group's at the beginning, where `lax.ragged_dot` expects them."""
         return jnp.roll(array, -self._begin, axis=0) if self._shifted else array
 
     def back_in_place(self, array: Any) -> Any:
-        """The inverse of `first_to_front`."""
+        """Invert `first_to_front`."""
         return jnp.roll(array, self._begin, axis=0) if self._shifted else array

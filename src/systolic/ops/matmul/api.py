@@ -39,12 +39,12 @@ def matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Shaped[Array, "*batch m n"]:
-    """`(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, in one kernel on a TPU.
+    """Return `(activation(lhs_fn(lhs) @ rhs_fn(rhs) + bias) + residual) · out_scale`, by one kernel on a TPU.
 
-    Shapes are those of `jnp.matmul`: vectors, matrices, batch dimensions that broadcast, any size from 0 up. It is
+    Shapes are as in `jnp.matmul`: vectors, matrices, batch dimensions that broadcast, any size from 0 up. It is
     differentiable in both modes and to any order, and works under `jit`, `vmap`, `checkpoint` (which JAX refuses around
-    interpret mode), `scan` and `shard_map`; under `jit` alone on arrays of a mesh with explicit axes, as
-    `jax.make_mesh` makes it. On several devices of another mesh XLA multiplies, and a warning says so.
+    interpret mode), `scan` and `shard_map`; on arrays of a mesh with explicit axes, as `jax.make_mesh` makes it, only
+    under `jit`. On several devices of another mesh XLA multiplies, and a warning says so.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses and shows; elsewhere XLA computes the same.
 
@@ -53,35 +53,34 @@ def matmul(
         float8_e5m2. float16 is multiplied as float32.
       rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
         with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
-        `qwix.QArray`: see the page on quantized products. lhs may be one too, also beside a plain rhs.
+        `qwix.QArray`: see the page on quantized products. lhs may be quantized too, also with a plain rhs.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
       out_scale: broadcasts to the output; with quantized operands to [n].
       lhs_fn: elementwise function of lhs as it is stored, and of `lhs_args`, applied to blocks in VMEM: a cast, a
-        scale, a mask. Its result's dtype is multiplied.
+        scale, a mask. The product is in its result's dtype.
       lhs_args: arrays that broadcast to lhs.
       rhs_fn, rhs_args: the same for rhs.
-      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantized to it in the kernel, with a scale of
-        its own.
+      quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantized to it in the kernel, with its own
+        scale.
       precision: of float32 operands. DEFAULT is one bfloat16 pass: 8 bits of each operand; HIGH is three, 16 bits;
         HIGHEST is six, nearly all 24. Or as JAX spells these: `tensorfloat32` is three passes, and so is
         `lax.DotAlgorithmPreset.BF16_BF16_F32_X3`. None: `jax.default_matmul_precision`.
-      preferred_element_type: of the result. Default: that of the operands, int32 for int8. The sum is taken in float32
-        or int32, which wraps where it is the result itself. A result that is an integer is rounded to the nearest and
-        saturates.
+      preferred_element_type: of the result. Default: the operands' dtype, int32 for int8. The sum is taken in float32
+        or int32, which wraps if it is the result itself. An integer result is rounded to the nearest and saturates.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
-        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
-      chip: whose tiles to use. None: that of the program being traced.
-      tiles: (m, k, n) of a tile, in place of the planner's; or a whole configuration, which `plan` or `tune` found.
+        TPU interpret mode, or your own `pltpu.InterpretParams`.
+      chip: whose tiles to use. None: the chip of the program being traced.
+      tiles: (m, k, n) of a tile, in place of the planner's; or a whole configuration from `plan` or `tune`.
 
     Returns:
       The product as `jnp.matmul` shapes it.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, a function that is not elementwise; when the program is
-        lowered, a kernel asked for where no TPU is.
-      UnsupportedDtypeError: the chip does not multiply this dtype; the message names what it takes.
+      SpecError: shapes or dtypes that do not match, or a function that is not elementwise; when the program is lowered,
+        a kernel requested without a TPU.
+      UnsupportedDtypeError: the chip does not multiply this dtype; the message names the dtypes that it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """
     import jax
@@ -94,7 +93,7 @@ def matmul(
     from systolic.ops.quantized.arguments import is_quantized
 
     if is_quantized(lhs) or is_quantized(rhs) or quantize_lhs is not None:
-        refused = {
+        unsupported = {
             "transpose_lhs": transpose_lhs,
             "transpose_rhs": transpose_rhs,
             "lhs_fn": lhs_fn,
@@ -112,7 +111,7 @@ def matmul(
                 quantize_lhs=quantize_lhs,
                 preferred_element_type=preferred_element_type,
                 backend=backend_of(implementation, chip, tiles),
-                refused=refused,
+                refused=unsupported,
             )
         )
     call = canonical(

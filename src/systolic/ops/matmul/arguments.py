@@ -1,4 +1,4 @@
-"""The arguments of `matmul`: checked, and in the form that everything else works on."""
+"""Checks the arguments of `matmul`, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fn = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Given:
-    """An operand as a caller gave it, with its function and what that reads."""
+    """An operand of the caller, with its function and that function's arguments."""
 
     name: Side
     value: Any
@@ -35,7 +35,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Factor:
-    """A checked operand: its matrices, its function, and the dtypes that are given to the function and multiplied."""
+    """A checked operand: its matrices, its function, the function's dtype, and the multiplied dtype."""
 
     matrices: Array  # [*batch, rows, columns]
     args: tuple[Array, ...]
@@ -51,7 +51,7 @@ class _Factor:
         stored = given_dtype(given.value, name)
         array = operand(given.value, name)
         args = _arguments(given.args, f"{name}_args")
-        said = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
+        described = f"{name}{list(array.shape)}{' transposed' if given.transposed else ''}"
         is_vector = array.ndim == 1
         if is_vector:
             array = array[None] if name == "lhs" else array[:, None]
@@ -63,7 +63,7 @@ class _Factor:
             dtype_given=stored if fn is None else dtype,
             dtype_multiplied=dtype,
             is_vector=is_vector,
-            said=said,
+            said=described,
         )
 
 
@@ -92,9 +92,9 @@ def canonical(
     """Check the arguments, make matrices of vectors and give all arrays the same number of dimensions.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, functions that are not elementwise.
+      SpecError: shapes or dtypes that do not match, or functions that are not elementwise.
     """
-    lhs, rhs = (_Factor.of(given, in_kernel=backend.in_kernel) for given in (left, right))
+    lhs, rhs = (_Factor.of(factor, in_kernel=backend.in_kernel) for factor in (left, right))
     if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
         raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")
     m, k = lhs.matrices.shape[-2:][:: -1 if left.transposed else 1]
@@ -139,7 +139,7 @@ def canonical(
 
 
 def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
-    """Return the function of an operand, and the dtype that is multiplied."""
+    """Return the function of an operand, and the multiplied dtype."""
     if fn is None:
         if args:
             raise SpecError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")

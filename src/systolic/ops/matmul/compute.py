@@ -26,7 +26,7 @@ Fn = Callable[..., Any]
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def compute(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """All outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA."""
+    """Return all outputs, each [*batch, m, n]; differentiable in both modes, any number of times, by XLA."""
     return _batched(product, operands)
 
 
@@ -43,7 +43,7 @@ def _compute_tangent(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent:
-    """The derivative of a product. `matmul` has one of its own, so this is only that of a derivative."""
+    """The derivative of a product in `matmul`'s derivative; `matmul` itself has its own."""
 
     product: Product
     structure: Any  # of its operands
@@ -60,18 +60,20 @@ class _Tangent:
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         fn, at = self._of(residuals, arguments)
-        found = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
-        return [None if argument is None else next(found) for argument in arguments]
+        cotangents_in = iter(jax.vjp(fn, *at)[1](tuple(cotangents)))
+        return [None if argument is None else next(cotangents_in) for argument in arguments]
 
     def _of(self, arrays: Sequence[Array], wanted: Sequence[Any]) -> tuple[Fn, tuple[Array, ...]]:
-        """The product as a function of some of its arrays, and these."""
+        """Return the product as a function of some of its arrays, and these arrays."""
 
         def fn(*some: Array) -> tuple[Array, ...]:
-            given = iter(some)
-            all_of_them = [old if one is None else next(given) for old, one in zip(arrays, wanted, strict=True)]
+            values = iter(some)
+            all_of_them = [
+                old if is_given is None else next(values) for old, is_given in zip(arrays, wanted, strict=True)
+            ]
             return floating(by_xla(self.product, self.structure.unflatten(all_of_them)))
 
-        return fn, tuple(array for array, one in zip(arrays, wanted, strict=True) if one is not None)
+        return fn, tuple(array for array, is_given in zip(arrays, wanted, strict=True) if is_given is not None)
 
 
 def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""`systolic.dot_general` and `systolic.einsum`: the product by the names that models call it by."""
+"""`systolic.dot_general` and `systolic.einsum`: the product by the names that models use."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def dot_general(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
 ) -> Array:
-    """`jax.lax.dot_general` by `systolic.matmul`: for `dot_general=` of flax' layers, and of your own.
+    """Compute `jax.lax.dot_general` by `systolic.matmul`: for `dot_general=` of flax layers, and of your own.
 
     Dimensions of an operand that lie as [batch, rows, k] or [batch, k, rows] are only reshaped; others are transposed
-    first. What the kernel does not multiply is JAX's: complex numbers, dtypes that a TPU does not multiply, an
+    first. JAX computes everything that the kernel does not: complex numbers, dtypes that a TPU does not multiply, an
     `out_sharding`, a precision for each operand.
 
     Args:
       lhs, rhs: arrays of any shape.
       dimension_numbers: ((contracted of lhs, of rhs), (batch of lhs, of rhs)).
-      precision, preferred_element_type: as `systolic.matmul` takes them. The result's dtype is JAX's: int8 of int8.
+      precision, preferred_element_type: as `systolic.matmul` takes them. The result's dtype is JAX's: int8 for int8.
       out_sharding: as JAX takes it.
       implementation, chip: as `systolic.matmul` takes them.
 
     Returns:
-      The dimensions of the batch, what is left of lhs' and what is left of rhs'.
+      The dimensions of the batch, the remaining ones of lhs, and the remaining ones of rhs.
 
     Raises:
-      TypeError: as JAX does, of dimensions that do not go together.
-      SpecError: a kernel that was asked for where no TPU is; see `systolic.matmul`.
+      TypeError: as in JAX, dimensions that do not match.
+      SpecError: a kernel requested without a TPU; see `systolic.matmul`.
     """
     import jax
     import jax.numpy as jnp
@@ -69,8 +69,8 @@ def dot_general(
     )
     if left_to_jax(lhs, rhs, precision=precision, out_sharding=out_sharding):
         return by_jax(lhs, rhs)
-    shapes = (jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs))
-    wanted = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
+    shapes = (jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in (lhs, rhs))
+    expected = jax.eval_shape(by_jax, *shapes)  # and JAX's own errors
     left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
     out = matmul(
         left,
@@ -78,15 +78,15 @@ def dot_general(
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,
         precision=precision,
-        preferred_element_type=_sum_dtype(wanted.dtype),
+        preferred_element_type=_sum_dtype(expected.dtype),
         implementation=implementation,
         chip=chip,
     )
-    return out.reshape(wanted.shape).astype(wanted.dtype)
+    return out.reshape(expected.shape).astype(expected.dtype)
 
 
 def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str:
-    """Why JAX computes a product of such arrays, or shapes, and not the kernel; "" where the kernel does."""
+    """Return the reason why JAX computes a product of such arrays, or shapes; "" if the kernel does."""
     from systolic.ops.engine.dtypes import OPERAND_DTYPES
     from systolic.ops.engine.precision import is_precision
 
@@ -101,10 +101,10 @@ def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str
 def spec_of_dot_general(
     lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers, *, precision: Any, dtype_out: Any
 ) -> MatmulSpec:
-    """What `dot_general` computes of such arrays, or shapes, as the planner takes it.
+    """Return the spec of a `dot_general` of such arrays, or shapes, for the planner.
 
     Args:
-      dtype_out: of the result.
+      dtype_out: dtype of the result.
     """
     import jax
 
@@ -114,7 +114,7 @@ def spec_of_dot_general(
     from systolic.ops.matmul.jvp import folded
     from systolic.ops.matmul.product import spec_of
 
-    found = []
+    result = []
 
     def describe(lhs: Any, rhs: Any) -> None:
         left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
@@ -130,10 +130,10 @@ def spec_of_dot_general(
             backend=backend_of("xla", None, None),
         )
         operands, _ = folded(call.product, call.operands)
-        found.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
+        result.append(spec_of(call.product, fold(call.product.transpose_lhs, operands)[0]))
 
-    jax.eval_shape(describe, *(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in (lhs, rhs)))
-    return found[0]
+    jax.eval_shape(describe, *(jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in (lhs, rhs)))
+    return result[0]
 
 
 def einsum(
@@ -145,16 +145,16 @@ def einsum(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
 ) -> Array:
-    """`jnp.einsum`, with every product by `systolic.dot_general`.
+    """Compute `jnp.einsum`, with every product by `systolic.dot_general`.
 
     Args:
       subscripts: such as "bsd,dhf->bshf".
-      operands: two or more arrays, which are multiplied two by two; of one, JAX sums.
+      operands: two or more arrays, which are multiplied two by two; JAX sums a single one.
       precision, preferred_element_type, implementation, chip: as `systolic.dot_general` takes them.
 
     Raises:
-      ValueError: as JAX does, of subscripts that do not go with the shapes.
-      SpecError: a kernel that was asked for where no TPU is; see `systolic.matmul`.
+      ValueError: as in JAX, subscripts that do not match the shapes.
+      SpecError: a kernel requested without a TPU; see `systolic.matmul`.
     """
     import jax.numpy as jnp
 
@@ -173,27 +173,27 @@ def einsum(
 
 @functools.lru_cache(maxsize=64)
 def _with(implementation: Implementation, chip: str | Chip | None) -> Any:
-    """One function for one choice: JAX traces `einsum` again for another."""
+    """Return one function for each choice: JAX traces `einsum` again for another function."""
     return functools.partial(dot_general, implementation=implementation, chip=chip)
 
 
 def _operands(lhs: Array, rhs: Array, dimension_numbers: DimensionNumbers) -> tuple[Array, Array, bool, bool]:
-    """Both operands as `matmul` takes them, and whether each is transposed."""
-    (of_lhs, of_rhs), (batch_lhs, batch_rhs) = dimension_numbers
-    left, transpose_lhs = _matrices(lhs, batch_lhs, of_lhs)
-    right, columns_last = _matrices(rhs, batch_rhs, of_rhs)
+    """Return both operands as `matmul` takes them, and which of them are transposed."""
+    (lhs_contracted, rhs_contracted), (batch_lhs, batch_rhs) = dimension_numbers
+    left, transpose_lhs = _matrices(lhs, batch_lhs, lhs_contracted)
+    right, columns_last = _matrices(rhs, batch_rhs, rhs_contracted)
     return left, right, transpose_lhs, not columns_last
 
 
 def _sum_dtype(wanted: Any) -> Any:
-    """What the kernel is asked for: JAX's int8 of int8 wraps, and the kernel's would saturate."""
+    """Return the dtype to request from the kernel: JAX's int8 of int8 wraps, and the kernel's would saturate."""
     import jax.numpy as jnp
 
     return jnp.int32 if jnp.issubdtype(wanted, jnp.integer) else wanted
 
 
 def _matrices(array: Array, batch: Sequence[int], contracted: Sequence[int]) -> tuple[Array, bool]:
-    """An operand as matrices [*batch, rows, k], or [*batch, k, rows] if it lies so; and whether it does."""
+    """Return an operand as matrices [*batch, rows, k], or [*batch, k, rows] if it lies so; and True in that case."""
     rest = [axis for axis in range(array.ndim) if axis not in (*batch, *contracted)]
     k_first = [*batch, *contracted, *rest] == list(range(array.ndim))
     order = [*batch, *contracted, *rest] if k_first else [*batch, *rest, *contracted]

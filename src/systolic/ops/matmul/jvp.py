@@ -2,9 +2,9 @@
 
     sum = lhs_fn(lhs) @ rhs_fn(rhs)          z = sum + bias          out = (activation(z) + residual) · scale
 
-The tangent of the output is linear in those of the operands. `ops.linear` makes one equation of it, which JAX
-transposes by `vjp.py`: that is the backward pass. Both modes work, in any order. Where a derivative is
-differentiated again, the products in it are differentiated by XLA (`compute.py`).
+The tangent of the output is linear in the tangents of the operands. `ops.linear` makes one equation of it, which JAX
+transposes by `vjp.py`: that is the backward pass. Both modes work, in any order. In a derivative of a derivative, the
+products are differentiated by XLA (`compute.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
 
 
 def multiply(product: Product, operands: Operands) -> Array:
-    """The result, [*batch, m, n]; differentiable with regard to every array."""
+    """Return the result, [*batch, m, n], differentiable with regard to every array."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
@@ -41,7 +41,7 @@ def multiply(product: Product, operands: Operands) -> Array:
 
 
 def folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
-    """A batch that shares rhs as one matrix, so that the gradient of rhs is one product too, and not a sum of many."""
+    """Return a batch that shares rhs as one matrix, so that the gradient of rhs is one product, not a sum of many."""
     if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
         return operands, None
     return fold(product.transpose_lhs, operands)
@@ -57,14 +57,14 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
     (operands,) = primals
     leaves, structure = jax.tree.flatten(operands)
     keeps = product.functions.activation is not None or operands.scale is not None
-    out, *kept = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
+    out, *kept_sums = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
     tangent = _Tangent(product=product, structure=structure)
-    return out, linear(tangent, [*leaves, *kept], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
+    return out, linear(tangent, [*leaves, *kept_sums], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent:
-    """The derivative of `_multiply`, as `ops.linear` takes it. Its residuals are the operands and, if it is kept, z."""
+    """The derivative of `_multiply` for `ops.linear`. Its residuals are the operands and, if it is kept, z."""
 
     product: Product
     structure: Any  # of `Operands`
@@ -81,9 +81,9 @@ class _Tangent:
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
         operands, z = self._unpacked(residuals)
-        wanted = self.structure.unflatten([argument is not None for argument in arguments])
-        found = operand_cotangents(self.product, operands, z, wanted, *cotangents)
-        return list(map(cut_like, self.structure.flatten_up_to(found), residuals))
+        is_wanted = self.structure.unflatten([argument is not None for argument in arguments])
+        cotangents_in = operand_cotangents(self.product, operands, z, is_wanted, *cotangents)
+        return list(map(cut_like, self.structure.flatten_up_to(cotangents_in), residuals))
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves
@@ -91,7 +91,7 @@ class _Tangent:
 
 
 def _output_tangent(product: Product, operands: Operands, z: Array | None, tangents: Operands) -> Array:
-    """The tangent of the output, from those of the operands, which are None where they are zero."""
+    """Return the tangent of the output, from the tangents of the operands, which are None if they are zero."""
     dvalue = sum_tangent(product, operands, tangents)
     if tangents.bias is not None:
         dvalue = _added(dvalue, tangents.bias.astype(jnp.float32))
@@ -117,25 +117,25 @@ def _output_tangent(product: Product, operands: Operands, z: Array | None, tange
 
 
 def sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Array | None:
-    """dlhs @ rhs + lhs @ drhs in float32: a product for each operand that changes, the second added to the first."""
+    """Return dlhs @ rhs + lhs @ drhs in float32: a product for each changing operand, the second added to the first."""
     total = None
     for side in _OPERANDS:
         change = _operand_tangent(side, product, operands, tangents)
         if change is None:
             continue
         functions = replace(product.functions, activation=None, **{side: None})
-        one = product.anew(dtype_out="float32", activation="", functions=functions)
+        linear = product.anew(dtype_out="float32", activation="", functions=functions)
         alone = {side: change, f"{side}_args": (), "bias": None, "residual": total, "scale": None}
-        (total,) = compute(one, operands._replace(**alone))
+        (total,) = compute(linear, operands._replace(**alone))
     return total
 
 
 def _operand_tangent(
     side: Literal["lhs", "rhs"], product: Product, operands: Operands, tangents: Operands
 ) -> Array | None:
-    """The tangent of what is multiplied: of an operand, or of what its function makes of it."""
+    """Return the tangent of a multiplied operand, or of its function's result."""
     fn: Fn | None = getattr(product.functions, side)
-    arrays, changes = ([getattr(each, side), *getattr(each, f"{side}_args")] for each in (operands, tangents))
+    arrays, changes = ([getattr(tree, side), *getattr(tree, f"{side}_args")] for tree in (operands, tangents))
     moving = [number for number, change in enumerate(changes) if change is not None]
     if fn is None or not moving:
         return changes[0]

@@ -1,7 +1,7 @@
-"""The product that a spec describes, where its functions are ones that have a name here.
+"""The product that a spec describes, if all its functions have a name here.
 
-A spec only names its functions. Those of operands are what networks do to them: a cast, a mask, the scales of rows and
-columns after a norm, the scale of an int8 weight.
+A spec only names its functions. Functions of operands are the usual ones of networks: a cast, a mask, the scales of
+rows and columns after a norm, the scale of an int8 weight.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fn = Callable[..., Any]
 
 
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
-    """The product with the functions that a spec names.
+    """Return the product with the functions that a spec names.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
@@ -46,10 +46,10 @@ def product_of(spec: MatmulSpec, backend: Backend) -> Product:
 
 
 def functions_of(spec: MatmulSpec) -> Functions:
-    """What the names in a spec stand for.
+    """Return the functions that a spec names.
 
     Raises:
-      SpecError: a name that stands for nothing here.
+      SpecError: a name without a function here.
     """
     name = spec.epilogue.activation
     if name and name not in ACTIVATIONS:
@@ -67,10 +67,10 @@ def _named(described: Prologue | None) -> Fn | None:
 
 @functools.cache
 def function_named(name: str, dtype: str) -> Fn:
-    """The function of an operand that has this name, and makes this dtype.
+    """Return the function of an operand with this name, which makes this dtype.
 
     Raises:
-      SpecError: there is none.
+      SpecError: there is no such function.
     """
 
     def cast(block: Array) -> Array:
@@ -86,20 +86,20 @@ def function_named(name: str, dtype: str) -> Fn:
         return (block.astype(jnp.float32) * scale).astype(dtype)
 
     def slopes(block: Array, *slopes: Array) -> tuple[Array, ...]:
-        # The gradient of each product of a gated one, from that of its result. Of bfloat16 the product rounds once.
+        # The gradient of each product of a gated one, from its result's gradient. In bfloat16 the product rounds once.
         return tuple((block * slope).astype(dtype) for slope in slopes)
 
-    known: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
-    if name not in known:
+    by_name: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
+    if name not in by_name:
         raise SpecError(
             f"a spec only names an operand's function, and {name!r} is not known; known are "
-            f"{', '.join(known)}; leave it out"
+            f"{', '.join(by_name)}; leave it out"
         )
-    return known[name]
+    return by_name[name]
 
 
 def matrices(spec: MatmulSpec) -> Operands:
-    """Shapes and dtypes of a spec's operands, as they are stored: all with the same number of dimensions."""
+    """Return shapes and dtypes of a spec's operands as they are stored, all with the same number of dimensions."""
     sizes = {"lhs": (spec.m, spec.k), "rhs": (spec.k, spec.n), "out": (spec.m, spec.n)}
     turned = {"lhs": spec.transpose_lhs, "rhs": spec.transpose_rhs, "out": False}
 
@@ -111,25 +111,25 @@ def matrices(spec: MatmulSpec) -> Operands:
             (*lead, rows if operand.rows else 1, columns if operand.columns else 1), jnp.dtype(operand.dtype)
         )
 
-    found = spec.operands.map(shape, spec.operands.sides)
-    if not spec.side_by_side or found.up is None:
-        return found
-    both = jax.ShapeDtypeStruct((*found.up.shape[:-1], 2 * found.up.shape[-1]), found.up.dtype)
-    return found._replace(rhs=both, up=both)
+    shapes = spec.operands.map(shape, spec.operands.sides)
+    if not spec.side_by_side or shapes.up is None:
+        return shapes
+    both = jax.ShapeDtypeStruct((*shapes.up.shape[:-1], 2 * shapes.up.shape[-1]), shapes.up.dtype)
+    return shapes._replace(rhs=both, up=both)
 
 
 @functools.lru_cache(maxsize=1024)
 def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
-    """The spec with the operations of its functions as they are counted of the program, whatever it says.
+    """Return the spec with the operations of its functions as counted in the program, whatever the spec says.
 
     Raises:
-      SpecError: no program here is of this spec.
+      SpecError: this module has no program for the spec.
     """
     product = product or product_of(spec, BY_XLA)
-    made = spec_of(product, matrices(spec))
-    if _uncounted(made) != _uncounted(spec):
-        raise SpecError(f"this product cannot be built from its spec: {_difference(spec, made)}")
-    return made
+    actual_spec = spec_of(product, matrices(spec))
+    if _uncounted(actual_spec) != _uncounted(spec):
+        raise SpecError(f"this product cannot be built from its spec: {_difference(spec, actual_spec)}")
+    return actual_spec
 
 
 def _uncounted(spec: MatmulSpec) -> MatmulSpec:
@@ -149,4 +149,6 @@ def _difference(asked: MatmulSpec, made: MatmulSpec) -> str:
         (name, getattr(_uncounted(made), name), getattr(_uncounted(asked), name))
         for name in MatmulSpec.__dataclass_fields__
     ]
-    return "; ".join(f"{name} would be {found} and not {wanted}" for name, found, wanted in fields if found != wanted)
+    return "; ".join(
+        f"{name} would be {value} and not {expected}" for name, value, expected in fields if value != expected
+    )

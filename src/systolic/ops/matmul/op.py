@@ -36,7 +36,7 @@ _ENDS_US = 4.0
 _ENDS_SHARE = 0.1
 # By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
 _DOUBT = 0.02
-_PROFILED_FIRST = 2  # tiles that a search tries ahead of all others
+_PROFILED_FIRST = 2  # tiles that a search tries before all others
 _PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
 
 
@@ -60,7 +60,7 @@ class MatmulOp(Op):
         return replace(spec, epilogue=replace(spec.epilogue, op_count=0, transcendentals=0))
 
     def computed(self, spec: MatmulSpec) -> MatmulSpec:
-        """Return the product turned as its matrices are stored."""
+        """Return the product, turned as its matrices are stored."""
         return Orientation.of(spec).spec(spec)
 
     def counted(self, spec: MatmulSpec) -> MatmulSpec:
@@ -69,15 +69,15 @@ class MatmulOp(Op):
         return counted(spec)
 
     def plan(self, spec: MatmulSpec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
-        """Return the best by profiles of tiles, else by the model."""
+        """Return the best configuration by profiles of tiles, else by the model."""
         orientation = Orientation.of(spec)
         computed = orientation.spec(spec)
         if tiles is None:
             return _ranked(computed, chip)
         try:
             if isinstance(tiles, Tiles):
-                found, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
-                return Candidates(configs=found, considered=considered)
+                ranked, considered = ranked_configs(computed, chip, orientation.tiles(tiles), count=1)
+                return Candidates(configs=ranked, considered=considered)
             return Candidates(configs=[timed_config(computed, tiles, chip)], considered=1)
         except IllegalTilesError as error:
             raise orientation.refusal(error, of_kernel=isinstance(tiles, KernelConfig)) from None
@@ -85,12 +85,12 @@ class MatmulOp(Op):
     def search(self, computed: MatmulSpec, chip: Chip) -> tuple[list[TimedConfig], list[TimedConfig]]:
         """Return the best profiled tiles first, with the model's time like all others.
 
-        The profile's own time would teach nothing of where the model is wrong.
+        The profile's own time would not show where the model is wrong.
         """
-        ranked = {timed.config: timed for timed in ranked_configs(computed, chip)[0]}
-        profiled = [timed.config for timed in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
+        ranked = {candidate.config: candidate for candidate in ranked_configs(computed, chip)[0]}
+        profiled = [candidate.config for candidate in profiled_configs(computed, chip, _PROFILED_FIRST).configs]
         first = [ranked.get(config) or estimated_config(computed, config, chip) for config in profiled]
-        return first, [*ranked.values(), *(timed for timed in first if timed.config not in ranked)]
+        return first, [*ranked.values(), *(candidate for candidate in first if candidate.config not in ranked)]
 
     def judge(self, computed: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         return estimated_config(computed, config, chip)
@@ -111,14 +111,14 @@ class MatmulOp(Op):
         )
 
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
-        """Say how the product is turned, and how float32 is multiplied."""
+        """Describe how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
-        found = [orientation] if orientation else []
+        orientations = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":
-            found.append(f"float32 as {_PASSES[spec.precision]}")
+            orientations.append(f"float32 as {_PASSES[spec.precision]}")
         if chip.cores_per_device > 1:
-            found.append("both cores share the blocks of the output")
-        return found
+            orientations.append("both cores share the blocks of the output")
+        return orientations
 
     def programs(self, spec: MatmulSpec, chip: Chip) -> Programs:
         from systolic.ops.matmul.programs import programs_of  # needs JAX
@@ -132,7 +132,7 @@ class MatmulOp(Op):
 
 
 def _ranked(spec: MatmulSpec, chip: Chip) -> Candidates:
-    """Return profiled tiles, and where none of them is near the least time the best by estimates too."""
+    """Return profiled tiles; if none of them is near the least time, the best by estimates too."""
     profiled = profiled_configs(spec, chip)
     best = profiled.configs
     near_us = profiled.least_us * _NEAR + min(_ENDS_US, profiled.least_us * _ENDS_SHARE)

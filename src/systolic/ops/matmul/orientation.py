@@ -1,8 +1,8 @@
-"""Which way round a product is computed, so that its matrices are read and written as XLA stores them.
+"""The orientation of a product, so that its matrices are read and written as XLA stores them.
 
-XLA stores a matrix by columns where that wastes less memory: [4096, 1000] would fill 1,024 columns, so it lies as
-[1000, 4096] does. A Pallas kernel takes rows only, and XLA would copy such an operand ahead of the call. Read as its
-transpose it is in place already: `.mT` then costs nothing, and the kernel transposes in its index maps.
+XLA stores a matrix by columns if that wastes less memory: [4096, 1000] would fill 1,024 columns, so it lies as
+[1000, 4096] does. A Pallas kernel takes rows only, so XLA would copy such an operand before the call. Its transpose
+needs no copy: `.mT` costs nothing, and the kernel transposes in its index maps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CALLERS = {"m": "n", "n": "m", "lhs": "rhs", "rhs": "lhs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orientation:
-    """What is turned. `swap_ab` computes the transposed product, rhsᵀ · lhsᵀ; the others turn its operands."""
+    """The transposes of a product. `swap_ab` computes rhsᵀ · lhsᵀ; the others transpose its operands."""
 
     swap_ab: bool = False
     lhs: bool = False
@@ -28,7 +28,7 @@ class Orientation:
 
     @classmethod
     def of(cls, spec: MatmulSpec) -> Orientation:
-        """As XLA stores the matrices of a product; batches are left as they are."""
+        """Return the orientation in which XLA stores the matrices of a product; batches are not turned."""
         if spec.batch > 1:
             return cls()
         if spec.m == spec.n == 1 and spec.dtype_dot == "int32":
@@ -41,7 +41,7 @@ class Orientation:
         return cls(swap_ab=swap_ab, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
 
     def spec(self, spec: MatmulSpec) -> MatmulSpec:
-        """The product that the kernel computes."""
+        """Return the product that the kernel computes."""
         fused = self.operands(spec.operands, FusedOperand.turned)
         if self.swap_ab:
             spec = replace(
@@ -68,22 +68,23 @@ class Orientation:
         )
 
     def operands(self, operands: Operands, turn: Callable[[Any], Any]) -> Operands:
-        """The operands as the kernel takes them; `turn` transposes one of them."""
+        """Return the operands for the kernel; `turn` transposes one of them."""
         operands = operands.swapped() if self.swap_ab else operands
         turns = {"lhs": self.lhs, "rhs": self.rhs, "out": self.swap_ab}
         return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
-        """Tiles of the kernel's product."""
+        """Return the tiles of the kernel's product."""
         if tiles is None or not self.swap_ab:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
 
     def refusal(self, error: IllegalTilesError, *, of_kernel: bool) -> IllegalTilesError:
-        """What the planner said of the kernel's product, in the words of the caller's.
+        """Return the planner's error on the kernel's product in terms of the caller's product.
 
         Args:
-          of_kernel: the caller gave a whole configuration, that of the kernel's product, whose words are right.
+          of_kernel: True if the caller gave a whole configuration, which is of the kernel's product: the error stays as
+            it is.
         """
         if not self.swap_ab:
             return error
@@ -97,8 +98,13 @@ class Orientation:
         return IllegalTilesError(
             f"{kernel} of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns",
             [
-                Violation(rule=one.rule, value=turned(one.value), limit=turned(one.limit), fix=turned(one.fix))
-                for one in error.violations
+                Violation(
+                    rule=violation.rule,
+                    value=turned(violation.value),
+                    limit=turned(violation.limit),
+                    fix=turned(violation.fix),
+                )
+                for violation in error.violations
             ],
         )
 
@@ -111,7 +117,7 @@ class Orientation:
 
 
 def stored_by_columns(rows: int, columns: int) -> bool:
-    """Whether XLA stores a [rows, columns] array by columns: where its registers of 8 × 128 then waste less.
+    """True if XLA stores a [rows, columns] array by columns because its registers of 8 × 128 then waste less.
 
     Source: entry layouts of compiled programs in bfloat16, float32 and int8 (libtpu 0.0.42.1).
     """

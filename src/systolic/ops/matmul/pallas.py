@@ -23,7 +23,6 @@ from systolic.spec import Operands
 
 @with_plans(static=1)
 def by_pallas(plans: Plans, product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Return the outputs of the product by the Pallas kernel."""
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
@@ -36,16 +35,16 @@ def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> t
     spec = spec_of(product, operands)
     if spec.joined_outputs and not can_join_outputs(spec, chip.cores_per_device):
         return (jnp.concatenate(_kernel(replace(product, side_by_side=False), operands, plans, chip), axis=-1),)
-    chosen = plans(spec, chip, product.backend.tiles)
+    plan = plans(spec, chip, product.backend.tiles)
     orientation = Orientation.of(spec)
-    config = as_traceable(chosen.config)
+    config = as_traceable(plan.config)
     kernel = manual_dma_matmul if config.pipeline == "manual" else functools.partial(auto_pipeline_matmul, chip=chip)
     outs = kernel(
         orientation.operands(operands, lambda array: array.swapaxes(-1, -2)),
-        spec=chosen.computed,
+        spec=plan.computed,
         functions=product.functions.swapped() if orientation.swap_ab else product.functions,
         config=config,
-        vmem_limit_bytes=chosen.vmem_limit_bytes,
+        vmem_limit_bytes=plan.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )
     outs = tuple(out.mT for out in outs) if orientation.swap_ab else outs

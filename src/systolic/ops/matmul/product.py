@@ -1,9 +1,9 @@
-"""One product with everything that is fused into it: all that is static about it, and its spec for some operands.
+"""One product with everything that is fused into it: its static parameters, and its spec for some operands.
 
     sum = f(lhs) @ g(rhs)          z = sum + bias          out = (activation(z) + residual) · scale
 
-All operands of a product have the same number of dimensions: those of the batch, each as long as the batch's or 1, then
-two of a matrix, or of a row, a column, or one element.
+All operands of a product have the same number of dimensions: the batch's, each of the batch's length or 1, then two of
+a matrix, or of a row, a column, or one element.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fn = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """All that is static about a product but the shapes of its operands; it can be hashed."""
+    """All static parameters of a product except its operands' shapes; hashable."""
 
     backend: Backend
     precision: PrecisionName
@@ -44,12 +44,12 @@ class Product:
     counts_cast: bool = True  # whether the cast to `dtype_out` is one of the epilogue's operations
 
     def anew(self, **changes: Any) -> Product:
-        """Another product by the same backend, whose tiles were given for this one and do not count."""
+        """Return another product by the same backend, without the tiles that the caller gave for this one."""
         return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
 
 def spec_of(product: Product, operands: Operands) -> MatmulSpec:
-    """Sizes and dtypes of a product of these arrays, or shapes, as the planner takes them."""
+    """Return the spec of a product of these arrays, or shapes, for the planner."""
     lhs, rhs = operands.lhs, operands.rhs
     m, k = lhs.shape[-2:][:: -1 if product.transpose_lhs else 1]
     n = rhs.shape[-2 if product.transpose_rhs else -1]
@@ -112,10 +112,10 @@ def _prologue(fn: Fn | None, arrays: tuple[Any, ...], args: tuple[FusedOperand, 
 
 @functools.lru_cache(maxsize=1024)
 def epilogue_op_count(product: Product, given: Operands) -> OpCount:
-    """What the epilogue of a product with these operands costs an element."""
+    """Return the operations for each element of the epilogue of a product with these operands."""
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)
     fact = FusedOperand(rows=True, columns=True, dtype="float32")
-    facts: dict[str, Any] = {name: fact for name, there in given._asdict().items() if there}
+    facts: dict[str, Any] = {name: fact for name, is_given in given._asdict().items() if is_given}
     epilogue = Epilogue(**facts, activation=product.activation, kept_sum=product.kept_sum)
     if epilogue.is_identity and not product.counts_cast:
         return OpCount(total=0, transcendentals=0)
@@ -130,12 +130,12 @@ def epilogue_op_count(product: Product, given: Operands) -> OpCount:
 
 
 def kept_dtype(operands: Operands) -> str:
-    """The dtype in which the sum is kept for the backward pass: the operands', as a network keeps its activations."""
+    """Return the dtype of the sum kept for the backward pass: the operands', as a network keeps its activations."""
     return "float32" if "float32" in (operands.lhs.dtype.name, operands.rhs.dtype.name) else "bfloat16"
 
 
 def output_shape(product: Product, operands: Operands) -> tuple[int, ...]:
-    """[*batch, m, n]."""
+    """Return the shape [*batch, m, n]."""
     lhs, rhs = operands.lhs.shape, operands.rhs.shape
     batch = broadcast_shapes(*(array.shape[:-2] for array in operands.present()))
     columns = rhs[-2 if product.transpose_rhs else -1] // (2 if product.side_by_side else 1)

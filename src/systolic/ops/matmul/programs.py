@@ -1,7 +1,7 @@
 """The programs of a product that are built from its spec.
 
-`tune` compares its kernel in any configuration with XLA's; `bench` compares `systolic.matmul` with the plain JAX that
-somebody would write who does not know it.
+`tune` compares its kernel in any configuration with XLA's; `bench` compares `systolic.matmul` with the plain JAX of a
+user without systolic.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def programs_of(spec: MatmulSpec, chip: Chip) -> Programs:
-    """Return the programs of a product, whose functions are those that the spec names.
+    """Return the programs of a product with the functions that the spec names.
 
-    What the kernel computes has the batch folded into the rows, and operands turned, as `systolic.matmul` does it.
+    The kernel's product has the batch folded into the rows, and operands turned, as in `systolic.matmul`.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
@@ -60,29 +60,29 @@ def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Ope
 
 
 def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use where it is traced.
+    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use when it is traced.
 
     Raises:
       SpecError: a function without a name of systolic's, or a product of a gradient.
     """
-    known = counted(spec)
+    counted_programs = counted(spec)
     return RacedPrograms(
-        spec=known,
-        arguments=(_as_written(known),),
-        ours=functools.partial(_called, known, chip, implementation),
-        xla=functools.partial(_plain, known),
+        spec=counted_programs,
+        arguments=(_as_written(counted_programs),),
+        ours=functools.partial(_called, counted_programs, chip, implementation),
+        xla=functools.partial(_plain, counted_programs),
     )
 
 
 def _as_written(spec: MatmulSpec) -> Operands:
-    """Return the operands as a network has them: a row beside the output is a vector."""
-    whole = matrices(spec)
+    """Return the operands as a network has them: a row that is fused into the output is a vector."""
+    arrays = matrices(spec)
 
     def vector(shape: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return shape if shape.shape[-2] > 1 else jax.ShapeDtypeStruct(shape.shape[-1:], shape.dtype)
 
-    rows = whole.of_output.map(vector)
-    return whole._replace(bias=rows.bias, scale=rows.scale)
+    rows = arrays.of_output.map(vector)
+    return arrays._replace(bias=rows.bias, scale=rows.scale)
 
 
 def _called(spec: MatmulSpec, chip: Chip, implementation: Implementation, operands: Operands) -> Array:

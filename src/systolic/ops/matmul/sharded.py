@@ -1,7 +1,7 @@
 """A product of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
-Each device multiplies its parts. Rows, columns and the batch stay cut as they are; where k is cut, the parts' products
-are summed over the devices, and what follows the sum is computed after that. An axis of the mesh that cuts two
+Each device multiplies its parts. Rows, columns and the batch stay cut as they are; if k is cut, the parts' products are
+summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two
 dimensions of a product cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
 """
 
@@ -23,27 +23,27 @@ Run = Callable[[Product, Operands], tuple[Array, ...]]
 
 
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
     """
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = cuts_of(operands, names, last=("m", "n", "k"))
 
     def compute(*parts: Any) -> tuple[Array, ...]:
-        here = Operands(*parts)
-        return _summed(run, mesh, product, here, cuts["k"]) if "k" in cuts else run(product, here)
+        part_operands = Operands(*parts)
+        return _summed(run, mesh, product, part_operands, cuts["k"]) if "k" in cuts else run(product, part_operands)
 
-    made = _names(product, "out", output_shape(product, operands))  # of all outputs
-    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), made)
+    out_names = _names(product, "out", output_shape(product, operands))  # of all outputs
+    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), out_names)
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
     matrix = {"lhs": ("m", "k"), "rhs": ("k", "n"), "out": ("m", "n")}[side]
     if (side == "lhs" and product.transpose_lhs) or (side == "rhs" and product.transpose_rhs):
         matrix = matrix[::-1]
-    # Columns of two products that are stored as one are not those of either; and two sums cannot be finished apart.
+    # Two products in one array do not have its columns; and two sums cannot be finished separately.
     uncut = {"n"} if product.side_by_side else set()
     uncut |= {"k"} if product.pairing is not None else set()
     names = (*(f"batch{number}" for number in range(len(shape) - 2)), *matrix)
@@ -51,7 +51,7 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
 
 
 def _summed(run: Run, mesh: Any, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
-    """Return the product of parts of k, summed over the devices and finished after that."""
+    """Return the product of parts of k, summed over the devices and then finished."""
     spec = spec_of(product, operands)
     spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which says whether an int32 holds the sum
     # As XLA does: parts of a product that is only cast are sent in its own dtype.

@@ -1,9 +1,9 @@
-"""The backward pass of `matmul`: from the cotangent of the output to those of the operands.
+"""The backward pass of `matmul`: from the cotangent of the output to the cotangents of the operands.
 
     dz = activation'(z) · scale · dout       dlhs = lhs_fn'(dz @ rhs_fn(rhs)ᵀ)       drhs = rhs_fn'(lhs_fn(lhs)ᵀ @ dz)
 
 Transposes are index maps. A cheap activation's derivative is computed inside both products, from blocks of dout and z;
-an expensive one once, ahead of them, because each product would compute it again for every block of the other operand.
+an expensive one once, before them, because each product would compute it again for every block of the other operand.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _CHEAP_DERIVATIVE_OPS = 6
 def operand_cotangents(
     product: Product, operands: Operands, z: Array | None, wanted: Operands, dout: Array
 ) -> Operands:
-    """The cotangents of the operands that are wanted, None of the others.
+    """Return the cotangents of the wanted operands, None for the others.
 
     Args:
-      z: the sum and the bias, kept where there is an activation or a scale.
-      wanted: for each operand whether its cotangent is wanted; never that of integers.
+      z: the sum with the bias, kept if there is an activation or a scale.
+      wanted: for each operand, True if its cotangent is wanted; never for integers.
       dout: cotangent of the output.
     """
     wide = dout.astype(jnp.float32)
@@ -42,11 +42,11 @@ def operand_cotangents(
     dscale = None
     if wanted.scale:
         assert z is not None
-        before = z.astype(jnp.float32)
-        before = before if product.functions.activation is None else product.functions.activation(before)
+        unscaled = z.astype(jnp.float32)
+        unscaled = unscaled if product.functions.activation is None else product.functions.activation(unscaled)
         if operands.residual is not None:
-            before = before + operands.residual.astype(jnp.float32)
-        dscale = wide * before
+            unscaled = unscaled + operands.residual.astype(jnp.float32)
+        dscale = wide * unscaled
     dlhs, dlhs_args = _operand_cotangents("lhs", product, operands, wanted, source, fn)
     drhs, drhs_args = _operand_cotangents("rhs", product, operands, wanted, source, fn)
     return Operands(
@@ -63,7 +63,7 @@ def operand_cotangents(
 def _derivative(
     product: Product, operands: Operands, z: Array | None, dout: Array, scaled: Array
 ) -> tuple[Array, tuple[Array, ...], Fn | None]:
-    """dz in float32; and from which arrays, by which function, the products get it as an operand."""
+    """Return dz in float32; and the arrays and the function from which the products get it as an operand."""
     multiplied = MatmulSpec.of(1, 1, 1, kept_dtype(operands)).dtype_multiplied
     if product.functions.activation is None:
         if operands.scale is None:
@@ -95,62 +95,67 @@ def _derivative_ops(activation: Fn) -> int:
 def _operand_cotangents(
     side: Side, product: Product, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The cotangent of lhs or rhs, stored like it, and of its function's arguments; None where it is not wanted."""
+    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted."""
     is_lhs = side == "lhs"
-    # Seen from lhs: its own array and function, and those of the other operand.
-    own, functions = (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
-    array, args, own_fn = own.lhs, own.lhs_args, functions.lhs
+    # From the view of lhs: its array and function, and the other operand's array and function.
+    own_operands, functions = (
+        (operands, product.functions) if is_lhs else (operands.swapped(), product.functions.swapped())
+    )
+    array, args, own_fn = own_operands.lhs, own_operands.lhs_args, functions.lhs
     transposed, other_transposed = (product.transpose_lhs, product.transpose_rhs)[:: 1 if is_lhs else -1]
     own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
     if not own_wanted and not any(args_wanted):
         return None, tuple(None for _ in args)
-    # dz stands on the left in the gradient of lhs, and on the right in that of rhs; stored transposed, the other way.
+    # dz is the left factor of the gradient of lhs, and the right one of rhs's; stored transposed, the other way.
     dz_left = is_lhs != transposed
     # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
     transposes = (is_lhs != dz_left, other_transposed == transposed)
-    reduced = broadcast_shapes(source[0].shape[:-2], own.rhs.shape[:-2]) != array.shape[:-2]
+    reduced = broadcast_shapes(source[0].shape[:-2], own_operands.rhs.shape[:-2]) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced
-    whole = own_fn is None or fused
+    is_whole = own_fn is None or fused
     factors = Operands(
         lhs=source[0],
-        rhs=own.rhs,
+        rhs=own_operands.rhs,
         lhs_args=source[1:],
-        rhs_args=own.rhs_args,
+        rhs_args=own_operands.rhs_args,
         primal=array if fused else None,
     )
-    its_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
+    factor_functions = Functions(lhs=fn, rhs=functions.rhs, primal=own_fn if fused else None)
     if not dz_left:
-        factors, its_functions, transposes = factors.swapped(), its_functions.swapped(), transposes[::-1]
+        factors, factor_functions, transposes = factors.swapped(), factor_functions.swapped(), transposes[::-1]
     gradient = product.anew(
-        dtype_out=array.dtype.name if whole and not reduced else "float32",
+        dtype_out=array.dtype.name if is_whole and not reduced else "float32",
         transpose_lhs=transposes[0],
         transpose_rhs=transposes[1],
-        functions=its_functions,
+        functions=factor_functions,
         activation="",
         counts_cast=False,
     )
-    (found,) = compute(gradient, factors)
-    if whole:
-        return summed(found, array), ()
+    (gradient_sum,) = compute(gradient, factors)
+    if is_whole:
+        return summed(gradient_sum, array), ()
     assert own_fn is not None
-    through = _through(own_fn, found, array, args)
-    each = [one if is_wanted else None for one, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)]
-    return each[0], tuple(each[1:])
+    through = _through(own_fn, gradient_sum, array, args)
+    cotangents_in = [
+        cotangent_in if is_wanted else None
+        for cotangent_in, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)
+    ]
+    return cotangents_in[0], tuple(cotangents_in[1:])
 
 
 def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) -> tuple[Any, ...]:
-    """A cotangent taken back through the function of an operand, over whole arrays."""
+    """Return a cotangent taken back through the function of an operand, over whole arrays."""
     value, back = jax.vjp(fn, array, *args)
     return back(_summed_to(cotangent, value.shape).astype(value.dtype))
 
 
 def summed(wide: Array | None, like: Array | None) -> Any:
-    """Summed over what was broadcast, in the dtype of `like`; None where nothing is wanted."""
+    """Sum over the broadcast dimensions, in the dtype of `like`; None stays None."""
     if wide is None or like is None:
         return None
     return _summed_to(wide, like.shape).astype(like.dtype)
 
 
 def _summed_to(wide: Array, shape: tuple[int, ...]) -> Array:
-    axes = tuple(axis for axis, (size, own) in enumerate(zip(wide.shape, shape, strict=True)) if size != own)
+    axes = tuple(axis for axis, (size, own_size) in enumerate(zip(wide.shape, shape, strict=True)) if size != own_size)
     return wide.sum(axes, keepdims=True) if axes else wide

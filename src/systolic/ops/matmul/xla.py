@@ -14,7 +14,7 @@ from systolic.spec import Operands, parts_of_k
 
 
 def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """The product as plain JAX operations."""
+    """Compute the product as plain JAX operations."""
     # Only dtypes are wanted: sizes may be symbols.
     spec = spec_of(product, operands.map(lambda array: jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype)))
     k = operands.lhs.shape[-2 if product.transpose_lhs else -1]
@@ -46,7 +46,7 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
         return sum(total[1:], start=total[0])
 
     with jax.named_scope("systolic.matmul"):
-        totals = [multiply(*each) for each in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
+        totals = [multiply(*pair) for pair in zip(lefts * (spec.products // len(lefts)), rights, strict=True)]
         if spec.sums < spec.products:
             totals = [totals[0] + totals[1]]
         outs = outputs(tuple(totals), operands, spec.epilogue, functions, product.dtype_out, product.pairing)

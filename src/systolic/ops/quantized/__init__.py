@@ -1,4 +1,4 @@
-"""Quantized arrays, and products with them."""
+"""Quantized arrays, and their products."""
 
 from systolic.ops.quantized.array import Quantized, from_qwix, to_qwix
 from systolic.ops.quantized.op import QuantizedOp

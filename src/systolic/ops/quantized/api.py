@@ -1,4 +1,4 @@
-"""`systolic.matmul` and `gated_matmul` with quantized operands, which they call."""
+"""`systolic.matmul` and `gated_matmul` for quantized operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.ops.quantized.product import Operands
 
 
 def quantized_matmul(call: Call) -> Array:
-    """`(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, in one kernel on a TPU; or gated."""
+    """Return `(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, or the gated product."""
     # Under `shard_map` a derivative is summed over the devices whose rows or columns meet what they share.
     leaves, structure = jax.tree.flatten(call.operands)
     operands: Operands = jax.tree.unflatten(structure, varying_alike(leaves))

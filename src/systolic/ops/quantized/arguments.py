@@ -1,4 +1,4 @@
-"""The arguments of a product with quantized operands: checked, and in the form that everything else works on."""
+"""Checks the arguments of a product with quantized operands, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Rows:
     array: Array  # [..., m, k]
     scales: Array | None  # [..., m, blocks]
     is_vector: bool  # one row, whose dimension the result does not have
-    dtype: str  # of the result, where nobody says another
+    dtype: str  # of the result, unless the caller names another
 
 
 def is_quantized(value: Any) -> bool:
@@ -71,12 +71,12 @@ def canonical(
     """Check the arguments.
 
     Args:
-      refused: arguments by their names that a quantized product does not take, as they were given.
-      up: the second weight of a gated product; None: its columns are behind those of rhs.
+      refused: arguments that a quantized product does not take, by name, as the caller gave them.
+      up: the second weight of a gated product; None: its columns are after those of rhs.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, or an argument of `refused` that is given.
-      QuantizationError: a QArray that has a zero point, or a format to which rows are not quantized.
+      SpecError: shapes or dtypes that do not match, or an argument of `refused` that is not None.
+      QuantizationError: a QArray with a zero point, or a format to which rows are not quantized.
     """
     for name, value in refused.items():
         if value is not None and value is not False and value != ():
@@ -131,19 +131,19 @@ def canonical(
 def _weight(rhs: Any, name: str) -> _Weight:
     if is_quantized(rhs):
         values, scales = _codes_and_scales(rhs, name)
-        found = _Weight(values=values, scales=scales)
+        weight = _Weight(values=values, scales=scales)
     else:
         values = operand(rhs, name)
         if values.dtype.name not in (*LARGEST, "float32", "bfloat16"):
             raise SpecError(f"{name} is {values.dtype.name}; beside a quantized lhs use floats or a Quantized")
-        found = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
-    if found.values.ndim < 2:
-        raise SpecError(f"{name} is of shape {list(found.values.shape)}; it has to be a matrix [k, n]")
-    return found
+        weight = _Weight(values=values, scales=jnp.ones((1,) * values.ndim, jnp.float32))
+    if weight.values.ndim < 2:
+        raise SpecError(f"{name} is of shape {list(weight.values.shape)}; it has to be a matrix [k, n]")
+    return weight
 
 
 def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
-    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since it was made."""
+    """Return the arrays of a `Quantized` or a QArray, which may have been cast or cut since its construction."""
     array = value if isinstance(value, Quantized) else from_qwix(value)
     require_quantized(array)
     for part in ("values", "scales"):
@@ -152,12 +152,15 @@ def _codes_and_scales(value: Any, name: str) -> tuple[Array, Array]:
 
 
 def _second(up: Any, gate: _Weight) -> _Weight:
-    found = _weight(up, "w_up")
-    forms = [tuple((list(one.shape), one.dtype.name) for one in (its.values, its.scales)) for its in (gate, found)]
+    up_weight = _weight(up, "w_up")
+    forms = [
+        tuple((list(array.shape), array.dtype.name) for array in (weight.values, weight.scales))
+        for weight in (gate, up_weight)
+    ]
     if forms[0] != forms[1]:
-        said = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
-        raise SpecError(f"w_gate and w_up are {said}; both weights need the same shapes and dtypes")
-    return found
+        described = " and ".join(f"values {values} with scales {scales}" for values, scales in forms)
+        raise SpecError(f"w_gate and w_up are {described}; both weights need the same shapes and dtypes")
+    return up_weight
 
 
 def _rows_of_floats(lhs: Any) -> _Rows:
@@ -171,7 +174,7 @@ def _rows_of_floats(lhs: Any) -> _Rows:
 
 
 def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
-    """Return values of rows, and a scale for each row, or for each of its blocks."""
+    """Return the values of rows, and a scale for each row or for each of its blocks."""
     if quantize_lhs is not None:
         raise SpecError(f"quantize_lhs={quantize_lhs!r}, but lhs is quantized; leave one of them out")
     values, scales = _codes_and_scales(lhs, "lhs")
@@ -188,10 +191,10 @@ def _quantized_rows(lhs: Any, quantize_lhs: Any) -> _Rows:
 
 
 def _row_format(name: Any) -> str:
-    found = format_named(name)
-    if found not in ROW_FORMATS:
+    format_name = format_named(name)
+    if format_name not in ROW_FORMATS:
         raise QuantizationError(f"quantize_lhs={name!r}; rows are quantized to {', '.join(ROW_FORMATS)}")
-    return found
+    return format_name
 
 
 def _in_blocks_of_both(scales: Array, lhs_scales: Array | None, k: int) -> tuple[Array, Array | None]:
@@ -230,14 +233,16 @@ def _residual(value: Any, shape: tuple[int, ...], full: tuple[int, ...]) -> Arra
 
 
 def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
-    """Return the batch of lhs as rows where there is one weight; else one batch dimension of all."""
-    its = operands
-    if its.values.ndim == 2:
+    """Return the batch of lhs as rows if there is one weight; else one batch dimension for all."""
+    arrays = operands
+    if arrays.values.ndim == 2:
 
         def as_rows(one: Array | None) -> Array | None:
             return None if one is None else one.reshape(math.prod(one.shape[:-1]), one.shape[-1])
 
-        return its._replace(lhs=as_rows(its.lhs), residual=as_rows(its.residual), lhs_scales=as_rows(its.lhs_scales))
+        return arrays._replace(
+            lhs=as_rows(arrays.lhs), residual=as_rows(arrays.residual), lhs_scales=as_rows(arrays.lhs_scales)
+        )
 
     def batched(one: Array | None) -> Array | None:
         if one is None:
@@ -245,13 +250,13 @@ def _flat(operands: Operands, batch: tuple[int, ...]) -> Operands:
         return jnp.broadcast_to(one, (*batch, *one.shape[-2:])).reshape(math.prod(batch), *one.shape[-2:])
 
     return Operands(
-        lhs=batched(its.lhs),
-        values=batched(its.values),
-        scales=batched(its.scales),
-        bias=its.bias,
-        residual=batched(its.residual),
-        lhs_scales=batched(its.lhs_scales),
-        out_scale=its.out_scale,
-        up_values=batched(its.up_values),
-        up_scales=batched(its.up_scales),
+        lhs=batched(arrays.lhs),
+        values=batched(arrays.values),
+        scales=batched(arrays.scales),
+        bias=arrays.bias,
+        residual=batched(arrays.residual),
+        lhs_scales=batched(arrays.lhs_scales),
+        out_scale=arrays.out_scale,
+        up_values=batched(arrays.up_values),
+        up_scales=batched(arrays.up_scales),
     )

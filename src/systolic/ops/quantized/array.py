@@ -1,4 +1,4 @@
-"""`systolic.Quantized`: values of a few bits, and the scales that they are multiplied by."""
+"""`systolic.Quantized`: values of a few bits, and their scales."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantized:
-    """An array that stands for `values · scales`, where each scale belongs to a block of values.
+    """An array that represents `values · scales`, where each scale belongs to a block of values.
 
     It is a pytree of both arrays: it goes through `jit`, `vmap`, `scan` and checkpoints like any other. `quantize`
     makes it, `dequantize` undoes it, `systolic.matmul` multiplies with it.
 
     Attributes:
       values: [..., k, n] int8, int4, float8_e4m3fn, float8_e5m2, float8_e4m3b11fnuz or float4_e2m1fn.
-      scales: float32 or bfloat16, with as many dimensions. Each size divides that of the values: of a weight [k, n],
+      scales: float32 or bfloat16, with the same number of dimensions. Each size divides the values' size: of a weight
+        [k, n],
         [1, 1] is one scale for all, [1, n] one a column, [k / 128, n] one for 128 rows of a column, and
         [k / 128, n / 128] one for a square of 128 × 128.
 
@@ -44,22 +45,22 @@ class Quantized:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape is that of the values."""
+        """The shape of the values."""
         return tuple(self.values.shape)
 
     @property
     def ndim(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.values.shape)
 
     @property
     def dtype(self) -> Any:
-        """The dtype is that of the values."""
+        """The dtype of the values."""
         return self.values.dtype
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """How many values share a scale along each dimension."""
+        """The number of values that share a scale along each dimension."""
         pairs = zip(self.values.shape, self.scales.shape, strict=True)
         return tuple(size // max(part, 1) for size, part in pairs)
 
@@ -69,7 +70,7 @@ class Quantized:
         return Quantized(self.values.mT, self.scales.mT)
 
     def dequantize(self, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
-        """See `systolic.dequantize`."""
+        """Return `values · scales` in floats; see `systolic.dequantize`."""
         import jax.numpy as jnp
 
         require_quantized(self)
@@ -81,11 +82,11 @@ class Quantized:
 def require_quantized(array: Quantized) -> None:
     """Raise unless the two arrays are codes of a format and scales of blocks of them.
 
-    JAX rebuilds a pytree with anything in it, such as both arrays cast to bfloat16, so the constructor has not seen
-    every instance: whatever reads one calls this first.
+    JAX rebuilds a pytree with anything in it, such as both arrays cast to bfloat16, so the constructor has not checked
+    every instance: every reader calls this first.
 
     Raises:
-      QuantizationError: the arrays are none, or of other dtypes, or their shapes do not go together.
+      QuantizationError: these are no arrays, or have other dtypes, or shapes that do not match.
     """
     for name, part in (("values", array.values), ("scales", array.scales)):
         if not hasattr(part, "dtype") or not hasattr(part, "shape"):
@@ -113,14 +114,14 @@ def _divides(part: int, size: int) -> bool:
 
 @functools.cache
 def _register() -> None:
-    """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
+    """Register the class with JAX at its first instance, so that `import systolic` need not import JAX."""
     import jax
 
     def unflatten(_: None, children: Iterable[Any]) -> Quantized:
-        made = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
+        quantized = object.__new__(Quantized)  # JAX puts anything there, also what has no shape
         for name, child in zip(("values", "scales"), children, strict=True):
-            object.__setattr__(made, name, child)
-        return made
+            object.__setattr__(quantized, name, child)
+        return quantized
 
     key = jax.tree_util.GetAttrKey
     jax.tree_util.register_pytree_with_keys(
@@ -132,10 +133,10 @@ def _register() -> None:
 
 
 def from_qwix(array: Any) -> Quantized:
-    """A `qwix.QArray`, or anything that has its `qvalue`, `scale` and `zero_point`, without importing qwix.
+    """Convert a `qwix.QArray`, or anything with its `qvalue`, `scale` and `zero_point`, without importing qwix.
 
     Raises:
-      QuantizationError: it has a zero point, which no kernel takes, or is none.
+      QuantizationError: it has a zero point, which no kernel takes, or is no QArray.
     """
     if not is_qarray(array):
         raise QuantizationError(f"a {type(array).__name__} has no qvalue and scale; use a qwix.QArray")
@@ -147,7 +148,7 @@ def from_qwix(array: Any) -> Quantized:
 
 
 def to_qwix(array: Quantized) -> Any:
-    """The same as a `qwix.QArray`.
+    """Convert a `Quantized` to a `qwix.QArray`.
 
     Raises:
       ImportError: qwix is not installed.
@@ -160,11 +161,11 @@ def to_qwix(array: Quantized) -> Any:
 
 
 def is_qarray(value: Any) -> bool:
-    """Whether something has the fields of a `qwix.QArray`."""
+    """True if a value has the fields of a `qwix.QArray`."""
     return hasattr(value, "qvalue") and hasattr(value, "scale")
 
 
 def split_shape(shape: Sequence[int], blocks: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape with two dimensions for each one: the number of the block, and the place in it."""
+    """Return a shape with two dimensions for each dimension: the number of the block, and the place in it."""
     pairs = zip(shape, blocks, strict=True)
     return tuple(part for size, block in pairs for part in (size // max(block, 1), block))

@@ -1,4 +1,4 @@
-"""How long products with quantized weights take by arithmetic, and the configurations to choose from."""
+"""The time of products with quantized weights by arithmetic, and the configurations to choose from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import dtype_bytes, format_bytes
 
-_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, besides one of the result
+_COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, in addition to one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
@@ -30,48 +30,52 @@ _BUNDLES_FOR_ALL_OF_IT = 2e5
 
 
 def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Products and copies overlap, for the ring has many tiles under way; the first tile and the last store do not.
+    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
     """
-    its, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
+    schedule, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
     us = 1e6 / machine.clock_hz
-    stretches = its.tile_m // its.subtile_m * (its.tile_n // its.subtile_n)
-    ends = spec.weights * (estimate.fill_cycles + estimate.drain_cycles_per_row * its.subtile_m)
+    stretches = schedule.tile_m // schedule.subtile_m * (schedule.tile_n // schedule.subtile_n)
+    ends = spec.weights * (estimate.fill_cycles + estimate.drain_cycles_per_row * schedule.subtile_m)
     held = (_COPIES_OF_A_WEIGHT * spec.weights + 1) * (machine.dma_issue_cycles + machine.dma_wait_cycles)
-    step = stretches * (stretch_cycles(spec, config, its.route, chip) + ends) + chip.code_costs.ring_step_cycles + held
-    if its.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
-        step += spec.weights * its.tile_k * its.tile_n * dtype_bytes(its.route.pushed) / REGISTER_BYTES
-    quantized = its.tile_m * spec.k * dtype_bytes("float32") / REGISTER_BYTES if spec.quantize_lhs else 0
+    step = (
+        stretches * (stretch_cycles(spec, config, schedule.route, chip) + ends)
+        + chip.code_costs.ring_step_cycles
+        + held
+    )
+    if schedule.keeps_weights:  # the weights that are made are stored in VMEM, a register a cycle
+        step += spec.weights * schedule.tile_k * schedule.tile_n * dtype_bytes(schedule.route.pushed) / REGISTER_BYTES
+    quantized = schedule.tile_m * spec.k * dtype_bytes("float32") / REGISTER_BYTES if spec.quantize_lhs else 0
     quantized_us = quantized * chip.code_costs.quantized_register_cycles * us
-    compute_us = its.steps * step * us + its.grid_m * quantized_us
-    rows_us = _copy_us(its.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
-    values_bytes = format_bytes(spec.dtype_rhs, its.tile_k * its.tile_n)
+    compute_us = schedule.steps * step * us + schedule.grid_m * quantized_us
+    rows_us = _copy_us(schedule.tile_m * spec.k * dtype_bytes(spec.dtype_lhs), 1, chip)
+    values_bytes = format_bytes(spec.dtype_rhs, schedule.tile_k * schedule.tile_n)
     # A register of 32 bits holds eight rows of them.
-    runs = its.tile_k * values_bytes // (its.tile_k * its.tile_n) // 8 if its.grid_n > 1 else 1
+    runs = schedule.tile_k * values_bytes // (schedule.tile_k * schedule.tile_n) // 8 if schedule.grid_n > 1 else 1
     tile_us = _copy_us(values_bytes, max(runs, 1), chip)
-    tile_us += _copy_us(its.tile_blocks * its.tile_n * dtype_bytes(spec.dtype_scale), 1, chip)
+    tile_us += _copy_us(schedule.tile_blocks * schedule.tile_n * dtype_bytes(spec.dtype_scale), 1, chip)
     tile_us *= spec.weights
-    out_us = _copy_us(its.tile_m * its.tile_n * dtype_bytes(spec.dtype_out), its.tile_m // 8 + 1, chip)
-    results = its.grid_m * its.grid_n
-    copy_us = its.grid_m * rows_us + its.steps * tile_us + results * out_us * (2 if spec.residual else 1)
+    out_us = _copy_us(schedule.tile_m * schedule.tile_n * dtype_bytes(spec.dtype_out), schedule.tile_m // 8 + 1, chip)
+    results = schedule.grid_m * schedule.grid_n
+    copy_us = schedule.grid_m * rows_us + schedule.steps * tile_us + results * out_us * (2 if spec.residual else 1)
     # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
-    waited_us = its.steps * (tile_us + machine.dma_latency_cycles * us) / (its.slots - 1)
-    # The first rows are quantized as they come, and the first tile comes behind them.
+    waited_us = schedule.steps * (tile_us + machine.dma_latency_cycles * us) / (schedule.slots - 1)
+    # The first rows are quantized as they arrive, and the first tile arrives after them.
     ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
-    if its.grid_k > 1 and spec.blocks > 1 and its.tile_blocks % SUBLANES:
+    if schedule.grid_k > 1 and spec.blocks > 1 and schedule.tile_blocks % SUBLANES:
         scales_bytes = spec.weights * spec.blocks * spec.n * dtype_bytes(spec.dtype_scale)
-        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them ahead of the kernel
+        ramp_us += _copy_us(2 * scales_bytes, 1, chip)  # XLA copies them before the kernel
     time_us = ramp_us + max(compute_us - quantized_us - step * us, copy_us - rows_us - tile_us - out_us, waited_us)
     return ModelledTime(time_us=time_us, compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us)
 
 
 def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations, the fastest by arithmetic first.
+    """Return legal configurations, the fastest by arithmetic first.
 
     Raises:
-      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
     return list(_product_configs(spec, chip))
 
@@ -86,10 +90,10 @@ def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
 
@@ -97,18 +101,20 @@ def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
 def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
     rows, most_rows = rows_multiple(spec), _MOST_NARROW_ROWS if spec.row_format else _MOST_ROWS
     heights = [spec.m] if spec.m <= most_rows[0] else []
-    heights += [padded(-(-spec.m // -(-spec.m // most)), rows) for most in most_rows if most < spec.m]
-    widths = dict.fromkeys(largest_divisor(spec.n, LANES, most) for most in _COLUMNS)
+    heights += [padded(-(-spec.m // -(-spec.m // row)), rows) for row in most_rows if row < spec.m]
+    widths = dict.fromkeys(largest_divisor(spec.n, LANES, max_columns) for max_columns in _COLUMNS)
     deep = math.lcm(SUBLANES * spec.block, LANES) if spec.blocks > 1 else LANES
     if deep > LANES and largest_divisor(spec.k, deep, spec.k - 1) == spec.k:
-        deep = math.lcm(spec.block, LANES)  # the scales are copied ahead of the kernel
-    depths = dict.fromkeys([spec.k, *(largest_divisor(spec.k, deep, most) for most in _DEPTHS if most < spec.k)])
+        deep = math.lcm(spec.block, LANES)  # the scales are copied before the kernel
+    depths = dict.fromkeys(
+        [spec.k, *(largest_divisor(spec.k, deep, max_depth) for max_depth in _DEPTHS if max_depth < spec.k)]
+    )
     for tile_m in dict.fromkeys(heights):
         parts = [tile_m, *(padded(tile_m // 2, rows) for _ in range(tile_m % (2 * rows) == 0))]
         for tile_k in depths:
             for tile_n in widths:
                 tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
-                for columns in dict.fromkeys(largest_divisor(tile_n, LANES, most) for most in _SUBTILES):
+                for columns in dict.fromkeys(largest_divisor(tile_n, LANES, max_columns) for max_columns in _SUBTILES):
                     for subtile_m in parts:
                         if spec.sums_integers and subtile_m * columns > max(_MOST_SUMS, _SUBTILES[0] * subtile_m):
                             continue

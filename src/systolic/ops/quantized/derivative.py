@@ -32,7 +32,7 @@ from systolic.ops.quantized.xla import by_xla, finished, quantized_rows, weight_
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
     """Return the product, differentiable in both modes with regard to all but values of few bits.
 
-    The derivative goes straight through the rounding of rows that the kernel quantizes.
+    The derivative ignores the rounding of rows that the kernel quantizes (straight-through estimator).
     """
     if product.is_plain(operands):
         return _plain(product, operands)
@@ -45,7 +45,7 @@ def multiply(product: QuantizedProduct, operands: Operands) -> Array:
             return sharded_finish(mesh, product, totals, halves)
         return finished(product, totals, halves)
 
-    # The derivative of an activation needs the sum, and that of a gated product both.
+    # The derivative of an activation needs the sum, and the derivative of a gated product both sums.
     return fused_after_sum(functools.partial(_batched, product), in_two, True, operands)
 
 
@@ -73,7 +73,7 @@ def _plain_tangent(product: QuantizedProduct, primals: tuple[Operands], tangents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlainTangent:
-    """The derivative of `_plain`, as `engine.linear` takes it. Its residuals are the operands."""
+    """The derivative of `_plain` for `engine.linear`. Its residuals are the operands."""
 
     product: QuantizedProduct
     structure: Any  # of the operands
@@ -115,34 +115,34 @@ class _PlainTangent:
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
-    """Cotangents of floats, and of all scales, of a plain product.
+    """Return the cotangents of floats, and of all scales, of a plain product.
 
     Args:
-      summed: adds what other devices have of a sum.
+      summed: adds the other devices' parts of a sum.
     """
     values, scales, rows = kept.values, kept.scales, quantized_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
-    given = cotangent.astype(dtype)
+    scaled = cotangent.astype(dtype)
     weight = weight_of(kept, dtype)
-    to_rows = summed(jnp.matmul(given, weight.mT, preferred_element_type=jnp.float32), "n")
-    # XLA leaves these out where nobody asks for derivatives of scales.
+    to_rows = summed(jnp.matmul(scaled, weight.mT, preferred_element_type=jnp.float32), "n")
+    # XLA leaves these out if derivatives of scales are not used.
     left = kept.lhs if rows is None else rows.numbers.astype(dtype)
-    to_weight = summed(jnp.matmul(left.mT, given, preferred_element_type=jnp.float32), "m")
+    to_weight = summed(jnp.matmul(left.mT, scaled, preferred_element_type=jnp.float32), "m")
     blocks, n = scales.shape
-    each = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
-    to_scales = summed(each.sum(1), "scales").astype(scales.dtype)
+    products = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
+    to_scales = summed(products.sum(1), "scales").astype(scales.dtype)
     to_values = None
     if differentiated(kept).values is not None:  # a weight that is not quantized, whose scales are one
         to_values = to_weight.astype(values.dtype)
     if kept.lhs_scales is None:
         return Operands(to_rows.astype(dtype), to_values, to_scales)
     m, blocks = kept.lhs_scales.shape
-    of_rows = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
-    return Operands(None, to_values, to_scales, lhs_scales=summed(of_rows.sum(-1), "lhs_scales"))
+    row_scales = (to_rows * kept.lhs.astype(jnp.float32)).reshape(m, blocks, values.shape[0] // blocks)
+    return Operands(None, to_values, to_scales, lhs_scales=summed(row_scales.sum(-1), "lhs_scales"))
 
 
 def _batched(product: QuantizedProduct, operands: Operands) -> Array:
-    """One kernel for rows of a batch that share a weight; else one after another."""
+    """Run one kernel for rows of a batch that share a weight; else one call after another."""
 
     @custom_vmap
     def call(operands: Operands) -> Array:
@@ -151,16 +151,16 @@ def _batched(product: QuantizedProduct, operands: Operands) -> Array:
 
     @call.def_vmap
     def _(size: int, mapped: Sequence[Operands], operands: Operands) -> tuple[Array, bool]:
-        its = mapped[0]
-        if not any(getattr(its, name) for name in OF_COLUMNS):
-            of_rows = {}
+        is_mapped = mapped[0]
+        if not any(getattr(is_mapped, name) for name in OF_COLUMNS):
+            row_arrays = {}
             for name in ("lhs", "residual", "lhs_scales"):
                 if (array := getattr(operands, name)) is not None:
-                    every = array if getattr(its, name) else jnp.broadcast_to(array, (size, *array.shape))
-                    of_rows[name] = every.reshape(size * every.shape[1], array.shape[-1])
-            out = _batched(product, operands._replace(**of_rows))
+                    batched = array if getattr(is_mapped, name) else jnp.broadcast_to(array, (size, *array.shape))
+                    row_arrays[name] = batched.reshape(size * batched.shape[1], array.shape[-1])
+            out = _batched(product, operands._replace(**row_arrays))
             return out.reshape(size, operands.lhs.shape[-2], out.shape[-1]), True
-        return each_of_batch(functools.partial(_batched, product), size, (its,), (operands,)), True
+        return each_of_batch(functools.partial(_batched, product), size, (is_mapped,), (operands,)), True
 
     return call(operands)
 
@@ -169,5 +169,5 @@ def _multiplied(product: QuantizedProduct, operands: Operands) -> Array:
     backend = product.backend
     if backend.implementation is None and backend.chip is not None and not backend.chip.unpacks_bytes:
         return by_xla(product, operands)
-    by = (functools.partial(run, product) for run in (by_pallas, by_xla))
-    return dispatched(backend, *by, operands)
+    runs = (functools.partial(run, product) for run in (by_pallas, by_xla))
+    return dispatched(backend, *runs, operands)

@@ -31,12 +31,12 @@ class QuantizedOp(ListedOp):
             rows = f"{rows} (quantized to {spec.quantize_lhs} by rows)"
         elif spec.lhs_blocks:
             rows = f"{rows} ({'a scale a row' if spec.lhs_blocks == 1 else f'a scale for {spec.lhs_block} of k'})"
-        joined = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
-        joined |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
+        parts = {"bias": spec.bias, spec.activation: True, "times a second product": spec.gated}
+        parts |= {"residual": spec.residual, "a scale of the result": spec.out_scale}
         return (
             f"{spec.m} × {spec.k} × {spec.n} (m k n)",
             f"{rows} × {spec.dtype_rhs} ({block}) → {spec.dtype_out}",
-            ", ".join(name for name, there in joined.items() if there and name),
+            ", ".join(name for name, is_joined in parts.items() if is_joined and name),
         )
 
     def configs(self, spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
@@ -47,9 +47,9 @@ class QuantizedOp(ListedOp):
 
     def least_time_us(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> float:
         """Return the time of products at the rate of the route, or of copies alone, by the chip's model."""
-        least, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
+        roofline, route = machine_roofline(computed, chip), route_of(computed, config.subtile_m, chip)
         faster = rows_per_cycle(route, chip) / mxu_rows_per_cycle(dtype_on(computed, chip), chip)
-        return max(least.hbm_us, least.mxu_us / max(faster, 1.0)) / chip.cores_per_device
+        return max(roofline.hbm_us, roofline.mxu_us / max(faster, 1.0)) / chip.cores_per_device
 
     def layout(self, computed: QuantizedSpec, config: KernelConfig, chip: Chip) -> Layout:
         schedule = QuantizedSchedule.of(computed, config, chip)
@@ -63,13 +63,13 @@ class QuantizedOp(ListedOp):
         )
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
-        """Say how weights get into the matrix units."""
-        found = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
+        """Describe how weights get into the matrix units."""
+        result = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
         if chip.cores_per_device > 1:
-            found.append("one of the device's cores works")
+            result.append("one of the device's cores works")
         if not chip.unpacks_bytes:
-            found.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
-        return found
+            result.append("unpacking takes so long that XLA multiplies unless implementation='pallas' is asked for")
+        return result
 
     def programs(self, spec: QuantizedSpec, chip: Chip) -> Programs:
         from systolic.ops.quantized.programs import programs_of  # needs JAX

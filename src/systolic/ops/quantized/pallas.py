@@ -20,7 +20,6 @@ from systolic.schedule import LANES
 
 @with_plans(static=1)
 def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Array:
-    """Return the product by the Pallas kernel."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
     operands = operands._replace(lhs=product.backend.on_tpu(operands.lhs))
@@ -29,8 +28,8 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
         operands = product.apart(operands)  # tiles of one weight must not reach into the other
     operands = _aligned(operands)
     spec = product.spec(operands)
-    chosen = plans(spec, chip, product.backend.tiles)
-    schedule = QuantizedSchedule.of(spec, chosen.config, chip)
+    plan = plans(spec, chip, product.backend.tiles)
+    schedule = QuantizedSchedule.of(spec, plan.config, chip)
     rows = schedule.grid_m * schedule.tile_m - m
     its = operands
     with tracing_for(chip):
@@ -49,19 +48,19 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
             spec=spec,
             schedule=schedule,
             activation=product.function,
-            vmem_limit_bytes=chosen.vmem_limit_bytes,
+            vmem_limit_bytes=plan.vmem_limit_bytes,
             interpret=product.backend.interpret,
         )
     return out[:m, :n]
 
 
 def _as_stored(values: Array, spec: QuantizedSpec) -> Array:
-    """Values as the kernel reads them: a weight in float32 is rounded."""
+    """Return values as the kernel reads them: a weight in float32 is rounded."""
     return values if values.dtype.name == spec.dtype_rhs else values.astype(spec.dtype_rhs)
 
 
 def _aligned(operands: Operands) -> Operands:
-    """Operands with k and n in whole registers: a weight of other sizes is copied, with zeros behind it."""
+    """Return operands with k and n in whole registers: a weight of other sizes is copied, with zeros after it."""
     (k, n), blocks = operands.values.shape, operands.scales.shape[0]
     block = k // blocks
     k_aligned, n_aligned = aligned_sizes(k, n, block)
@@ -69,14 +68,14 @@ def _aligned(operands: Operands) -> Operands:
     if not more_k and not more_n:
         return operands
     its, more_blocks = operands, more_k // block if blocks > 1 else 0
-    of_rows = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
+    scales_by_block = its.lhs_scales is not None and its.lhs_scales.shape[1] > 1
     return Operands(
         lhs=_padded(its.lhs, 0, more_k),
         values=_padded(its.values, more_k, more_n),
         scales=_padded(its.scales, more_blocks, more_n),
         bias=None if its.bias is None else jnp.pad(its.bias, [(0, more_n)]),
         residual=_padded(its.residual, 0, more_n),
-        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if of_rows else its.lhs_scales,
+        lhs_scales=_padded(its.lhs_scales, 0, more_k // block) if scales_by_block else its.lhs_scales,
         out_scale=None if its.out_scale is None else jnp.pad(its.out_scale, [(0, more_n)]),
         up_values=_padded(its.up_values, more_k, more_n),
         up_scales=_padded(its.up_scales, more_blocks, more_n),

@@ -1,7 +1,8 @@
 """tpu-inference's kernel for rows that are quantized in the call, as vLLM calls it on TPUs, with its own tuned tiles.
 
-Nothing of it is kept here: whoever wants the race installs it, `python -m pip install --no-deps tpu-inference`. Only
-the files of its kernel are loaded, for its package needs vLLM, and sets flags of the compiler for the whole process.
+The kernel is not part of this package; install it for the race by `python -m pip install --no-deps tpu-inference`. Only
+the files of its kernel are loaded, because its package needs vLLM, and sets flags of the compiler for the whole
+process.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KERNEL = f"{_PACKAGE}.kernels.quantized_matmul"
 
 
 def peers(spec: QuantizedSpec, chip: Chip) -> Iterator[Peer]:
-    """The kernel, of products that it has tiles for on the chip: else its default takes many times as long."""
+    """Yield the kernel for products that it has tiles for on the chip: its default tiles take many times as long."""
     if spec.quantize_lhs is None or spec.blocks > 1 or spec.gated:
         return  # it has no tiles for rows of floats, and takes no scales of blocks
     if importlib.util.find_spec(_PACKAGE) is None:
@@ -55,7 +56,7 @@ def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
 
 @runs_user_code  # what a public kernel raises is what came of it
 def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
-    """The product of rows and of a weight [n, k]."""
+    """Return the product of rows and of a weight [n, k]."""
     # It asks the first device which chip this is; no TPU is in sight, and the kernel is for another machine.
     _module("tuned_block_sizes").get_tpu_version = lambda: _version(chip)
     multiply = _module("kernel").quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
@@ -63,17 +64,17 @@ def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales
 
 
 def _version(chip: Chip) -> int:
-    """The generation as it counts them."""
-    found = re.search(r"\d+", chip.generation)
-    return int(found.group()) if found else -1
+    """Return the chip's generation as tpu-inference counts them."""
+    match = re.search(r"\d+", chip.generation)
+    return int(match.group()) if match else -1
 
 
 def _module(name: str) -> Any:
-    """A file of the kernel, without the package around it."""
+    """Load a file of the kernel, without the package around it."""
     if _PACKAGE not in sys.modules:
-        found = importlib.util.find_spec(_PACKAGE)
-        assert found is not None  # `peers` has looked
-        package, logger = importlib.util.module_from_spec(found), types.ModuleType(f"{_PACKAGE}.logger")
+        module_spec = importlib.util.find_spec(_PACKAGE)
+        assert module_spec is not None  # `peers` has looked
+        package, logger = importlib.util.module_from_spec(module_spec), types.ModuleType(f"{_PACKAGE}.logger")
         logger.__dict__["init_logger"] = logging.getLogger
         sys.modules |= {_PACKAGE: package, logger.__name__: logger}
     return importlib.import_module(f"{_KERNEL}.{name}")

@@ -1,4 +1,4 @@
-"""What is static about a product with a quantized weight, and its spec for some operands."""
+"""The static parameters of a product with a quantized weight, and its spec for some operands."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ class Operands(NamedTuple):
     residual: Any = None  # [m, n]
     lhs_scales: Any = None  # [m, 1 or blocks] float32, of values
     out_scale: Any = None  # [n]
-    up_values: Any = None  # [k, n] of a gated product; None: the columns of `values` and `scales` behind n
+    up_values: Any = None  # [k, n] of a gated product; None: the columns of `values` and `scales` after n
     up_scales: Any = None  # [blocks, n]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedProduct:
-    """All that is static about a product but the shapes of its operands; it can be hashed."""
+    """All static parameters of a product except its operands' shapes; hashable."""
 
     backend: Backend
     dtype_out: str
     activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and what it stands for
+    function: Callable[..., Any] | None = None  # and its function
     quantize_lhs: str | None = None  # the format to which the kernel quantizes rows of floats
     gated: bool = False
 
     @property
     def plain(self) -> QuantizedProduct:
-        """The product with one weight without what is done to the sum, which is kept in float32."""
+        """The product with one weight and without operations on the sum, which is kept in float32."""
         return replace(self, activation="", function=None, dtype_out="float32", gated=False)
 
     def is_plain(self, operands: Operands) -> bool:
-        """Whether there is one weight, and the sum is only cast."""
+        """True if there is one weight, and the sum is only cast."""
         fused = (operands.bias, operands.residual, operands.out_scale, self.function)
-        return not self.gated and all(one is None for one in fused)
+        return not self.gated and all(array is None for array in fused)
 
     def columns(self, operands: Operands) -> int:
-        """The result's."""
+        """Return the number of the result's columns."""
         return operands.values.shape[1] // (2 if self.gated and operands.up_values is None else 1)
 
     def apart(self, operands: Operands) -> Operands:
-        """The operands with both weights of a gated product as arrays of their own."""
-        n, its = self.columns(operands), operands
-        if its.values.shape[1] == n:
-            return its
-        return its._replace(
-            values=its.values[:, :n],
-            scales=its.scales[:, :n],
-            up_values=its.values[:, n:],
-            up_scales=its.scales[:, n:],
+        """Return the operands with both weights of a gated product as separate arrays."""
+        n, arrays = self.columns(operands), operands
+        if arrays.values.shape[1] == n:
+            return arrays
+        return arrays._replace(
+            values=arrays.values[:, :n],
+            scales=arrays.scales[:, :n],
+            up_values=arrays.values[:, n:],
+            up_scales=arrays.scales[:, n:],
         )
 
     def spec(self, operands: Operands) -> QuantizedSpec:
-        """Sizes and dtypes, as the planner takes them."""
+        """Return the spec of these operands for the planner."""
         (m, k), n = operands.lhs.shape, self.columns(operands)
         lhs_scales = operands.lhs_scales
         return QuantizedSpec(
@@ -90,7 +90,7 @@ OF_COLUMNS = ("values", "scales", "bias", "out_scale", "up_values", "up_scales")
 
 
 def differentiated(operands: Operands) -> Operands:
-    """The operands that have derivatives; None in place of values, which have none."""
+    """Return the operands that have derivatives; None in place of values, which have none."""
     quantized = ("lhs",) if operands.lhs_scales is not None else ()
     for name in ("values", "up_values"):
         if getattr(operands, name) is not None and getattr(operands, name).dtype.name in LARGEST:
@@ -99,7 +99,7 @@ def differentiated(operands: Operands) -> Operands:
 
 
 def each_weight(operands: Operands) -> list[Operands]:
-    """The operands of the plain product with each weight, without what is fused."""
+    """Return the operands of the plain product with each weight, without the fused operands."""
     alone = operands._replace(bias=None, residual=None, out_scale=None, up_values=None, up_scales=None)
     if operands.up_values is None:
         return [alone]

@@ -27,7 +27,7 @@ _MANY_ROWS = 512  # whose products take longer than it takes to write the weight
 
 
 def programs_of(spec: QuantizedSpec, chip: Chip) -> Programs:
-    """Return the programs of rows, values, scales, and what is fused."""
+    """Return the programs of rows, values, scales, and fused operands."""
     shapes = [
         ((spec.m, spec.k), spec.dtype_lhs),
         ((spec.k, spec.n), spec.dtype_rhs),
@@ -53,31 +53,31 @@ def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pal
 
 
 def _forms(spec: QuantizedSpec) -> tuple[str, ...]:
-    """Ways to write a product in plain JAX, the usual one first.
+    """Return ways to write a product in plain JAX, the usual one first.
 
-    For few rows a weight is not dequantized ahead of a product that then reads it in bfloat16, but where XLA may fuse
-    both: it takes ten times as long as the others.
+    For few rows the weight is dequantized only if XLA may fuse that into the product. A product that reads the
+    dequantized weight in bfloat16 takes ten times as long as the others.
     """
     if spec.dtype_rhs not in LARGEST:
-        found = ("values in bfloat16",)
+        notes = ("values in bfloat16",)
     elif spec.scales_rows:
-        found = ("values",) if spec.sums_integers else ("values", "values in bfloat16")
+        notes = ("values",) if spec.sums_integers else ("values", "values in bfloat16")
     else:
-        found = ("mixed",) if spec.blocks == 1 else ("batched",)
-    return found if spec.m < _MANY_ROWS and found != ("mixed",) else (*found, "dequantized")
+        notes = ("mixed",) if spec.blocks == 1 else ("batched",)
+    return notes if spec.m < _MANY_ROWS and notes != ("mixed",) else (*notes, "dequantized")
 
 
 def by_xla_in_form(form: str, spec: QuantizedSpec, *arrays: Array) -> Array:
-    """What somebody would write in plain JAX.
+    """Compute the product as a user would write it in plain JAX.
 
     Args:
       form: "dequantized", the weight first; "mixed", values cast in the product and the sum scaled, of one scale a
-        column; "batched", a product for each block, whose sums are scaled and added. Of quantized rows "values" or
-        "values in bfloat16", a product of values, or one for each block, whose sums are scaled by both sides.
+        column; "batched", a product for each block, whose sums are scaled and added. For quantized rows "values" or
+        "values in bfloat16": a product of values, or one for each block, whose sums are scaled by both sides.
     """
     operands, product = _operands(spec, arrays), _static(spec)
     rows = quantized_rows(product, operands)
-    totals = [_sum_in_form(form, spec, rows, its) for its in each_weight(operands)]
+    totals = [_sum_in_form(form, spec, rows, operand_set) for operand_set in each_weight(operands)]
     return finished(product, totals, operands)
 
 
@@ -91,13 +91,13 @@ def _sum_in_form(form: str, spec: QuantizedSpec, rows: ScaledRows | None, operan
     values = operands.values.astype(lhs.dtype)
     if form == "mixed":
         return jnp.matmul(lhs, values, preferred_element_type=jnp.float32) * scales
-    each = lax.dot_general(
+    products = lax.dot_general(
         lhs.reshape(spec.m, spec.blocks, spec.block),
         values.reshape(spec.blocks, spec.block, spec.n),
         (((2,), (1,)), ((1,), (0,))),
         preferred_element_type=jnp.float32,
     )
-    return (each * scales[:, None]).sum(0)
+    return (products * scales[:, None]).sum(0)
 
 
 def _static(spec: QuantizedSpec, backend: Backend = BY_XLA) -> QuantizedProduct:
@@ -113,10 +113,10 @@ def _static(spec: QuantizedSpec, backend: Backend = BY_XLA) -> QuantizedProduct:
 
 
 def _operands(spec: QuantizedSpec, arrays: tuple[Array, ...]) -> Operands:
-    lhs, values, scales, *beside = arrays
-    rest = iter(beside)
-    there = (spec.bias, spec.residual, spec.lhs_blocks, spec.out_scale, spec.gated, spec.gated)
-    return Operands(lhs, values, scales, *(next(rest) if one else None for one in there))
+    lhs, values, scales, *fused_arrays = arrays
+    rest = iter(fused_arrays)
+    is_fused = (spec.bias, spec.residual, spec.lhs_blocks, spec.out_scale, spec.gated, spec.gated)
+    return Operands(lhs, values, scales, *(next(rest) if is_present else None for is_present in is_fused))
 
 
 def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
@@ -125,10 +125,11 @@ def _product(spec: QuantizedSpec, chip: Chip, config: KernelConfig, *arrays: Arr
 
 
 def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
-    its = _operands(spec, arrays)
-    lhs = its.lhs if its.lhs_scales is None else Quantized(its.lhs, its.lhs_scales)
+    row_operands = _operands(spec, arrays)
+    lhs = row_operands.lhs if row_operands.lhs_scales is None else Quantized(row_operands.lhs, row_operands.lhs_scales)
     weights = [
-        Quantized(one.values, one.scales) if spec.dtype_rhs in LARGEST else one.values for one in each_weight(its)
+        Quantized(weight.values, weight.scales) if spec.dtype_rhs in LARGEST else weight.values
+        for weight in each_weight(row_operands)
     ]
     fn = functools.partial(
         gated_matmul if spec.gated else matmul,
@@ -140,4 +141,4 @@ def _called(spec: QuantizedSpec, chip: Chip, implementation: Implementation, *ar
     )
     if spec.gated:
         return fn(lhs, *weights)
-    return fn(lhs, *weights, bias=its.bias, residual=its.residual, out_scale=its.out_scale)
+    return fn(lhs, *weights, bias=row_operands.bias, residual=row_operands.residual, out_scale=row_operands.out_scale)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Shaped
 
-# Shares of the largest magnitude that the search tries as the range, besides all of it.
+# Shares of the largest magnitude that the search tries as the range, in addition to 1.
 _SEARCHED = tuple(share / 32 for share in range(31, 15, -1))
 
 
@@ -30,25 +30,25 @@ def quantize(
     search: bool = False,
     scale_dtype: DTypeLike = "float32",
 ) -> Quantized:
-    """`x` as values of a few bits and a scale for each block: `values = round(x / scale)`, to nearest, ties to even.
+    """Return `x` as values of a few bits and a scale for each block: `values = round(x / scale)`, ties to even.
 
     A scale is the largest magnitude of its block over the largest number of the format: 127 of int8, 7 of int4, 448 of
     float8_e4m3fn, 57344 of float8_e5m2, 30 of float8_e4m3b11fnuz, 6 of float4_e2m1fn. So `values · scale` is
     at most scale / 2 away from x for integers.
 
-    What is out of range saturates, which only a given `largest` or `search` leaves. A block of zeros, or of numbers so
-    small that their scale would be none of float32's normal numbers, has the scale 1. A block with a NaN has the scale
-    NaN, and so is all of it when it is dequantized; infinity likewise, but with `largest` it saturates.
+    Numbers out of range saturate, which happens only with `largest` or `search`. A block of zeros, or of numbers so
+    small that their scale would not be a normal float32 number, has the scale 1. A block with a NaN or an infinity has
+    the scale NaN and is NaN when it is dequantized; but with `largest` infinity saturates.
 
     Args:
       x: floats, in any number of dimensions.
       dtype: int8, int4, or a float of 8 or 4 bits by its name or short: e4m3, e5m2, e4m3b11, fp4.
       axis: along which values share a scale: one, several, or None for all. Default: along k of a right-hand side, so
         that each column has a scale.
-      block: how many values along `axis` share one; None: all. One number for each axis.
+      block: number of values along `axis` that share a scale; None: all. One number for each axis.
       largest: the magnitude to be the format's largest number, in place of the block's own: one number, or one for each
         block, in the shape of the scales.
-      search: try smaller ranges, down to half of it, and keep for each block the one with the least squared error.
+      search: try smaller ranges, down to half, and keep for each block the range with the least squared error.
       scale_dtype: float32 or bfloat16. The values are rounded with the scale as it is stored.
 
     Raises:
@@ -67,34 +67,34 @@ def quantize(
     # Values and scales of one block lie along the odd dimensions of this.
     parted = jnp.asarray(x).astype(jnp.float32).reshape(split_shape(x.shape, blocks))
     within = tuple(range(1, parted.ndim, 2))
-    grid = tuple(size // max(each, 1) for size, each in zip(x.shape, blocks, strict=True))
+    grid = tuple(size // max(block, 1) for size, block in zip(x.shape, blocks, strict=True))
     if largest is None:
         reach = jnp.max(jnp.abs(parted), axis=within, keepdims=True, initial=0.0)
-        broken = ~jnp.isfinite(parted)
+        not_finite = ~jnp.isfinite(parted)
     else:
-        given = jnp.asarray(largest, jnp.float32)
-        if given.ndim and given.shape != grid:
-            shapes = f"{list(given.shape)}; use one number, or the scales' {list(grid)}"
+        largest_array = jnp.asarray(largest, jnp.float32)
+        if largest_array.ndim and largest_array.shape != grid:
+            shapes = f"{list(largest_array.shape)}; use one number, or the scales' {list(grid)}"
             raise QuantizationError(f"largest of shape {shapes}")
-        reach = jnp.broadcast_to(given, grid).reshape(split_shape(grid, (1,) * len(grid)))
-        broken = jnp.isnan(parted)
+        reach = jnp.broadcast_to(largest_array, grid).reshape(split_shape(grid, (1,) * len(grid)))
+        not_finite = jnp.isnan(parted)
     # Said apart: a maximum need not be NaN where one of many numbers is.
-    reach = jnp.where(jnp.any(broken, axis=within, keepdims=True), jnp.nan, reach)
+    reach = jnp.where(jnp.any(not_finite, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
     if search:
-        least = _error(parted, values, scales, within)
+        least_error = _error(parted, values, scales, within)
         for share in _SEARCHED:
             tried, tried_scales = as_format(parted, reach * share)
             error = _error(parted, tried, tried_scales, within)
-            better = error < least
+            better = error < least_error
             values, scales = jnp.where(better, tried, values), jnp.where(better, tried_scales, scales)
-            least = jnp.where(better, error, least)
+            least_error = jnp.where(better, error, least_error)
     return Quantized(values.astype(name).reshape(x.shape), scales.astype(scale_name).reshape(grid))
 
 
 def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]:
-    """`values · scales`, in float32, rounded once to `dtype`.
+    """Return `values · scales`, in float32, rounded once to `dtype`.
 
     Raises:
       QuantizationError: the arrays were cast or cut so that they are no codes and scales.
@@ -103,9 +103,10 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
 
 
 def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
-    """What `x` is after it was quantized and dequantized, with the derivative of `x` itself: for training.
+    """Quantize and dequantize `x`, with the derivative of `x` itself: for training.
 
-    The derivative goes straight through the rounding, also where values saturate. Takes what `quantize` takes.
+    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are those of
+    `quantize`.
 
     Raises:
       QuantizationError: as `quantize`.
@@ -120,18 +121,18 @@ def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[An
     """Return the values, still in float32, and the scales as they are stored."""
     import jax.numpy as jnp
 
-    most = LARGEST[name]
-    scales = reach / most
+    largest_value = LARGEST[name]
+    scales = reach / largest_value
     tiny = jnp.finfo(jnp.float32).tiny
     scales = jnp.where(scales >= tiny, scales, jnp.where(jnp.isnan(scales), jnp.nan, 1.0))
     scales = scales.astype(scale_name).astype(jnp.float32)
-    ratio = jnp.clip(parted / scales, -most, most)
+    ratio = jnp.clip(parted / scales, -largest_value, largest_value)
     ratio = jnp.where(jnp.isnan(ratio), 0.0, ratio)
     return _nearest(ratio, name), scales
 
 
 def _nearest(ratio: Any, name: str) -> Any:
-    """Return the nearest numbers of a format, in float32; ties go to the even one."""
+    """Return the nearest numbers of a format, in float32, ties to even."""
     import jax.numpy as jnp
 
     if name.startswith("int"):
@@ -150,7 +151,7 @@ def _error(parted: Any, values: Any, scales: Any, within: tuple[int, ...]) -> An
 
 
 def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
-    """How many values share a scale along each dimension."""
+    """Return the number of values that share a scale along each dimension."""
     if axis is None:
         if block is not None:
             raise QuantizationError(f"block={block} without an axis; say along which axis values share a scale")
@@ -159,17 +160,17 @@ def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
     sizes = block if isinstance(block, (tuple, list)) else (block,) * len(axes)
     if len(sizes) != len(axes):
         raise QuantizationError(f"block={block} for axis={axis}; give one number for each axis")
-    found = [1] * len(shape)
-    for each, size in zip(axes, sizes, strict=True):
-        if not -len(shape) <= each < len(shape):
-            raise QuantizationError(f"axis={each} of an array with shape {list(shape)}: it has no such axis")
-        whole = shape[each]
-        size = (whole or 1) if size is None else size
-        if size < 1 or whole % size:
-            near = math.gcd(whole, size) if size > 0 and whole else 1
+    sizes_of_blocks = [1] * len(shape)
+    for axis_number, size in zip(axes, sizes, strict=True):
+        if not -len(shape) <= axis_number < len(shape):
+            raise QuantizationError(f"axis={axis_number} of an array with shape {list(shape)}: it has no such axis")
+        axis_size = shape[axis_number]
+        size = (axis_size or 1) if size is None else size
+        if size < 1 or axis_size % size:
+            near = math.gcd(axis_size, size) if size > 0 and axis_size else 1
             raise QuantizationError(
-                f"block={size} does not divide the {whole} values along axis {each} of {list(shape)}; use a divisor, "
-                f"such as {near}"
+                f"block={size} does not divide the {axis_size} values along axis {axis_number} of {list(shape)}; "
+                f"use a divisor, such as {near}"
             )
-        found[each] = size
-    return tuple(found)
+        sizes_of_blocks[axis_number] = size
+    return tuple(sizes_of_blocks)

@@ -1,22 +1,22 @@
-"""How a quantized weight gets into the matrix units: the cheapest way that is exact, of those that a chip has.
+"""The route of a quantized weight into the matrix units: the cheapest exact one that a chip has.
 
-Rows of lhs are bfloat16, which holds every number of every format, or in a narrower dtype where rows are quantized and
-the units take it at a higher rate: int8, int4, or a float8 beside weights of the same kind.
+Rows of lhs are bfloat16, which holds every number of every format, or in a narrower dtype if rows are quantized and the
+units take it at a higher rate: int8, int4, or a float8 with weights of the same kind.
 
-Beside bfloat16 rows the units of most chips take weights in eight bits, which are loaded in half the time. What is
-stored in four bits becomes such weights by a few operations on bits, eight bits a weight:
+With bfloat16 rows the units of most chips take weights in eight bits, which are loaded in half the time. Values stored
+in four bits become such weights by a few operations on bits:
 
 - int4: the sixteen smallest numbers of e4m3, codes 0 to 15, are equally far apart, also where they are subnormal. So
-  the code w + 8 stands for (w + 8) · unit, and what the 8 adds is the sum of a row of lhs times a constant, which the
-  kernel takes off. Both are exact; the sum in float32 is of numbers up to twice as large.
+the code w + 8 represents (w + 8) · unit. The 8 adds the sum of a row of lhs times a constant, which the kernel
+subtracts. Both are exact; the sum in float32 is of numbers up to twice as large.
 - fp4: sign, exponent and mantissa of e2m1 lie in those of e5m2 as they are, and subnormals are subnormal: e5m2 times
   2^14 is the number.
 
-Numbers of a float that a chip does not take at all are put together as float32 of their bits, and pushed as bfloat16.
+Numbers of a float format that a chip does not take at all are built from their bits as float32, and pushed as bfloat16.
 
-A scale belongs to a block of k. Either the sums of each block are multiplied by it: that rounds least, but a unit loads
-no more than a block at a time. Or the weights are, in bfloat16, which rounds each of them once more: not where rows are
-quantized, whose products are to be exact.
+A scale belongs to a block of k. Either it multiplies the sums of each block: that rounds least, but a unit loads at
+most a block at a time. Or it multiplies the weights, in bfloat16, which rounds each of them once more: not if rows are
+quantized, because their products are to be exact.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What is loaded into the matrix units, how it is made, and what is multiplied by the scales.
+    """The weights loaded into the matrix units, the way to make them, and the target of the scales.
 
     Attributes:
       pushed: dtype of the weights in the units.
-      made: as they are stored, by a cast, as codes of four bits, by a cast of such codes, or out of their bits.
-      codes: of four bits; None where there are none.
-      depth: rows of the weight that one dot sums over: of one block where sums are scaled.
+      made: as stored, by a cast, as codes of four bits, by a cast of such codes, or from their bits.
+      codes: codes of four bits; None if there are none.
+      depth: rows of the weight that one dot sums over; those of one block if sums are scaled.
       rows: dtype in which rows of lhs go through the units.
-      rows_of_bits: whether rows are of a float that the chip does not take, so that they are made out of their bits.
-      even_first: whether of every 64 rows of the weight the even ones come before the odd ones, and columns of lhs too:
+      rows_of_bits: True if rows are of a float format that the chip does not take, so that they are made from their
+        bits.
+      even_first: True if the even ones of every 64 rows of the weight come before the odd ones, and columns of lhs too:
         so each half of a byte becomes a code without being unpacked.
-      sums: int32 where products are summed as integers, by the units or, of exact parts, behind them; else float32.
+      sums: int32 if products are summed as integers, by the units or, for exact parts, after them; else float32.
     """
 
     pushed: str
@@ -67,12 +68,12 @@ class Route:
 
     @property
     def unit(self) -> float:
-        """The number that stands for 1 among the weights that are pushed."""
+        """The number that represents 1 among the pushed weights."""
         return self.codes.unit if self.codes else 1.0
 
     @property
     def offset(self) -> float:
-        """What is added to every weight, to be taken off the sums."""
+        """The number that is added to every weight, and subtracted from the sums."""
         return self.codes.offset if self.codes and self.made == "codes" else 0.0
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How long a route keeps a core busy, by its matrix units and its vector units."""
+"""The time for which a route keeps a core busy, by its matrix units and its vector units."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MIN_ROWS = 16  # of bfloat16, that go through a unit at once
 _VECTOR_SLOTS = 4
 # Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows.
 # Operations on a register of what is pushed: to unpack it and to place the bits of a code; to cast it, or to make
-# bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, likewise.
+# bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, as well.
 _CODE_OPERATIONS = {"int4": 3, "float4_e2m1fn": 5}
 _CAST_OPERATIONS, _CAST_BY_FLOAT32_OPERATIONS = 1, 5
 _SCALE_OPERATIONS, _SCALE_IN_FLOAT32_OPERATIONS = 1, 7
 # And on a register of sums, to scale and add it, and to take off what the offset of weights adds.
 _SUM_OPERATIONS, _OFFSET_OPERATIONS = 2, 1
 _EVEN_FIRST_OPERATIONS = 2
-_NOT_BESIDE = 0.2  # of the shorter of both, which the compiler does not place beside the longer one, at a guess
+_NOT_BESIDE = 0.2  # share of the shorter of both that does not overlap with the longer one, at a guess
 
 
 def route_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
-    """Cycles of a core for this many rows, k and n of a product, where neither copies nor code around them matter."""
+    """Return the cycles of a core for the rows, k and n of a product, without copies and surrounding code."""
     units, vector = unit_cycles(route, rows, k, n, chip), vector_cycles(route, spec, rows, k, n, chip)
     return max(units, vector) + _NOT_BESIDE * min(units, vector)
 
@@ -41,16 +41,16 @@ def unit_cycles(route: Route, rows: int, k: int, n: int, chip: Chip) -> float:
 
 
 def vector_cycles(route: Route, spec: QuantizedSpec, rows: int, k: int, n: int, chip: Chip) -> float:
-    made = k * n * dtype_bytes(route.pushed) / REGISTER_BYTES * _made_operations(route, spec, chip)
-    vector = made / _VECTOR_SLOTS
+    operations = k * n * dtype_bytes(route.pushed) / REGISTER_BYTES * _made_operations(route, spec, chip)
+    vector = operations / _VECTOR_SLOTS
     if route.scaled == "sums" and spec.blocks > 1:
-        each = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
-        vector += k / spec.block * max(rows, 8) * n / 1024 * each / _VECTOR_SLOTS
+        row_operations = _SUM_OPERATIONS + (_OFFSET_OPERATIONS if route.offset else 0)
+        vector += k / spec.block * max(rows, 8) * n / 1024 * row_operations / _VECTOR_SLOTS
     return vector + (k * n / 1024 * chip.code_costs.bits_register_cycles if route.made == "bits" else 0)
 
 
 def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
-    """Operations on a register of what is pushed, once for all rows that meet it."""
+    """Return the operations on a register of pushed weights, once for all rows that meet it."""
     by_float32 = route.pushed == "bfloat16" and not chip.vector_bfloat16
     operations = 0
     if route.made in ("codes", "cast codes"):
@@ -63,14 +63,14 @@ def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
 
 
 def rows_per_cycle(route: Route, chip: Chip) -> float:
-    """Rows that one unit takes a cycle."""
+    """Return the rows that one unit takes in a cycle."""
     return chip.machine.mxu_rows_per_cycle[ROWS_TYPES[route.rows]]
 
 
 def unit_shape(pushed: str, machine: MachineModel) -> tuple[int, int]:
-    """Rows and columns of the weights that a unit holds. Of int4 it takes twice as many rows of half as many columns.
+    """Return the rows and columns of the weights that a unit holds; for int4 twice the rows and half the columns.
 
-    So listings of libtpu 0.0.42.1 show it: 64 rows of int4 times 512 × 128 weights on v6e, 256 × 64 on v5e.
+    Source: listings of libtpu 0.0.42.1: 64 rows of int4 times 512 × 128 weights on v6e, 256 × 64 on v5e.
     """
     return (
         (2 * machine.mxu_rows, machine.mxu_columns // 2)

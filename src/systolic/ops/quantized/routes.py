@@ -1,4 +1,4 @@
-"""The routes that a chip has for a product, and the choice of one."""
+"""The routes that a chip has for a product, and their choice."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _CODES: dict[str, tuple[Codes, ...]] = {
 
 
 def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
-    """The route that keeps a core busy for the shortest time, of equal ones that which rounds least.
+    """Return the route that keeps a core busy for the shortest time; of equal ones, the one that rounds least.
 
     Args:
-      rows: of lhs that meet a weight in VMEM.
+      rows: rows of lhs that meet a weight in VMEM.
     """
     return min(routes(spec, chip), key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
 def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
-    """Every route that the chip has, those that round least first."""
+    """Return every route that the chip has, those that round least first."""
     beside_floats = _beside_bfloat16(spec, chip)
     if spec.row_format is None:
         return [*beside_floats, *_even_first(beside_floats, spec, chip)]
-    known = chip.dot_operands.floats | chip.dot_operands.integers
+    supported = chip.dot_operands.floats | chip.dot_operands.integers
     exact = [
-        replace(_exact(route, spec), rows_of_bits=spec.row_format not in known)
+        replace(_exact(route, spec), rows_of_bits=spec.row_format not in supported)
         for route in beside_floats
         if route.scaled == "sums"
     ]
@@ -53,14 +53,14 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         *(
             Route(
                 pushed=rows,
-                made=made,
+                made=production,
                 codes=None,
                 scaled="sums",
                 depth=_depth(spec.block, unit_shape(rows, chip.machine)[0]),
                 rows=rows,
                 sums="int32",
             )
-            for rows, made in _integer_ways(spec, chip)
+            for rows, production in _integer_ways(spec, chip)
         ),
         *(
             replace(route, rows=route.pushed)
@@ -72,9 +72,9 @@ def routes(spec: QuantizedSpec, chip: Chip) -> list[Route]:
 
 
 def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterator[Route]:
-    """Codes of even rows before those of odd ones, where the vector units take longer than matrix units and HBM.
+    """Put codes of even rows before odd ones if the vector units take longer than matrix units and HBM.
 
-    Columns of lhs are put in that order by a product with ones and zeros, and kept beside it.
+    Columns of lhs are put in that order by a product with ones and zeros, and kept in addition.
     """
     m, k, n = spec.m, spec.k, spec.n
     copied = format_bytes(spec.dtype_rhs, k * n) / chip.machine.hbm_bytes_per_s * chip.machine.clock_hz
@@ -86,7 +86,7 @@ def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterato
 
 
 def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]:
-    """What units take of two sides of integers: both in the same dtype, the wider one of the two if need be."""
+    """Return the dtypes in which units take two sides of integers: the same for both, if need be the wider one."""
     formats = (spec.row_format, spec.dtype_rhs)
     for dtype in ("int4", "int8"):
         fits = spec.sums_integers and (dtype == "int8" or formats == ("int4", "int4"))
@@ -95,18 +95,18 @@ def _integer_ways(spec: QuantizedSpec, chip: Chip) -> Iterator[tuple[str, Made]]
 
 
 def _takes_float8(row_format: str, pushed: str) -> bool:
-    """Whether rows of a format are exact in the float8 of the weights: e4m3 holds int4 as well."""
+    """True if rows of a format are exact in the float8 of the weights: e4m3 holds int4 as well."""
     return pushed.startswith("float8") and (row_format == pushed or (row_format, pushed) == ("int4", "float8_e4m3fn"))
 
 
 def _is_native(dtype: str, chip: Chip) -> bool:
-    """Whether rows in this dtype go through the units faster than those in bfloat16."""
+    """True if rows in this dtype go through the units faster than in bfloat16."""
     rates = chip.machine.mxu_rows_per_cycle
     return dtype not in chip.emulated_dtypes and rates.get(ROWS_TYPES.get(dtype, ""), 0) > rates["bf16"]
 
 
 def _exact(route: Route, spec: QuantizedSpec) -> Route:
-    """A route of which sums of integers past what float32 holds are cut into parts that it does."""
+    """Return a route that cuts sums of integers past float32's exact range into parts within it."""
     if route.made != "cast" or not spec.sums_integers:
         return route
     return replace(
@@ -115,44 +115,44 @@ def _exact(route: Route, spec: QuantizedSpec) -> Route:
 
 
 def _largest_coded(spec: QuantizedSpec) -> int:
-    """The largest sum of a block of integers by codes with an offset, which stay float32; 0 if they are none."""
+    """Return the largest sum of a block of integers by codes with an offset, in float32; 0 without such codes."""
     return _LARGEST_CODED * spec.block if spec.row_format == "int8" else 0
 
 
 def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
-    taken, dtype = chip.dot_operands.floats, spec.dtype_rhs
+    unit_dtypes, dtype = chip.dot_operands.floats, spec.dtype_rhs
     ways: list[tuple[Made, str, Codes | None]] = []
-    codes = next((one for one in _CODES.get(dtype, ()) if one.dtype in taken), None)
+    codes = next((candidate for candidate in _CODES.get(dtype, ()) if candidate.dtype in unit_dtypes), None)
     if codes:
         ways.append(("codes", codes.dtype, codes))
-    if dtype in taken:
+    if dtype in unit_dtypes:
         ways.append(("stored", dtype, None))
-    if dtype in ("int8", "int4") or (dtype in taken and dtype != "float8_e4m3b11fnuz"):
+    if dtype in ("int8", "int4") or (dtype in unit_dtypes and dtype != "float8_e4m3b11fnuz"):
         ways.append(("cast", "bfloat16", None))
     if codes and dtype == "float4_e2m1fn":
         ways.append(("cast codes", "bfloat16", codes))
     if not ways:
         ways.append(("bits", "bfloat16", None))
     sums = [
-        Route(pushed=pushed, made=made, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
-        for made, pushed, its in ways
+        Route(pushed=pushed, made=production, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
+        for production, pushed, its in ways
     ]
     # The vector units multiply bfloat16; scales of whole columns cost nothing after the sum. Quantized rows of a format
     # that the kernel does not take come as bfloat16, with scales of their own; their products are exact as well.
     weights = [
-        Route(pushed=pushed, made=made, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
-        for made, pushed, its in ways
+        Route(pushed=pushed, made=production, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
+        for production, pushed, its in ways
         if pushed == "bfloat16" and spec.blocks > 1 and not spec.scales_rows
     ]
     return sums + weights
 
 
 def _depth(block: int, mxu_rows: int) -> int:
-    """The largest divisor of a block that a unit loads at once, in whole registers where there is one."""
-    return block if block <= mxu_rows else next(each for each in range(mxu_rows, 0, -1) if block % each == 0)
+    """Return the largest divisor of a block that a unit loads at once, in whole registers if there is one."""
+    return block if block <= mxu_rows else next(index for index in range(mxu_rows, 0, -1) if block % index == 0)
 
 
 def _weights_depth(spec: QuantizedSpec, chip: Chip) -> int:
-    """Whole blocks, as many as fill a unit, or else registers, that divide k."""
+    """Return the depth of whole blocks that fill a unit, or else of registers, that divides k."""
     several = (math.lcm(spec.block, rows) for rows in (max(chip.machine.mxu_rows, LANES), LANES))
     return next((rows for rows in several if spec.k % rows == 0), spec.k)

@@ -1,8 +1,8 @@
-"""How a product with a quantized weight is cut, and the buffers that it needs.
+"""The cutting of a product with a quantized weight, and its buffers.
 
-All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and made ready once. The
-weight's tiles come in a ring of slots, as many as VMEM has room for, so that many copies are under way; so do tiles of
-the result on their way out.
+All of k of a block of rows stays in VMEM while the weight's tiles pass: so rows are read once, and prepared once. The
+weight's tiles arrive in a ring of as many slots as fit into VMEM, so that many copies are under way; tiles of the
+result leave through another ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from systolic.spec import EXACT_INT32_PRODUCTS, dtype_bytes
 _MAX_SLOTS = 4
 _OUT_SLOTS = 4
 SUBLANES = 8
-_COMPILER_FACTOR = 1.2  # of the buffers, for what the compiler adds to them; besides what one subtile makes
+_COMPILER_FACTOR = 1.2  # of the buffers, for the compiler's additions; without the values that one subtile makes
 _ASKED_MARGIN = 1.1
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
@@ -47,22 +47,22 @@ MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedSchedule:
-    """What `kernels.quantized.product` does with a configuration.
+    """The schedule of `kernels.quantized.product` for a configuration.
 
     Attributes:
       route: how weights get into the matrix units.
       tile_m: rows of lhs in VMEM, with all of k.
-      subtile_m: rows that are multiplied at a time; below `tile_m` weights that a subtile makes are kept for all rows.
+      subtile_m: rows that are multiplied at a time; if below `tile_m`, the weights of a subtile are kept for all rows.
       tile_k, tile_n: of the weight.
       subtile_n: columns that are multiplied at a time.
       tile_blocks: scales of a column of a tile.
-      makes_rows: whether rows are multiplied in another form than they come in.
-      rows_at_once: rows of lhs that are copied, and made ready, at a time.
-      row_slots: blocks of rows in VMEM: another one where the next comes while this one is multiplied as it came.
+      makes_rows: True if rows are multiplied in another form than they are stored in.
+      rows_at_once: rows of lhs that are copied and prepared at a time.
+      row_slots: blocks of rows in VMEM: one more if the next block arrives while this one is multiplied as stored.
       slots: tiles of the weight in VMEM.
       out_slots: tiles of the result.
-      buffers: all that it asks of VMEM.
-      vmem_limit_bytes: to ask the compiler for.
+      buffers: all buffers in VMEM.
+      vmem_limit_bytes: limit to request from the compiler.
     """
 
     route: Route
@@ -85,10 +85,10 @@ class QuantizedSchedule:
 
     @classmethod
     def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
-        """What the tiles come to. The last block of rows may go past m: the launcher pads lhs.
+        """Return the schedule. The last block of rows may go past m: the launcher pads lhs.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
@@ -116,22 +116,22 @@ class QuantizedSchedule:
         )
         dots = _dots_bytes(config, route) * spec.weights
         # One weight was never seen to need room for its dots that it could not get; two were.
-        made = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
+        made_bytes = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
         need = CompilerNeed(
             factor=_COMPILER_FACTOR,
-            kept_bytes=made,
-            asked_bytes=made + (0 if spec.gated else dots / _ASKED_MARGIN),
+            kept_bytes=made_bytes,
+            asked_bytes=made_bytes + (0 if spec.gated else dots / _ASKED_MARGIN),
             margin=_ASKED_MARGIN,
         )
-        most = chip.usable_vmem_bytes_per_core
-        usable = need.usable_bytes(most)
+        vmem_bytes = chip.usable_vmem_bytes_per_core
+        usable_bytes = need.usable_bytes(vmem_bytes)
         fixed_bytes, slot_bytes = (
             total_bytes(buffers) for buffers in (without_slots._buffers(spec), without_slots._weight_slots(spec, 1))
         )
-        slots = min(max((usable - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
+        slots = min(max((usable_bytes - fixed_bytes) // slot_bytes, 2), _MAX_SLOTS)
         buffers = (*without_slots._buffers(spec), *without_slots._weight_slots(spec, slots))
-        require_none(config, vmem_violations(buffers, usable))
-        limit = need.limit_bytes(total_bytes(buffers), chip, most)
+        require_none(config, vmem_violations(buffers, usable_bytes))
+        limit = need.limit_bytes(total_bytes(buffers), chip, vmem_bytes)
         return replace(without_slots, slots=slots, buffers=buffers, vmem_limit_bytes=limit)
 
     def with_route(self, spec: QuantizedSpec, route: Route) -> QuantizedSchedule:
@@ -140,7 +140,7 @@ class QuantizedSchedule:
         return replace(changed, buffers=(*changed._buffers(spec), *changed._weight_slots(spec, self.slots)))
 
     def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
-        """All buffers but the slots of the weights."""
+        """Return all buffers but the slots of the weights."""
         tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
         # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
         acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
@@ -161,17 +161,19 @@ class QuantizedSchedule:
         if self.grid_k > 1:
             buffers.append(_of_rows("acc", out_tile, acc, spec.weights, (spec.weights,)))
         if self.keeps_weights:
-            made = (self.tile_k, self.subtile_n)
-            ref_shape = (spec.weights, *made)
+            made_shape = (self.tile_k, self.subtile_n)
+            ref_shape = (spec.weights, *made_shape)
             buffers.append(
-                VmemBuffer(name="weights", shape=made, dtype=route.pushed, copies=spec.weights, ref_shape=ref_shape)
+                VmemBuffer(
+                    name="weights", shape=made_shape, dtype=route.pushed, copies=spec.weights, ref_shape=ref_shape
+                )
             )
         if spec.residual:
             buffers.append(replace(_of_rows("residual", out_tile, spec.dtype_out, 2), ref_shape=None))
         return tuple(buffers)
 
     def _weight_slots(self, spec: QuantizedSpec, slots: int) -> tuple[VmemBuffer, ...]:
-        """The slots of tiles of the weights.
+        """Return the slots of tiles of the weights.
 
         The compiler reserves a byte of VMEM for each value of four bits, though HBM has two in a byte.
         """
@@ -206,39 +208,39 @@ class QuantizedSchedule:
 
 
 def aligned_sizes(k: int, n: int, block: int) -> tuple[int, int]:
-    """The sizes to which a weight is padded: whole registers, and of k also whole blocks."""
+    """Return the sizes to which a weight is padded: whole registers, and for k also whole blocks."""
     step = LANES if block == k else block * (LANES // _common(block))
     return padded(k, step), padded(n, LANES)
 
 
 def _common(block: int) -> int:
-    """The largest power of two, up to the lanes, that divides a block."""
+    """Return the largest power of two, up to the lanes, that divides a block."""
     return min(block & -block, LANES)
 
 
 def stretch_cycles(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> float:
-    """Cycles of one stretch of straight code, of both weights where there are two."""
+    """Return the cycles of one stretch of straight code, of both weights if there are two."""
     return spec.weights * route_cycles(route, spec, config.subtile_m, config.tiles.tile_k, config.subtile_n, chip)
 
 
 def rows_multiple(spec: QuantizedSpec) -> int:
-    """Rows of whole registers, of the result and of quantized lhs: where a block or a subtile of rows may begin."""
-    of_result = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
-    return max(of_result, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
+    """Return the rows of whole registers, of the result and of quantized lhs: where a block or a subtile may begin."""
+    result_rows = SUBLANES * 4 // max(dtype_bytes(spec.dtype_out), 1)
+    return max(result_rows, {None: 0, "int4": 2 * BLOCK_ROWS}.get(spec.row_format, BLOCK_ROWS))
 
 
 def _rows_in_vmem(rows: int, dtype: str) -> int:
-    """Rows that a block takes: whole sublanes, or of fewer rows a power of two that fills words."""
+    """Return the rows that a block takes: whole sublanes, or for fewer rows a power of two that fills words."""
     if rows > SUBLANES:
         return padded(rows, SUBLANES)
-    least = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
-    return max(least, 1 << (rows - 1).bit_length())
+    min_rows = SUBLANES if dtype == "int4" else 4 // dtype_bytes(dtype)
+    return max(min_rows, 1 << (rows - 1).bit_length())
 
 
 def _of_rows(
     name: str, shape: tuple[int, int], dtype: str, copies: int = 1, ref_copies: tuple[int, ...] = ()
 ) -> VmemBuffer:
-    """A buffer of rows that the kernel allocates; `ref_copies` is the first dimension of its ref, if it has several."""
+    """Return a buffer of rows that the kernel allocates; `ref_copies` is its ref's first dimension, if any."""
     reserved = (_rows_in_vmem(shape[0], dtype), padded(shape[1], LANES))
     return VmemBuffer(name=name, shape=reserved, dtype=dtype, copies=copies, ref_shape=(*ref_copies, *shape))
 
@@ -254,15 +256,15 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
-    """What a subtile keeps in VMEM of the weights that it makes and of its sums, at the most."""
+    """Return the most bytes that a subtile keeps in VMEM of the weights that it makes and of its sums."""
     # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
-    made = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
-    made += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
-    return made + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
+    weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
+    weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
+    return weights_bytes + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")
 
 
 def _dots_bytes(config: KernelConfig, route: Route) -> int:
-    """Sums of every dot of a subtile with weights as codes, of which v5e and v6e keep many: refusals say so."""
+    """Return the bytes of the sums of a subtile's dots with coded weights; refusals show that v5e and v6e keep many."""
     if route.made != "codes":
         return 0
     dots = config.tiles.tile_k // route.depth
@@ -270,29 +272,31 @@ def _dots_bytes(config: KernelConfig, route: Route) -> int:
 
 
 def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip) -> None:
-    tiles, found = config.tiles, list[Violation]()
+    tiles, violations = config.tiles, list[Violation]()
     for letter in "kn":
         size, tile = getattr(spec, letter), getattr(tiles, f"tile_{letter}")
         if size % tile:
-            found.append(indivisible(letter, size, tile))
+            violations.append(indivisible(letter, size, tile))
         if tile % LANES:
-            found.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
+            violations.append(misaligned(letter, tile, LANES, f"blocks of {spec.dtype_rhs}", padded(tile, LANES)))
     if config.subtile_n % LANES:
-        found.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
+        violations.append(misaligned("n", config.subtile_n, LANES, "subtiles", padded(config.subtile_n, LANES)))
     if spec.block % BLOCK_ROWS and spec.blocks > 1:
         limit, fix = f"kernels take multiples of {BLOCK_ROWS}", "quantize with such a block"
-        found.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
+        violations.append(Violation(rule="scale-block", value=f"block={spec.block}", limit=limit, fix=fix))
     if tiles.tile_k != spec.k and ((spec.blocks > 1 and tiles.tile_k % spec.block) or tiles.tile_k % route.depth):
         fix = f"use tile_k={spec.k}, or a multiple of {math.lcm(spec.block, route.depth)}"
         limit = "a tile has whole blocks, and whole dots"
-        found.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
+        violations.append(Violation(rule="tile-of-scales", value=f"tile_k={tiles.tile_k}", limit=limit, fix=fix))
     if route.sums == "int32" and min(tiles.tile_k, spec.block) > EXACT_INT32_PRODUCTS:
-        found.append(inexact_sums(tiles.tile_k, ", and smaller blocks of scales"))
+        violations.append(inexact_sums(tiles.tile_k, ", and smaller blocks of scales"))
     rows = rows_multiple(spec)
     if tiles.tile_m < spec.m and (tiles.tile_m % rows or config.subtile_m % rows):
-        found.append(misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows)))
-    if not found and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
+        violations.append(
+            misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows))
+        )
+    if not violations and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
         value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
         fix = "use a smaller subtile, or tile_k"
-        found.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
-    require_none(config, found)
+        violations.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
+    require_none(config, violations)

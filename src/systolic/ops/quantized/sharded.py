@@ -1,8 +1,8 @@
 """Products with quantized weights of arrays whose types say how they are sharded, as on a mesh of `jax.make_mesh`.
 
-Each device multiplies its parts. Rows and columns stay cut as they are. Where k is cut, the parts' products are summed
-over the devices, in float32 unless they are only cast, and what follows is computed after that; k is gathered where the
-kernel quantizes rows, whose scale is that of the whole row, and where a part is no whole number of blocks.
+Each device multiplies its parts. Rows and columns stay cut as they are. If k is cut, the parts' products are summed
+over the devices, in float32 unless they are only cast, and the epilogue follows that sum. k is gathered if the kernel
+quantizes rows, whose scale belongs to the whole row, or if a part is no whole number of blocks.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ _LAST = ("m", "n", "k")
 
 
 def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
     """
     operands = product.apart(operands)
     names, cuts = _names(mesh, product, operands)
 
     def compute(*parts: Any) -> Array:
-        here = Operands(*parts)
+        part_operands = Operands(*parts)
         if "k" not in cuts:
-            return run(product, here)
-        if product.is_plain(here):
-            return lax.psum(run(product, here), cuts["k"])  # in its own dtype, as XLA sends what is only cast
-        totals = [lax.psum(run(product.plain, its), cuts["k"]) for its in each_weight(here)]
-        return finished(product, totals, here)
+            return run(product, part_operands)
+        if product.is_plain(part_operands):
+            return lax.psum(run(product, part_operands), cuts["k"])  # in its own dtype, as XLA sends what is only cast
+        totals = [
+            lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(part_operands)
+        ]
+        return finished(product, totals, part_operands)
 
     return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), ("m", "n"))
 
@@ -50,7 +52,7 @@ def sharded_cotangents(
 ) -> Operands:
     """Return the cotangents of `differentiate` on each device's parts; None for operands that have none."""
     names, cuts = _names(mesh, product, operands)
-    wanted = [at for at, one in enumerate(differentiated(operands)) if one is not None]
+    positions = [at for at, array in enumerate(differentiated(operands)) if array is not None]
 
     k = cuts.get("k", ())
     axes = {"m": cuts.get("m", ()), "n": cuts.get("n", ())}
@@ -60,38 +62,38 @@ def sharded_cotangents(
         return lax.psum(part, axes[of]) if axes[of] else part
 
     def compute(operands: tuple[Any, ...], cotangent: Array) -> tuple[Array, ...]:
-        found = differentiate(Operands(*operands), cotangent, summed)
-        return tuple(found[at] for at in wanted)
+        cotangents_in = differentiate(Operands(*operands), cotangent, summed)
+        return tuple(cotangents_in[at] for at in positions)
 
-    made = tuple(names[at] for at in wanted)
-    given, its = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
-    found = dict(zip(wanted, on_devices(compute, mesh, cuts, given, its, made), strict=True))
-    return Operands(*(found.get(at) for at in range(len(Operands._fields))))
+    names_out = tuple(names[at] for at in positions)
+    arrays, array_names = (tuple(operands), cotangent), (tuple(names), ("m", "n"))
+    result = dict(zip(positions, on_devices(compute, mesh, cuts, arrays, array_names, names_out), strict=True))
+    return Operands(*(result.get(at) for at in range(len(Operands._fields))))
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
-    its, of_all = operands, ("m", "n")
-    given = (tuple(totals), its.bias, its.residual, its.out_scale)
-    names = ((of_all,) * len(totals), ("n",), of_all, ("n",))
+    epilogue_operands, out_names = operands, ("m", "n")
+    arrays = (tuple(totals), epilogue_operands.bias, epilogue_operands.residual, epilogue_operands.out_scale)
+    names = ((out_names,) * len(totals), ("n",), out_names, ("n",))
 
     def compute(totals: Sequence[Array], bias: Any, residual: Any, out_scale: Any) -> Array:
         return finished(product, totals, Operands(None, None, None, bias, residual, out_scale=out_scale))
 
-    return on_devices(compute, mesh, cuts_of(given, names, last=_LAST), given, names, ("m", "n"), differentiated=True)
+    return on_devices(compute, mesh, cuts_of(arrays, names, last=_LAST), arrays, names, ("m", "n"), differentiated=True)
 
 
 def _names(mesh: Any, product: QuantizedProduct, operands: Operands) -> tuple[Operands, dict[str, tuple[str, ...]]]:
     """Return the names of the dimensions, "" for those that cannot be cut, and the axes that cut the others."""
     scales, lhs_scales = operands.scales, operands.lhs_scales
-    counts = {one.shape[at] for one, at in ((scales, 0), (lhs_scales, 1)) if one is not None} - {1}
+    counts = {scale.shape[at] for scale, at in ((scales, 0), (lhs_scales, 1)) if scale is not None} - {1}
 
     def named(k: str) -> Operands:
-        of_weight = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
+        weight_dims = {"values": (k, "n"), "scales": (k if scales.shape[0] > 1 else "", "n")}
         return Operands(
             lhs=("m", k),
-            **of_weight,
-            **{f"up_{name}": its for name, its in of_weight.items()},
+            **weight_dims,
+            **{f"up_{name}": weight_names for name, weight_names in weight_dims.items()},
             out_scale=("n",),
             bias=("n",),
             residual=("m", "n"),

@@ -12,7 +12,7 @@ from systolic.spec.matmul import LARGEST_SIZE
 _SCALES = ("float32", "bfloat16")
 _FLOATS = ("float32", "bfloat16")
 _PLAIN = "bfloat16"
-# Formats of rows that the kernel takes. Rows in others are cast ahead of it, which is exact.
+# Formats of rows that the kernel takes. Rows in others are cast before it, which is exact.
 ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
 _INTEGERS = ("int8", "int4")
 # Four bits that some of eight hold as they are; see `schedule.quantized_route`.
@@ -25,17 +25,18 @@ class QuantizedSpec:
 
     Attributes:
       dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16; or one of `ROW_FORMATS`, of values with scales.
-      lhs_block: columns of a row of lhs that share a scale, of a lhs that has scales: k, or as many as `block`.
-      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantizes each row of lhs with a scale of its own; None:
-        it does not.
-      dtype_rhs: of the values; bfloat16 beside quantized rows, of a weight that is not quantized: its scales are one.
+      lhs_block: columns of a row of lhs that share a scale, if lhs has scales: k, or `block`.
+      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantizes each row of lhs with its own scale; None: it
+        does not.
+      dtype_rhs: of the values; with quantized rows also bfloat16, for a weight that is not quantized: its scales are
+        one.
       block: rows of a column of the right-hand side that share a scale, a divisor of k; k: one scale a column.
       dtype_scale: float32 or bfloat16.
-      bias, residual: whether these are added.
+      bias, residual: True if these are added.
       activation: the name of a function of the sum and the bias.
-      gated: whether there is a second weight like the first, whose product is multiplied by the activation:
+      gated: True if there is a second weight like the first, whose product is multiplied by the activation:
         `activation(lhs @ gate) · (lhs @ up)`.
-      out_scale: whether the result is multiplied by a number for each column.
+      out_scale: True if the result is multiplied by a number for each column.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1, a dtype is unknown, or `gated` comes with another fusion.
@@ -68,9 +69,9 @@ class QuantizedSpec:
         self._check_rows()
         dtype_bytes(self.dtype_out)
         if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
-            beside = f", or {_PLAIN} beside quantized rows"
+            alternatives = f", or {_PLAIN} beside quantized rows"
             raise QuantizationError(
-                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{beside}"
+                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{alternatives}"
             )
         if self.dtype_scale not in _SCALES:
             raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")
@@ -93,42 +94,42 @@ class QuantizedSpec:
 
     @property
     def weights(self) -> int:
-        """How many weights the rows are multiplied by."""
+        """The number of weights that multiply the rows."""
         return 2 if self.gated else 1
 
     @property
     def blocks(self) -> int:
-        """Scales of a column."""
+        """The number of scales of a column."""
         return self.k // self.block
 
     @property
     def lhs_blocks(self) -> int:
-        """Scales of a row that are read from HBM."""
+        """The number of scales of a row that are read from HBM."""
         return 0 if self.lhs_block is None else self.k // self.lhs_block
 
     @property
     def row_format(self) -> str | None:
-        """The format of the rows of lhs, wherever they are quantized; None: they come as floats of 16 bits or more."""
+        """The format of the rows of lhs, wherever they are quantized; None: they are floats of 16 bits or more."""
         return self.quantize_lhs or (self.dtype_lhs if self.dtype_lhs in ROW_FORMATS else None)
 
     @property
     def scales_rows(self) -> bool:
-        """Whether rows of lhs have scales."""
+        """True if rows of lhs have scales."""
         return self.lhs_block is not None or self.quantize_lhs is not None
 
     @property
     def sums_integers(self) -> bool:
-        """Whether values of both sides are integers, so that the sum of their products is one."""
+        """True if values of both sides are integers, so that the sum of their products is one."""
         return self.row_format in _INTEGERS and self.dtype_rhs in _INTEGERS
 
     @property
     def exact_in_int32(self) -> bool:
-        """Whether an int32 holds the sum of a block for certain, so that all of it is exact."""
+        """True if an int32 surely holds the sum of a block, so that the sum is exact."""
         return self.block <= EXACT_INT32_PRODUCTS
 
     @property
     def dtype_multiplied(self) -> str:
-        """The narrowest dtype in which a matrix unit takes both sides as they are, and at whose rate."""
+        """The narrowest dtype in which a matrix unit takes both sides unchanged, which decides its rate."""
         if self.sums_integers:
             return "int8"
         alike = {self.dtype_rhs, _CODED_AS.get(self.dtype_rhs, self.dtype_rhs)}
@@ -140,12 +141,12 @@ class QuantizedSpec:
 
     @property
     def passes(self) -> int:
-        """One."""
+        """One pass."""
         return 1
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions, without those of the scales."""
+        """Multiplications and additions, without the scaling."""
         return 2 * self.m * self.k * self.n * self.weights
 
     @property
@@ -155,12 +156,12 @@ class QuantizedSpec:
 
     @property
     def rhs_bytes(self) -> int:
-        """Bytes of values and scales, of both weights where there are two."""
+        """Bytes of values and scales, of both weights if there are two."""
         scales = self.blocks * self.n * dtype_bytes(self.dtype_scale)
         return self.weights * (format_bytes(self.dtype_rhs, self.k * self.n) + scales)
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Everything read once, the result written once."""
+        """Bytes of all operands read once, and the result written once."""
         results = self.m * self.n * dtype_bytes(self.dtype_out) * (2 if self.residual else 1)
         return self.lhs_bytes + self.rhs_bytes + results + 4 * self.n * (self.bias + self.out_scale)

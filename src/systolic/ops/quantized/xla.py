@@ -16,81 +16,81 @@ from systolic.spec import LARGEST, parts_of_k
 
 
 class ScaledRows(NamedTuple):
-    """Rows of lhs as they are multiplied: what they stand for is `values · scales`."""
+    """Rows of lhs as they are multiplied: they represent `values · scales`."""
 
     values: Array  # [m, k]
     scales: Array  # [m, blocks] float32
 
     @property
     def numbers(self) -> Array:
-        """What they stand for, in float32."""
+        """The represented numbers, in float32."""
         return self.values.astype(jnp.float32) * jnp.repeat(
             self.scales, self.values.shape[1] // max(self.scales.shape[1], 1), axis=1
         )
 
 
 def by_xla(product: QuantizedProduct, operands: Operands) -> Array:
-    """The product. Beside rows of floats the weight is dequantized first, rounded to their dtype.
+    """Compute the product. With rows of floats the weight is dequantized first, rounded to their dtype.
 
-    Beside quantized rows values are multiplied, whose sums are exact where both are integers, and the sums scaled.
+    With quantized rows values are multiplied, whose sums are exact if both are integers, and the sums are scaled.
     """
     operands = product.apart(operands)
     rows = quantized_rows(product, operands)
     totals = []
-    for its in each_weight(operands):
+    for weight_operands in each_weight(operands):
         if rows is None:
-            weight = weight_of(its, its.lhs.dtype)
-            totals.append(jnp.matmul(its.lhs, weight, preferred_element_type=jnp.float32))
+            weight = weight_of(weight_operands, weight_operands.lhs.dtype)
+            totals.append(jnp.matmul(weight_operands.lhs, weight, preferred_element_type=jnp.float32))
         else:
-            totals.append(product_of_values(rows, its.values, its.scales))
+            totals.append(product_of_values(rows, weight_operands.values, weight_operands.scales))
     return finished(product, totals, operands)
 
 
 def weight_of(operands: Operands, dtype: Any) -> Array:
-    """What the weight stands for, rounded to `dtype`."""
-    its = operands
-    if its.values.dtype.name not in LARGEST:
-        return its.values.astype(dtype)  # not quantized
-    return dequantize(Quantized(its.values, its.scales), dtype)
+    """Return the dequantized weight, rounded to `dtype`."""
+    arrays = operands
+    if arrays.values.dtype.name not in LARGEST:
+        return arrays.values.astype(dtype)  # not quantized
+    return dequantize(Quantized(arrays.values, arrays.scales), dtype)
 
 
 def quantized_rows(product: QuantizedProduct, operands: Operands) -> ScaledRows | None:
-    """The rows as values and scales; None where they are floats."""
+    """Return the rows as values and scales; None if they are floats."""
     if operands.lhs_scales is not None:
         return ScaledRows(operands.lhs, operands.lhs_scales)
     if product.quantize_lhs is None:
         return None
-    made = quantize(operands.lhs, product.quantize_lhs, axis=-1)
-    return ScaledRows(made.values, made.scales)
+    quantized_rows = quantize(operands.lhs, product.quantize_lhs, axis=-1)
+    return ScaledRows(quantized_rows.values, quantized_rows.scales)
 
 
 def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stored: bool = False) -> Array:
-    """The product in float32: of values for each block, whose sums are scaled and added.
+    """Return the product in float32: of values for each block, whose sums are scaled and added.
 
-    Sums of integers are int32 for as many products as that holds for certain, and those are added in float32.
+    Sums of integers are int32 for as many products as an int32 surely holds, and these sums are added in float32.
 
     Args:
-      as_stored: floats are multiplied in the dtype of rows, which XLA converts if the chip's units do not take it; else
-        in bfloat16.
+      as_stored: multiply floats in the dtype of rows, which XLA converts if the chip's units do not take it; else in
+        bfloat16.
     """
     (m, k), n, blocks = rows.values.shape, values.shape[1], scales.shape[0]
-    integers = all(jnp.issubdtype(one.dtype, jnp.integer) for one in (rows.values, values))
+    integers = all(jnp.issubdtype(array.dtype, jnp.integer) for array in (rows.values, values))
     multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
     if as_stored and not integers:
         multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
     block = k // blocks
     left = rows.values.astype(multiplied).reshape(m, blocks, block)
     right = values.astype(multiplied).reshape(blocks, block, n)
-    each: Any = 0.0
+    sums: Any = 0.0
     for part in parts_of_k(block) if integers else [slice(0, block)]:
-        each += lax.dot_general(
+        sums += lax.dot_general(
             left[:, :, part], right[:, part], (((2,), (1,)), ((1,), (0,))), preferred_element_type=summed
         ).astype(jnp.float32)
-    return (each * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
+    return (sums * scales.astype(jnp.float32)[:, None, :] * rows.scales.T[:, :, None]).sum(0)
 
 
 def finished(product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
-    """What is done to the sum, or to both of a gated product."""
+    """Apply the epilogue to the sum, or to both sums of a gated product."""
     total, *up = totals
     return apply_epilogue(
         total,

@@ -1,4 +1,4 @@
-"""Decisions on products that somebody wrote in plain JAX: by a kernel or by XLA, and why."""
+"""Decisions on products in plain JAX: a kernel or XLA, and the reason."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Decision:
     """A decision on one product.
 
     Attributes:
-      product: in words: sizes (m k n) and dtypes.
-      taken: whether a kernel of systolic's computes it.
+      product: sizes (m k n) and dtypes, in words.
+      taken: True if a kernel of systolic computes it.
       reason: why, or why not.
-      spec: as the planner takes it; None where the kernel cannot compute it, or it is inside of something that is left.
-      chip: for which it was decided; "" where none is in sight.
+      spec: for the planner; None if the kernel cannot compute it, or it is inside of an operation that is left to XLA.
+      chip: the chip of the decision; "" if tracing sees none.
       xla_us, ours_us: both measured or both simulated, by `systolic tune`; None: not known.
-      verdict: whether ours is faster by more than simulated times may be off.
+      verdict: True if ours is faster by more than the error of simulated times.
     """
 
     product: str
@@ -60,7 +60,7 @@ class Decision:
 
     @property
     def is_unknown(self) -> bool:
-        """True if the kernel can compute it, and XLA's time is not known: `systolic.tune` finds it."""
+        """True if the kernel can compute it and XLA's time is unknown: `systolic.tune` finds it."""
         return self.spec is not None and bool(self.chip) and self.ratio is None
 
 
@@ -69,10 +69,10 @@ class Policy:
     """The rules by which a kernel is taken.
 
     Attributes:
-      least_ratio: XLA's time over ours has to be above it.
-      where_unknown: who computes a product of which nobody knows what XLA takes.
-      chip: whose times; None: no TPU is in sight.
-      plans: the planner's, which are others when its store has another winner.
+      least_ratio: XLA's time over ours must be above it.
+      where_unknown: the implementation of a product for which XLA's time is unknown.
+      chip: the chip whose times count; None: tracing sees no TPU.
+      plans: the planner's plans; a new object when its store has a new winner.
     """
 
     least_ratio: float
@@ -82,7 +82,7 @@ class Policy:
     plans: Plans
 
     def decide(self, types: Sequence[Any], params: Mapping[str, Any]) -> Decision:
-        """Decides on a `dot_general`.
+        """Decide on a `dot_general`.
 
         Args:
           types: of both operands and of the result.
@@ -98,7 +98,7 @@ class Policy:
             reason = "it is empty"
         elif out.weak_type:
             reason = "it is one of Python's numbers"
-        elif self.where_unknown == "xla" and any(each.sharding.mesh.explicit_axes for each in (lhs, rhs)):
+        elif self.where_unknown == "xla" and any(operand.sharding.mesh.explicit_axes for operand in (lhs, rhs)):
             reason = "it is cut over a mesh, and times are known of one device"
         if reason:
             return self.left(types, reason)
@@ -108,7 +108,7 @@ class Policy:
         return _decided(self, spec, self.chip)
 
     def left(self, types: Sequence[Any], reason: str) -> Decision:
-        """Return the decision on a product that is left to XLA for another reason than its time."""
+        """Return the decision on a product that is left to XLA for a reason other than time."""
         lhs, rhs, out = map(_shape, types)
         return Decision(product=f"{lhs} · {rhs} → {out}", taken=False, reason=reason)
 
@@ -120,25 +120,25 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
         policy.plans(spec, chip, None)
     except (UnsupportedDtypeError, SpecError, TilesError) as error:
         return Decision(product=_words(spec), taken=False, reason=str(error))
-    kept = _kept(policy.planner, spec, chip)
-    ratio = kept.ratio_to_xla if kept is not None else None
-    if kept is None or ratio is None or kept.winner is None:
+    stored = _kept(policy.planner, spec, chip)
+    ratio = stored.ratio_to_xla if stored is not None else None
+    if stored is None or ratio is None or stored.winner is None:
         if policy.where_unknown == "kernel":
             return decide(taken=True, reason="XLA's time is not known: as asked for")
         return decide(taken=False, reason="XLA's time is not known")
-    how = "measured" if kept.winner.measured_us is not None else "simulated"
-    taken = ratio > policy.least_ratio
+    how = "measured" if stored.winner.measured_us is not None else "simulated"
+    is_faster = ratio > policy.least_ratio
     return decide(
-        taken=taken,
-        reason=f"{how}, {_ERROR[kept.verdict]}" + ("" if taken else f"; asked is {policy.least_ratio:g}"),
-        xla_us=kept.xla_us,
-        ours_us=kept.winner.time_us,
-        verdict=kept.verdict,
+        taken=is_faster,
+        reason=f"{how}, {_ERROR[stored.verdict]}" + ("" if is_faster else f"; asked is {policy.least_ratio:g}"),
+        xla_us=stored.xla_us,
+        ours_us=stored.winner.time_us,
+        verdict=stored.verdict,
     )
 
 
 def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """Return what `systolic tune` has kept of a product; the planner has warned of a store that cannot be read."""
+    """Return the stored trials of a product; the planner has warned of a store that cannot be read."""
     if planner.store is None or chip != known_chip(chip.name):
         return None
     try:
@@ -151,9 +151,9 @@ def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
 def _words(spec: MatmulSpec) -> str:
     batch = f"{spec.batch} × " if spec.batch > 1 else ""
     dtypes = (spec.dtype_lhs, spec.dtype_rhs, spec.dtype_out)
-    said = dtypes[0] if len(set(dtypes)) == 1 else "{} × {} → {}".format(*dtypes)
+    dtypes_text = dtypes[0] if len(set(dtypes)) == 1 else "{} × {} → {}".format(*dtypes)
     turned = "".join(f", {side} transposed" for side in ("lhs", "rhs") if getattr(spec, f"transpose_{side}"))
-    return f"{batch}{spec.m} × {spec.k} × {spec.n} {said}{turned}"
+    return f"{batch}{spec.m} × {spec.k} × {spec.n} {dtypes_text}{turned}"
 
 
 def _shape(aval: Any) -> str:

@@ -1,4 +1,4 @@
-"""Blocks in which products of functions as they are run by this package's kernels."""
+"""Blocks in which this package's kernels compute products of functions as they run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ReplacedProducts(Summarised):
-    """A `with` block and a decorator in which kernels take products, and the decisions on these."""
+    """A `with` block and a decorator in which kernels compute products, and the decisions on these."""
 
     def __init__(self, **options: Any) -> None:
         from systolic.ops.engine.backend import backend_of
@@ -45,7 +45,7 @@ class ReplacedProducts(Summarised):
         self._blocks.open.pop().__exit__(*error)
 
     def __call__(self, fn: Callable[P, T]) -> Callable[P, T]:
-        """The function, which runs in such a block."""
+        """Return the function, which runs in such a block."""
 
         @functools.wraps(fn)
         def inside(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -56,25 +56,31 @@ class ReplacedProducts(Summarised):
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """Every product that was met so far, once each: taken ones first."""
+        """Every product so far, once each: those taken by kernels first."""
         return tuple(sorted(self._counts, key=lambda one: not one.taken))
 
     def _unknown(self) -> list[tuple[MatmulSpec, str]]:
-        """Return the products, and their chips, of which it is not known what XLA takes."""
-        pairs = dict.fromkeys((each.spec, each.chip) for each in self.decisions if each.is_unknown)
+        """Return the products, and their chips, for which XLA's time is unknown."""
+        pairs = dict.fromkeys((decision.spec, decision.chip) for decision in self.decisions if decision.is_unknown)
         return [(spec, chip) for spec, chip in pairs if spec is not None]
 
     def summary(self) -> Summary:
-        """Says which products were taken and which not, and why, with a row for each."""
-        taken = sum(count for one, count in self._counts.items() if one.taken)
-        unknown = len({one.spec for one in self._counts if one.is_unknown})
+        """Describe which products were taken and which not, and why, with a row for each."""
+        taken_count = sum(count for decision, count in self._counts.items() if decision.taken)
+        unknown = len({count.spec for count in self._counts if count.is_unknown})
         return Summary(
-            heading=f"{taken:,} of {self._counts.total():,} products by systolic's kernels",
+            heading=f"{taken_count:,} of {self._counts.total():,} products by systolic's kernels",
             facts={"XLA's time": f"is not known of {unknown:,}: .tune() finds out, in minutes each" if unknown else ""},
             columns=("product (m k n)", "times", "by", "× XLA", "why"),
             rows=tuple(
-                (one.product, self._counts[one], "systolic" if one.taken else "XLA", one.ratio, one.reason)
-                for one in self.decisions
+                (
+                    decision.product,
+                    self._counts[decision],
+                    "systolic" if decision.taken else "XLA",
+                    decision.ratio,
+                    decision.reason,
+                )
+                for decision in self.decisions
             ),
         )
 
@@ -97,7 +103,7 @@ class ReplacedProducts(Summarised):
 
 
 class _Blocks(threading.local):
-    """The blocks that a thread is in: JAX traces in each thread by itself."""
+    """The blocks that a thread is in: JAX traces each thread separately."""
 
     def __init__(self) -> None:
         self.open: list[ExitStack] = []

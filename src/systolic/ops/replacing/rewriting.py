@@ -1,4 +1,4 @@
-"""Operations on their way into JAX: products are decided on, and functions inside of others are traced anew."""
+"""Rewrites operations on their way into JAX: decides on products, and traces functions inside of others again."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _OURS = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriter:
-    """What `compat.intercepted` calls: replaces products, and tells of each.
+    """The callback of `compat.intercepted`: replaces products, and reports each decision.
 
     Attributes:
-      policy: which.
-      implementation: of a product that is taken, as `systolic.matmul` takes it.
-      tell: is told of every product.
+      policy: which products are replaced.
+      implementation: of a replaced product, as `systolic.matmul` takes it.
+      tell: called with the decision on every product.
     """
 
     policy: Policy
@@ -47,7 +47,7 @@ class Rewriter:
     tell: Callable[[Decision], None]
 
     def __call__(self, primitive: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
-        """Return the results of `primitive.bind`, with other products."""
+        """Return the results of `primitive.bind`, with replaced products."""
         if primitive is lax.dot_general_p:
             return self._product(arguments, params)
         if primitive.name in _FOLLOWED:
@@ -59,7 +59,7 @@ class Rewriter:
 
     def _product(self, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
         lhs, rhs = arguments
-        types = [jax.typeof(each) for each in arguments]
+        types = [jax.typeof(argument) for argument in arguments]
         out = jax.eval_shape(functools.partial(lax.dot_general_p.bind, **params), *types)
         decision = self.policy.decide([*types, out], params)
         self.tell(decision)
@@ -76,16 +76,16 @@ class Rewriter:
         )
 
     def _followed(self, function: Any, inside: str) -> Any:
-        """Return a function inside of an operation with other products."""
+        """Return a function inside of an operation with replaced products."""
         if not any(products_in(function)):
             return function
-        made, decisions = _rewritten(function, self.policy, self.implementation)
-        if made is None:
+        rewritten, decisions = _rewritten(function, self.policy, self.implementation)
+        if rewritten is None:
             self._leave(function, f"{inside} takes no other function in the place of the one that it is in")
             return function
         for decision in decisions:
             self.tell(decision)
-        return made
+        return rewritten
 
     def _leave(self, function: Any, reason: str) -> None:
         for product in products_in(function):
@@ -96,7 +96,7 @@ class Rewriter:
 # JAX compiles a function once as long as it is the same object: so is what is made of it.
 @functools.lru_cache(maxsize=256)
 def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tuple[Any, tuple[Decision, ...]]:
-    """Return a function with other products, and the decisions; None where its types or constants would change."""
+    """Return a function with replaced products, and the decisions; None if its types or constants would change."""
     closed = jaxpr if isinstance(jaxpr, ClosedJaxpr) else ClosedJaxpr(jaxpr, ())
     decisions: list[Decision] = []
 
@@ -104,10 +104,10 @@ def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tu
         with intercepted(Rewriter(policy=policy, implementation=implementation, tell=decisions.append)):
             return jaxpr_as_fun(closed)(*arguments)
 
-    made = jax.make_jaxpr(run)(*closed.in_avals)
-    if _types(made) != _types(closed) or (made.consts and not closed.consts):
+    rewritten = jax.make_jaxpr(run)(*closed.in_avals)
+    if _types(rewritten) != _types(closed) or (rewritten.consts and not closed.consts):
         return None, ()
-    return made if closed is jaxpr else made.jaxpr, tuple(decisions)
+    return rewritten if closed is jaxpr else rewritten.jaxpr, tuple(decisions)
 
 
 def _types(closed: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def _types(closed: Any) -> list[Any]:
 
 
 def products_in(function: Any) -> Iterator[Any]:
-    """Yield the equations of products in a function and the functions in it, but for kernels and systolic.s own."""
+    """Yield the equations of products in a function and its inner functions, except kernels and systolic's own."""
 
     def enter(equation: Any, function: Function) -> bool:
         return outside_of_kernels(equation, function) and not _is_ours(function)

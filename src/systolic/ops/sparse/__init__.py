@@ -1,4 +1,4 @@
-"""`systolic.sparse_matmul`: products of which one matrix is a list of its blocks."""
+"""`systolic.sparse_matmul`: products with one matrix that is a list of its blocks."""
 
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse

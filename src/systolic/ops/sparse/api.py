@@ -36,9 +36,9 @@ def sparse_matmul(
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Any:  # Shaped[Array, "*batch m n"], or with a mask and without dense_out a BlockSparse
-    """`activation(lhs @ rhs + bias)` where one matrix is block-sparse: lhs (dsd), rhs (dds), or the result (sdd).
+    """Return `activation(lhs @ rhs + bias)` with one block-sparse matrix: lhs (dsd), rhs (dds), or the result (sdd).
 
-    Only blocks that there are, or that are wanted, are read and multiplied: a NaN elsewhere does no harm. It is
+    Only existing or wanted blocks are read and multiplied: a NaN elsewhere does no harm. It is
     differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and
     `scan`. To differentiate in a sparse matrix, do so in its blocks: `matrix.with_blocks(blocks)`.
 
@@ -46,26 +46,26 @@ def sparse_matmul(
     same. The kernel takes blocks of multiples of 128; with other blocks XLA computes it on a TPU too, with a warning.
 
     Args:
-      lhs: [..., m, k]; dtypes as in `systolic.matmul`. Batches broadcast, those of sparse matrices and masks too.
-      rhs: [..., k, n], likewise.
-      mask: the blocks of the result that are wanted, where neither operand is sparse. The result is a `BlockSparse`,
-        with as large a batch.
+      lhs: [..., m, k]; dtypes as in `systolic.matmul`. Batches broadcast, also of sparse matrices and masks.
+      rhs: [..., k, n]; as lhs.
+      mask: the wanted blocks of the result, if neither operand is sparse. The result is a `BlockSparse` with the same
+        batch.
       dense_out: with a mask, the result is a whole matrix, zero where no block is wanted and outside of the mask's
         diagonals.
-      transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed ahead of the
-        kernel, except rhs beside a mask.
+      transpose_lhs, transpose_rhs: that operand is given as [k, m] or [n, k]. A dense one is transposed before the
+        kernel, except rhs with a mask.
       bias: [n]; not with a mask.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32;
         not with a mask.
       precision: of float32 operands, as in `systolic.matmul`.
-      preferred_element_type: of the result. Default: that of the operands, int32 for int8.
+      preferred_element_type: of the result. Default: the operands' dtype, int32 for int8.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
-        TPU interpret mode, with a `pltpu.InterpretParams` of your own if you like.
-      chip: whose tiles to use. None: that of the program being traced.
+        TPU interpret mode, or your own `pltpu.InterpretParams`.
+      chip: whose tiles to use. None: the chip of the program being traced.
       tiles: (m, k, n) of one stretch of work in place of the planner's, a block along lines; or a whole configuration.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together; both operands are sparse, or none and there is no mask.
+      SpecError: shapes or dtypes that do not match; both operands are sparse, or none is and there is no mask.
       BlockSparseError: the mask is of another size than the result.
       UnsupportedDtypeError: the chip does not multiply this dtype.
       IllegalTilesError: `tiles` break rules; the message has each of them.
@@ -89,10 +89,10 @@ def sparse_matmul(
     }
     batch = sparse_batch(lhs, rhs, mask)
     if batch:
-        more = {"implementation": implementation, "chip": chip, "tiles": tiles}
+        call_options = {"implementation": implementation, "chip": chip, "tiles": tiles}
 
         def one_product(lhs: Any, rhs: Any, mask: Any) -> Any:
-            return sparse_matmul(lhs, rhs, mask=mask, **options, **more)
+            return sparse_matmul(lhs, rhs, mask=mask, **options, **call_options)
 
         return each_of(one_product, batch, lhs, rhs, mask)
     call = canonical(lhs, rhs, mask=mask, backend=backend_of(implementation, chip, tiles), **options)

@@ -1,4 +1,4 @@
-"""The arguments of `sparse_matmul`: checked, and in the form that everything else works on."""
+"""Checks the arguments of `sparse_matmul`, and brings them into canonical form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Call:
     Attributes:
       operands: blocks and the dense matrix of dsd and dds, lhs and rhs of sdd; a dense one may have a batch.
       shape: of a dense result.
-      dtype: that the caller expects.
+      dtype: the dtype that the caller expects.
     """
 
     product: SparseProduct
@@ -58,7 +58,7 @@ def canonical(
     """Check the arguments.
 
     Raises:
-      SpecError: shapes or dtypes that do not go together, no operand is sparse and there is no mask, or both are.
+      SpecError: shapes or dtypes that do not match; no operand is sparse and there is no mask, or both are sparse.
       BlockSparseError: the sparse matrix or the mask is of another size than the product.
     """
     kind, sparse = _kind(lhs, rhs, mask, dense_out)
@@ -116,7 +116,7 @@ def canonical(
 
 
 def _kind(lhs: Any, rhs: Any, mask: Any, dense_out: bool) -> tuple[SparseKind, Any]:
-    sides = [name for name, one in (("lhs", lhs), ("rhs", rhs)) if isinstance(one, BlockSparse)]
+    sides = [name for name, operand in (("lhs", lhs), ("rhs", rhs)) if isinstance(operand, BlockSparse)]
     if len(sides) == 2:
         raise SpecError("lhs and rhs are both sparse; make one dense with .to_dense()")
     if sides and mask is not None:
@@ -128,9 +128,9 @@ def _kind(lhs: Any, rhs: Any, mask: Any, dense_out: bool) -> tuple[SparseKind, A
     if isinstance(mask, BlockSparse):
         mask = BlockMask.of(mask)
     if not isinstance(mask, BlockMask):
-        given = "no mask" if mask is None else f"mask is a {type(mask).__name__}"
+        described = "no mask" if mask is None else f"mask is a {type(mask).__name__}"
         raise SpecError(
-            f"neither lhs nor rhs is a BlockSparse, and {given}; use systolic.BlockMask, or systolic.matmul"
+            f"neither lhs nor rhs is a BlockSparse, and {described}; use systolic.BlockMask, or systolic.matmul"
         )
     if not dense_out and (mask.lower is not None or mask.upper is not None):
         raise SpecError("diagonals of a mask are zeroed in a dense result; use dense_out=True, or BlockMask.from_mask")

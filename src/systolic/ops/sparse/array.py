@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class BlockSparse:
-    """A matrix that is zero but for some blocks of one size, each at a row and a column of blocks; or a batch of them.
+    """A matrix, or a batch of them, that is zero except some blocks of one size at rows and columns of blocks.
 
     It is a pytree of three arrays, so it goes through `jit`, `vmap` and `scan`. How many blocks there are may change
     from run to run, up to the length of the arrays: the rest is padding, whose row is the number of rows of blocks.
-    Blocks are sorted by rows, then columns; those that are given in another order are sorted once, here. Matrices of a
-    batch have one shape and one length of the arrays, and blocks wherever each has them.
+    Blocks are sorted by rows, then columns; the constructor sorts those in another order once. Matrices of a batch have
+    one shape and one length of the arrays, each with its own places of blocks.
 
     Traced rows and columns are sorted as well, but cannot be checked: a block outside of the matrix becomes padding,
     and so does a block at the place of one before it.
@@ -74,7 +74,7 @@ class BlockSparse:
 
     @classmethod
     def of_sorted(cls, blocks: Any, rows: Any, columns: Any, shape: tuple[int, int]) -> BlockSparse:
-        """Blocks that are sorted and right, which is not looked at."""
+        """Return the matrix of sorted and valid blocks, without a check."""
         _register()
         return object.__new__(cls)._set(blocks, rows, columns, shape)
 
@@ -90,17 +90,17 @@ class BlockSparse:
         *,
         most_blocks: int | None = None,
     ) -> BlockSparse:
-        """The blocks of a matrix that a mask wants.
+        """Return the blocks of a matrix that a mask selects.
 
         Args:
           dense: [..., m, n].
           block: rows and columns of a block.
           mask: bool [..., m / rows, n / columns], or one for all. None: blocks with an element that is not zero.
-          most_blocks: room in the list. None: as many as a mask wants at most, which has to be known then.
+          most_blocks: room in the list. None: the most that a mask selects, which must then be known.
 
         Raises:
           BlockSparseError: it is no matrix, blocks do not tile it, the mask is of another shape, or it is traced and
-            `most_blocks` is not given, or it is known and wants more.
+            `most_blocks` is not given, or it is known and selects more.
         """
         import jax.numpy as jnp
 
@@ -117,8 +117,8 @@ class BlockSparse:
         require_mask(mask)
         if tuple(mask.shape) not in ((grid_m, grid_n), (*batch, grid_m, grid_n)):
             raise BlockSparseError(f"mask of shape {list(mask.shape)}; the matrix has {grid_m} × {grid_n} blocks")
-        whole = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
-        at_row, at_column = wanted_places(whole, most_blocks)
+        full_mask = (np if is_known(mask) else jnp).broadcast_to(mask, (*batch, grid_m, grid_n))
+        at_row, at_column = wanted_places(full_mask, most_blocks)
 
         def chosen(cut: Any, at_row: Any, at_column: Any) -> Any:
             if 0 in (grid_m, grid_n):
@@ -131,9 +131,9 @@ class BlockSparse:
 
     @classmethod
     def from_bcoo(cls, matrix: Any) -> BlockSparse:
-        """A `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, and a batch or none.
+        """Convert a `jax.experimental.sparse.BCOO` whose data are blocks: n_dense = 2, n_sparse = 2, one batch or none.
 
-        Behind the batch its shape has four dimensions: rows and columns of blocks, and of one block.
+        After the batch its shape has four dimensions: rows and columns of blocks, and of one block.
 
         Raises:
           BlockSparseError: it is of another form, or as the constructor.
@@ -148,19 +148,21 @@ class BlockSparse:
             )
         grid_m, grid_n, rows, columns = matrix.shape[matrix.n_batch :]
         indices, blocks = matrix.indices, matrix.data
-        if batch:  # of which each may be the same for all
+        if batch:  # each of them may be the same for all
             import jax.numpy as jnp
 
-            indices, blocks = (jnp.broadcast_to(one, (*batch, *one.shape[len(batch) :])) for one in (indices, blocks))
+            indices, blocks = (
+                jnp.broadcast_to(array, (*batch, *array.shape[len(batch) :])) for array in (indices, blocks)
+            )
         indices = np.asarray(indices) if is_known(indices) else indices
         return cls(blocks, indices[..., 0], indices[..., 1], (grid_m * rows, grid_n * columns))
 
     @classmethod
     def from_bsr(cls, matrix: Any) -> BlockSparse:
-        """A `scipy.sparse.bsr_array` or `bsr_matrix`.
+        """Convert a `scipy.sparse.bsr_array` or `bsr_matrix`.
 
         Raises:
-          BlockSparseError: it is none, or as the constructor: scipy allows duplicates.
+          BlockSparseError: it is no such matrix, or as the constructor: scipy allows duplicates.
         """
         if getattr(matrix, "format", None) != "bsr":
             raise BlockSparseError(f"a {type(matrix).__name__} is no BSR matrix; use its .tobsr(blocksize=…)")
@@ -174,12 +176,12 @@ class BlockSparse:
 
     @property
     def ndim(self) -> int:
-        """Dimensions of the matrix with its batch."""
+        """The number of dimensions of the matrix with its batch."""
         return 2 + len(self.batch)
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """How many matrices, along each dimension; () for one."""
+        """The number of matrices along each dimension of the batch; () for one matrix."""
         return tuple(self.blocks.shape[:-3])
 
     @property
@@ -206,7 +208,7 @@ class BlockSparse:
         )
 
     def with_blocks(self, blocks: Any) -> BlockSparse:
-        """Other blocks at the same places, such as those that a derivative is taken in.
+        """Return a matrix with other blocks at the same places, such as those that a derivative is taken in.
 
         Raises:
           BlockSparseError: they are of another shape.
@@ -217,14 +219,14 @@ class BlockSparse:
         return self.of_sorted(blocks, self.rows, self.columns, self.shape)
 
     def to_dense(self) -> Shaped[Array, "*batch m n"]:
-        """The whole matrix."""
+        """Return the whole matrix."""
         import jax.numpy as jnp
 
         placed = functools.partial(matrix_of, grid=self.grid)
         return each_matrix(placed, self.batch)(jnp.asarray(self.blocks), self.rows, self.columns)
 
     def to_bcoo(self) -> Any:
-        """A `jax.experimental.sparse.BCOO` of [..., rows, columns, block rows, block columns] with n_dense = 2."""
+        """Return a `jax.experimental.sparse.BCOO` of [..., rows, columns, block rows, block columns], n_dense = 2."""
         import jax.numpy as jnp
         from jax.experimental.sparse import BCOO
 
@@ -242,10 +244,10 @@ class BlockSparse:
         return not is_known(self.rows) or bool(np.any(np.asarray(self.rows) >= self.grid[0]))
 
     def to_bsr(self) -> Any:
-        """A `scipy.sparse.bsr_array`, without padding; scipy has to be installed, and the values known.
+        """Return a `scipy.sparse.bsr_array`, without padding; scipy has to be installed, and the values known.
 
         Raises:
-          BlockSparseError: it is a batch, which scipy does not know.
+          BlockSparseError: it is a batch, which scipy does not support.
         """
         from scipy.sparse import bsr_array
 
@@ -263,7 +265,7 @@ def _in_order(blocks: Any, order: Any) -> Any:
 
 @functools.cache
 def _register() -> None:
-    """JAX learns of the class with its first instance, so that `import systolic` need not import JAX."""
+    """Register the class with JAX at its first instance, so that `import systolic` need not import JAX."""
     import jax
 
     names = ("blocks", "rows", "columns")

@@ -1,4 +1,4 @@
-"""Products with a batch of sparse matrices, or of dense ones beside a mask: one after another."""
+"""Products with a batch of sparse matrices, or of dense matrices with a mask: one after another."""
 
 from __future__ import annotations
 
@@ -15,35 +15,39 @@ from systolic.spec import SpecError
 
 
 def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
-    """The batch of products of which each has a sparse matrix or a mask beside it.
+    """Return the batch of products whose sparse matrix or mask has a batch.
 
-    It is () where nothing has a batch, or only the dense operand of dsd and dds.
+    It is () if nothing has a batch, or only the dense operand of dsd and dds.
 
     Raises:
       SpecError: batches do not broadcast.
     """
-    batches = [_batch_of(one) for one in (lhs, rhs, mask)]
-    of_sparse = [batch for one, batch in zip((lhs, rhs), batches, strict=False) if isinstance(one, BlockSparse)]
-    return common_batch(batches) if mask is not None or any(of_sparse) else ()
+    batches = [_batch_of(operand) for operand in (lhs, rhs, mask)]
+    sparse_batches = [
+        batch for operand, batch in zip((lhs, rhs), batches, strict=False) if isinstance(operand, BlockSparse)
+    ]
+    return common_batch(batches) if mask is not None or any(sparse_batches) else ()
 
 
 def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any, mask: Any) -> Any:
-    """`call(lhs, rhs, mask)` for each of a batch; what has none is the same for all."""
-    axes, given = list[int | None](), list[Any]()
-    for one in (lhs, rhs, mask):
-        own = _batch_of(one)
-        axes.append(0 if own else None)
-        given.append(jax.tree.map(lambda leaf, own=own: _whole(leaf, own, batch), one) if own else one)
+    """Call `call(lhs, rhs, mask)` for each element of a batch; an argument without a batch is the same for all."""
+    axes, arrays = list[int | None](), list[Any]()
+    for operand in (lhs, rhs, mask):
+        own_batch = _batch_of(operand)
+        axes.append(0 if own_batch else None)
+        arrays.append(
+            jax.tree.map(lambda leaf, own=own_batch: _whole(leaf, own, batch), operand) if own_batch else operand
+        )
     for _ in batch:
         call = jax.vmap(call, axes)
-    return call(*given)
+    return call(*arrays)
 
 
 def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """What batches broadcast to.
+    """Return the shape to which batches broadcast.
 
     Raises:
-      SpecError: they do not.
+      SpecError: the batches do not broadcast.
     """
     try:
         return broadcast_shapes(*batches)

@@ -1,4 +1,4 @@
-"""Lists of blocks in SMEM: how long one may be, and how a longer one is cut into several calls of a kernel."""
+"""Lists of blocks in SMEM: the longest possible list, and the cutting of a longer one into several kernel calls."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _MULTIPLE = 8  # of blocks of a call, so that one copy can bring several of them
 
 
 def index_words(spec: SparseSpec) -> int:
-    """Words of SMEM for the lists: where each block is, and where each line begins; sorted anew, each twice."""
+    """Return the words of SMEM for the lists: each block's place and each line's beginning; twice if sorted again."""
     return _arrays(spec) * padded(spec.most_blocks, _ALIGNED_WORDS) + _line_words(spec)
 
 
 def one_call(spec: SparseSpec, chip: Chip) -> SparseSpec:
-    """What one call of a kernel makes of a product: all of it, the same record, if SMEM holds its list.
+    """Return the spec of one call of a kernel: the same record if SMEM holds the whole list.
 
-    Else it is a part of the list, and the parts are about equally long. Such a call makes sums as they are added up,
-    or blocks of the result, and what is done to these is left to XLA. Where SMEM does not even hold where lines begin,
-    it is all of the product too.
+    Else it is a part of the list, and the parts have about equal lengths. Such a call makes plain sums or blocks of the
+    result, and XLA computes the epilogue. If SMEM does not even hold the beginnings of lines, it is the whole product
+    too.
     """
     words = chip.usable_smem_bytes_per_core // INDEX_BYTES - _line_words(spec)
-    most = words // _arrays(spec) // _ALIGNED_WORDS * _ALIGNED_WORDS
-    if spec.most_blocks <= most or most <= 0:
+    max_blocks = words // _arrays(spec) // _ALIGNED_WORDS * _ALIGNED_WORDS
+    if spec.most_blocks <= max_blocks or max_blocks <= 0:
         return spec
-    calls = -(-spec.most_blocks // most)
+    calls = -(-spec.most_blocks // max_blocks)
     sums = spec.dtype_out if spec.kind == "sdd" else spec.dtype_accumulator
     return dataclasses.replace(
         spec,
@@ -44,7 +44,7 @@ def one_call(spec: SparseSpec, chip: Chip) -> SparseSpec:
 
 
 def calls_of(spec: SparseSpec, call: SparseSpec) -> int:
-    """How many calls the list of a product takes."""
+    """Return the number of calls for the list of a product."""
     return -(-spec.most_blocks // call.most_blocks)
 
 

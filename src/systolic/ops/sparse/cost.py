@@ -1,6 +1,6 @@
-"""How long block-sparse products take by arithmetic, and the configurations to choose from.
+"""The time of block-sparse products by arithmetic, and the configurations to choose from.
 
-Where blocks are is known when a program runs. So tiles are chosen for as many blocks in every line.
+The places of blocks are known when a program runs. So tiles are chosen for equally many blocks in every line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stretch(NamedTuple):
 
 
 def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
-    """The matrix units' time: rows go through, and weights are brought; a unit is used whole or not."""
+    """Return the matrix units' time: rows pass, and weights are loaded; a unit is used whole or not at all."""
     machine, item = chip.machine, dtype_bytes(spec.dtype)
     deep, wide = -(-stretch.depth // machine.mxu_rows), -(-stretch.columns // machine.mxu_columns)
     rows = spec.passes * stretch.rows * deep * wide / machine.mxu_count / mxu_rows_per_cycle(spec.dtype, chip)
@@ -44,47 +44,49 @@ def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
 
 
 def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
-    """Legal configurations, the fastest by arithmetic first.
+    """Return legal configurations, the fastest by arithmetic first.
 
     Raises:
-      IllegalTilesError: there are none; the message has the rules that the last one breaks.
+      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
     """
     return list(_configs(spec, chip))
 
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    found, refused = list[TimedConfig](), None
+    timed_configs, refusal = list[TimedConfig](), None
     space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
     for config in dict.fromkeys(space):
         try:
-            found.append(timed(spec, config, chip))
+            timed_configs.append(timed(spec, config, chip))
         except IllegalTilesError as error:
-            refused = error
-    if not found and refused is not None:
-        raise refused
+            refusal = error
+    if not timed_configs and refusal is not None:
+        raise refusal
     # Of configurations that are about as fast, the one with less code.
-    return tuple(sorted(found, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)))
+    return tuple(
+        sorted(timed_configs, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE))
+    )
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """A configuration with its time.
+    """Return a configuration with its time.
 
     Raises:
-      IllegalTilesError: it breaks rules.
+      IllegalTilesError: the configuration breaks rules.
     """
     call = one_call(spec, chip)
-    each = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
-    return TimedConfig(config=config, modelled=_of_calls(each, spec, call, chip), provenance="modelled")
+    modelled = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
+    return TimedConfig(config=config, modelled=_of_calls(modelled, spec, call, chip), provenance="modelled")
 
 
 def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
-    """What XLA moves around several calls: it adds up their sums, or joins the blocks of the result."""
+    """Return the bytes that XLA moves around several calls: it adds up their sums, or joins their blocks."""
     if call is spec:
         return 0
     if spec.kind == "sdd":
-        made = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
-        return (made + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
+        flops = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
+        return (flops + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
     # Two are read and one is written for each call, and the last one is read once more.
     return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
 
@@ -100,61 +102,63 @@ def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip
 
 
 def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
-    """What dsd and dds multiply at once."""
+    """Return the stretch of dsd and dds."""
     depth = int(joined * spec.place_size)
     return Stretch(subtile, depth, spec.line_size) if spec.kind == "dds" else Stretch(spec.line_size, depth, subtile)
 
 
 def chunks_of(spec: SparseSpec, capacity: int) -> int:
-    """How often a dense operand is read, with so many blocks at a time."""
+    """Return how often a dense operand is read, with this many blocks at a time."""
     return max(-(-spec.blocks // capacity), 1)
 
 
 def _product_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    its = ProductSchedule.of(spec, config, chip)
-    each = spec.blocks / spec.lines
-    items = _items(each, its.joined)
-    stretch = stretch_cycles(spec, product_stretch(spec, its.subtile, max(each / items, 1)), chip)
-    if each < items:
-        stretch *= each
-    grid = -(-its.grid // chip.cores_per_device)
+    schedule = ProductSchedule.of(spec, config, chip)
+    line_blocks = spec.blocks / spec.lines
+    items = _items(line_blocks, schedule.joined)
+    stretch = stretch_cycles(spec, product_stretch(spec, schedule.subtile, max(line_blocks / items, 1)), chip)
+    if line_blocks < items:
+        stretch *= line_blocks
+    grid = -(-schedule.grid // chip.cores_per_device)
     lines = grid * spec.lines
-    stretches = lines * items * (its.tile // its.subtile)
+    stretches = lines * items * (schedule.tile // schedule.subtile)
     item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
-    panel = spec.k * its.tile * item
-    chunks = chunks_of(spec, its.capacity)
+    panel = spec.k * schedule.tile * item
+    chunks = chunks_of(spec, schedule.capacity)
     sparse = spec.blocks * spec.block_rows * spec.block_columns * item * chip.cores_per_device
-    moved = sparse + chunks * (its.grid if its.grid > 1 else 1) * panel + spec.m * spec.n * out
+    moved = sparse + chunks * (schedule.grid if schedule.grid > 1 else 1) * panel + spec.m * spec.n * out
     return _time(spec, chip, stretches * stretch, stretches, lines, moved, panel)
 
 
 def _items(each: float, joined: int) -> float:
-    """Stretches of a line that has about so many blocks: some have one more than is full."""
+    """Return the stretches of a line with about this many blocks: some have one more than is full."""
     return max((each - 1) / joined + 0.5, 1.0)
 
 
 def _sampled_time(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    its = SampledSchedule.of(spec, config, chip)
+    schedule = SampledSchedule.of(spec, config, chip)
     lines = min(spec.lines, max(spec.blocks, 1))
-    each = spec.blocks / lines
-    items = _items(each, its.joined)
-    joined = max(each / items, 1)
-    stretch = stretch_cycles(spec, Stretch(its.subtile, its.tile_k, int(joined * spec.block_columns)), chip)
-    chunks = -(-chunks_of(spec, its.slots) // chip.cores_per_device)
-    visits = lines * its.grid_k / chip.cores_per_device
-    stretches = visits * items * (spec.block_rows // its.subtile)
+    line_blocks = spec.blocks / lines
+    items = _items(line_blocks, schedule.joined)
+    joined_blocks = max(line_blocks / items, 1)
+    stretch = stretch_cycles(
+        spec, Stretch(schedule.subtile, schedule.tile_k, int(joined_blocks * spec.block_columns)), chip
+    )
+    chunks = -(-chunks_of(spec, schedule.slots) // chip.cores_per_device)
+    visits = lines * schedule.grid_k / chip.cores_per_device
+    stretches = visits * items * (spec.block_rows // schedule.subtile)
     item, out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
-    panels = chunks * its.grid_k * chip.cores_per_device if its.grid_k > 1 else chip.cores_per_device
-    panel = its.tile_k * spec.n * item
-    made = spec.m * spec.n if spec.dense_out else spec.blocks * spec.block_rows * spec.block_columns
-    moved = panels * panel + lines * spec.block_rows * spec.k * item + made * out
+    panels = chunks * schedule.grid_k * chip.cores_per_device if schedule.grid_k > 1 else chip.cores_per_device
+    panel = schedule.tile_k * spec.n * item
+    elements = spec.m * spec.n if spec.dense_out else spec.blocks * spec.block_rows * spec.block_columns
+    moved = panels * panel + lines * spec.block_rows * spec.k * item + elements * out
     return _time(spec, chip, stretches * stretch, stretches, visits, moved, panel)
 
 
 def _time(
     spec: SparseSpec, chip: Chip, mxu_cycles: float, stretches: float, lines: float, moved: float, panel: float
 ) -> ModelledTime:
-    """Products and copies overlap; the first panel does not."""
+    """Return the time: products and copies overlap; the first panel does not."""
     machine, us = chip.machine, 1e6 / chip.machine.clock_hz
     held = machine.dma_issue_cycles + machine.dma_wait_cycles  # one copy of a line
     code_cycles = chip.step_estimate.fill_cycles + chip.code_costs.stretch_cycles
@@ -170,14 +174,14 @@ def _time(
 def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     turned = spec.kind == "dds"
     multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
-    for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, most) for most in _TILES):
-        for subtile in dict.fromkeys(largest_divisor(tile, multiple, most) for most in _SUBTILES):
+    for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, max_tile) for max_tile in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(tile, multiple, max_subtile) for max_subtile in _SUBTILES):
             cycles = stretch_cycles(spec, product_stretch(spec, subtile, 1), chip)
             if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
                 continue
-            most = _filling(spec, most_joined(spec, cycles), chip)
-            for joined in dict.fromkeys((most, _filling(spec, (most + 1) // 2, chip))):
-                line, k = spec.line_size, joined * spec.place_size
+            max_joined = _filling(spec, most_joined(spec, cycles), chip)
+            for joined_blocks in dict.fromkeys((max_joined, _filling(spec, (max_joined + 1) // 2, chip))):
+                line, k = spec.line_size, joined_blocks * spec.place_size
                 tiles = Tiles(tile_m=tile if turned else line, tile_k=k, tile_n=line if turned else tile)
                 subtiles = (subtile, line) if turned else (line, subtile)
                 yield KernelConfig(tiles=tiles, subtile_m=subtiles[0], subtile_n=subtiles[1], pipeline="manual")
@@ -188,15 +192,15 @@ def _joined(spec: SparseSpec, config: KernelConfig) -> int:
 
 
 def _filling(spec: SparseSpec, joined: int, chip: Chip) -> int:
-    """At most so many blocks, such that all of them fill the matrix units' rows."""
+    """Return the most blocks whose rows all fill the matrix units' rows."""
     multiple = max(chip.machine.mxu_rows // spec.place_size, 1)
     return max(joined // multiple * multiple, 1)
 
 
 def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     rows = 32 // min(dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out))
-    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, most) for most in _TILES):
-        for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, most) for most in _ROW_SUBTILES):
+    for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, max_tile) for max_tile in _TILES):
+        for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, max_rows) for max_rows in _ROW_SUBTILES):
             cycles = stretch_cycles(spec, Stretch(subtile, tile_k, spec.block_columns), chip)
             if cycles > MOST_BUNDLES and subtile > _ROW_SUBTILES[0]:
                 continue

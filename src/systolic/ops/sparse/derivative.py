@@ -1,4 +1,4 @@
-"""Computes block-sparse products and their derivatives, by Pallas or by XLA; they are each other's derivatives."""
+"""Computes block-sparse products and their derivatives, by Pallas or by XLA; each is the other's derivative."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from systolic.spec import accumulator_dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Multiply:
-    """The sparse matrix, lhs being its blocks, and a dense one; as `engine.derivative` takes it."""
+    """The product of a sparse matrix, lhs being its blocks, and a dense one, for `engine.derivative`."""
 
     product: SparseProduct
 
@@ -34,7 +34,7 @@ class _Multiply:
 
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
         product, rows = self.product, cotangent.astype(lhs.dtype)
-        # The derivative of blocks that are stored transposed is that of the transposed product.
+        # The derivative of blocks that are stored transposed is the derivative of the transposed product.
         left, right = (rows, rhs) if product.kind == "dsd" else (rhs.mT, rows.mT)
         left, right = (right, left) if product.transpose_sparse else (left, right)
         to_blocks = product.with_planned_tiles(
@@ -50,7 +50,7 @@ class _Multiply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
-    """Blocks of the product of dense matrices, or a matrix with them, likewise."""
+    """Blocks of the product of dense matrices, or a matrix with them, for `engine.derivative`."""
 
     product: SparseProduct
 
@@ -89,12 +89,12 @@ def multiply(product: SparseProduct, blocks: Array, dense: Array, places: Places
 
 
 def sample(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
-    """Return blocks of the product of dense matrices, or a matrix with them; differentiable likewise."""
+    """Return blocks of the product of dense matrices, or a matrix with them; differentiable in both modes."""
     return bilinear(_Sample(product=product), lhs, rhs, places)
 
 
 def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
-    """Return `activation(lhs @ rhs + bias)`, in one kernel where nothing is differentiated."""
+    """Return `activation(lhs @ rhs + bias)`, in one kernel if nothing is differentiated."""
     # The sum is stored as it is, not rounded.
     sums = product.with_planned_tiles(dtype_out=accumulator_dtype(blocks.dtype.name), activation="", function=None)
 

@@ -1,4 +1,4 @@
-"""`systolic.BlockMask`: which blocks of a product are wanted."""
+"""`systolic.BlockMask`: the wanted blocks of a product."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BlockMask:
     """The blocks of a matrix that are wanted, and a band of diagonals within them; or of each matrix of a batch.
 
     It is a pytree of two arrays. `from_mask`, `causal`, `banded` and `of` make it. The constructor checks and sorts
-    rows and columns as that of `BlockSparse` does, and treats traced ones alike.
+    rows and columns as `BlockSparse` does, and treats traced ones in the same way.
 
     Attributes:
       rows, columns: int32 [..., most blocks], as `BlockSparse` has them: sorted, and a row past the end is padding.
@@ -71,7 +71,7 @@ class BlockMask:
         lower: int | None = None,
         upper: int | None = None,
     ) -> BlockMask:
-        """Places that are sorted and right, which is not looked at."""
+        """Return the mask of sorted and valid places, without a check."""
         _register()
         return object.__new__(cls)._set(rows, columns, shape, block, lower, upper)
 
@@ -83,10 +83,10 @@ class BlockMask:
         *,
         most_blocks: int | None = None,
     ) -> BlockMask:
-        """The true elements of a mask, one for each block.
+        """Return the true elements of a mask, one for each block.
 
         Args:
-          most_blocks: room in the list. None: as many as are true at most, which has to be known then.
+          most_blocks: room in the list. None: the most true elements, whose number must then be known.
 
         Raises:
           BlockSparseError: the mask is no array, `block` no pair of sizes; the mask is traced and `most_blocks` is not
@@ -99,7 +99,7 @@ class BlockMask:
 
     @classmethod
     def of(cls, matrix: BlockSparse) -> BlockMask:
-        """The places where a matrix has blocks.
+        """Return the places where a matrix has blocks.
 
         Raises:
           BlockSparseError: it is no `BlockSparse`.
@@ -110,7 +110,7 @@ class BlockMask:
 
     @classmethod
     def causal(cls, shape: tuple[int, int], block: tuple[int, int]) -> BlockMask:
-        """The lower triangle with the diagonal.
+        """Return the lower triangle with the diagonal.
 
         Raises:
           BlockSparseError: blocks do not tile the shape, or a number is no whole one.
@@ -119,7 +119,7 @@ class BlockMask:
 
     @classmethod
     def banded(cls, shape: tuple[int, int], block: tuple[int, int], lower: int | None, upper: int | None) -> BlockMask:
-        """Elements whose column − row is from `lower` to `upper`, both included.
+        """Return the elements whose column − row is from `lower` to `upper`, both included.
 
         Raises:
           BlockSparseError: blocks do not tile the shape, or a number is no whole one.
@@ -129,16 +129,16 @@ class BlockMask:
         rows, columns = (np.arange(number) * size for number, size in zip(grid, block, strict=True))
         # Of a block's corners, that on the upper right has the highest diagonal, that on the lower left the lowest.
         highest, lowest = columns + block[1] - 1 - rows[:, None], columns - (rows[:, None] + block[0] - 1)
-        wanted = np.ones(highest.shape, bool)
+        blocks = np.ones(highest.shape, bool)
         if lower is not None:
-            wanted &= highest >= lower
+            blocks &= highest >= lower
         if upper is not None:
-            wanted &= lowest <= upper
-        return cls.of_sorted(*wanted_places(wanted, None), shape, block, lower, upper)
+            blocks &= lowest <= upper
+        return cls.of_sorted(*wanted_places(blocks, None), shape, block, lower, upper)
 
     @property
     def batch(self) -> tuple[int, ...]:
-        """How many matrices it is of, along each dimension; () for one, or one for all."""
+        """The number of matrices along each dimension of the batch; () for one matrix, or one for all."""
         return tuple(self.rows.shape[:-1])
 
     @property
@@ -156,13 +156,13 @@ def _register() -> None:
     import jax
 
     key = jax.tree_util.GetAttrKey
-    kept = ("shape", "block", "lower", "upper")
+    fields = ("shape", "block", "lower", "upper")
 
     def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> BlockMask:
         return BlockMask.of_sorted(*children, *static)
 
     def flat(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        return (one.rows, one.columns), tuple(getattr(one, name) for name in kept)
+        return (one.rows, one.columns), tuple(getattr(one, name) for name in fields)
 
     def flat_with_keys(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         children, static = flat(one)

@@ -23,8 +23,10 @@ class SparseOp(ListedOp):
     spec_type = SparseSpec
 
     def words(self, spec: SparseSpec) -> tuple[str, str, str]:
-        which = {"dsd": "lhs", "dds": "rhs", "sdd": "result"}[spec.kind]
-        blocks = f"{spec.blocks} blocks of {spec.block_rows} × {spec.block_columns} ({spec.density:.0%}) of {which}"
+        sparse_side = {"dsd": "lhs", "dds": "rhs", "sdd": "result"}[spec.kind]
+        blocks = (
+            f"{spec.blocks} blocks of {spec.block_rows} × {spec.block_columns} ({spec.density:.0%}) of {sparse_side}"
+        )
         fused = (
             "bias" if spec.bias else "",
             spec.activation,
@@ -49,22 +51,22 @@ class SparseOp(ListedOp):
 
     def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
         call = one_call(computed, chip)
-        its = schedule_of(call, config, chip)
-        at_once = its.slots if isinstance(its, SampledSchedule) else its.capacity
+        schedule = schedule_of(call, config, chip)
+        at_once = schedule.slots if isinstance(schedule, SampledSchedule) else schedule.capacity
         chunks = calls_of(computed, call) * chunks_of(call, at_once)
-        grid = its.grid if isinstance(its, ProductSchedule) else its.grid_k
+        grid = schedule.grid if isinstance(schedule, ProductSchedule) else schedule.grid_k
         again = (chunks - 1 if grid > 1 else 0) * dtype_bytes(computed.dtype)
         panels = computed.m * computed.k if computed.kind == "dds" else computed.k * computed.n
         return Layout(
             axes=("chunks", "panels"),
             grid=(chunks, grid),
             hbm_bytes=computed.least_hbm_bytes + again * panels + bytes_between(computed, call),
-            vmem_bytes=total_bytes(its.buffers),
-            vmem_limit_bytes=vmem_limit(its.buffers, chip),
+            vmem_bytes=total_bytes(schedule.buffers),
+            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
         )
 
     def remarks(self, spec: SparseSpec, chip: Chip) -> list[str]:
-        """Say for which blocks the tiles are, and how often the kernel is called."""
+        """Describe the blocks for which tiles are chosen, and the number of the kernel's calls."""
         calls = calls_of(spec, one_call(spec, chip))
         cut = [f"{calls} calls, for SMEM does not hold where all blocks are"] if calls > 1 else []
         shared = ["both cores share the blocks of the output"] if chip.cores_per_device > 1 else []

@@ -42,8 +42,8 @@ def product_by_pallas(
         bias = bias if turned else _longer(bias, 1, dense.shape[1])
     spec = product.spec(dense.shape[axis], blocks.dtype.name, blocks.shape[0], bias=bias is not None)
     call = one_call(spec, chip)
-    chosen = plans(call, chip, product.backend.tiles)
-    schedule = ProductSchedule.of(call, chosen.config, chip)
+    plan = plans(call, chip, product.backend.tiles)
+    schedule = ProductSchedule.of(call, plan.config, chip)
 
     def run(operands: ProductOperands, activation: Any) -> Array:
         with tracing_for(chip):
@@ -53,7 +53,7 @@ def product_by_pallas(
                 schedule=schedule,
                 cores=chip.cores_per_device,
                 activation=activation,
-                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             )
 
@@ -82,8 +82,8 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
     lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)
     spec = product.spec(k, lhs.dtype.name, places.rows.shape[0])
     call = one_call(spec, chip)
-    chosen = plans(call, chip, product.backend.tiles)
-    schedule = SampledSchedule.of(call, chosen.config, chip)
+    plan = plans(call, chip, product.backend.tiles)
+    schedule = SampledSchedule.of(call, plan.config, chip)
 
     def run(places: KernelPlaces) -> Array:
         with tracing_for(chip):
@@ -93,7 +93,7 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
                 schedule=schedule,
                 band=(product.lower, product.upper) if call is spec else (None, None),
                 cores=chip.cores_per_device,
-                vmem_limit_bytes=chosen.vmem_limit_bytes,
+                vmem_limit_bytes=plan.vmem_limit_bytes,
                 interpret=product.backend.interpret,
             )
 
@@ -105,19 +105,19 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
 
 
 def _parts(product: SparseProduct, spec: SparseSpec, call: SparseSpec, places: Places) -> tuple[Array, KernelPlaces]:
-    """The lists of several calls, one after another, and the first block of each; the last one ends in padding."""
-    calls, each = calls_of(spec, call), call.most_blocks
+    """Return the lists of several calls, one after another, and the first block of each; the last ends in padding."""
+    calls, call_blocks = calls_of(spec, call), call.most_blocks
     rows, columns = _in_smem(places)
-    rows = jnp.pad(rows, (0, calls * each - len(rows)), constant_values=product.grid[0])
-    columns = _longer(columns, 0, calls * each)
-    first = each * jnp.arange(calls, dtype=jnp.int32)[:, None]
-    return first, KernelPlaces(rows.reshape(calls, each), columns.reshape(calls, each))
+    rows = jnp.pad(rows, (0, calls * call_blocks - len(rows)), constant_values=product.grid[0])
+    columns = _longer(columns, 0, calls * call_blocks)
+    first = call_blocks * jnp.arange(calls, dtype=jnp.int32)[:, None]
+    return first, KernelPlaces(rows.reshape(calls, call_blocks), columns.reshape(calls, call_blocks))
 
 
 def _in_smem(places: Places) -> KernelPlaces:
-    return KernelPlaces(*(jnp.asarray(one, jnp.int32) for one in places))
+    return KernelPlaces(*(jnp.asarray(place, jnp.int32) for place in places))
 
 
 def _longer(array: Array, axis: int, size: int) -> Array:
-    more = [(0, size - array.shape[axis] if axis == one else 0) for one in range(array.ndim)]
-    return jnp.pad(array, more) if size > array.shape[axis] else array
+    padding = [(0, size - array.shape[axis] if axis == index else 0) for index in range(array.ndim)]
+    return jnp.pad(array, padding) if size > array.shape[axis] else array

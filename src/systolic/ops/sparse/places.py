@@ -1,4 +1,4 @@
-"""Places of blocks: lists of rows and columns that are checked, sorted, or made of a mask; each also with a batch."""
+"""Places of blocks: lists of rows and columns that are checked, sorted, or made from a mask; each also with a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.spec import LARGEST_SIZE
 
 
 def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, Any, Any]:
-    """The order of blocks by columns, and columns and rows in this order; padding is behind them."""
+    """Return the order of blocks by columns, and columns and rows in this order; padding follows them."""
     if is_known(rows) and is_known(columns):
         rows, columns, xp = np.asarray(rows), np.asarray(columns), np
     else:
@@ -22,12 +22,12 @@ def places_by_columns(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[A
         xp = jnp
     columns = xp.where(rows < grid[0], columns, grid[1])
     order = xp.lexsort((rows, columns)).astype(np.int32)
-    at_column, at_row = (xp.take_along_axis(one, order, -1) for one in (columns, rows))
+    at_column, at_row = (xp.take_along_axis(numbers, order, -1) for numbers in (columns, rows))
     return order, at_column.astype(np.int32), xp.where(at_column < grid[1], at_row, 0).astype(np.int32)
 
 
 def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
-    """Rows and columns of the true elements of each mask, in order, padded to a length with the number of rows.
+    """Return rows and columns of the true elements of each mask, in order, padded with the number of rows.
 
     Raises:
       BlockSparseError: the mask is no array, the length no size; the mask is traced and no length is given,
@@ -37,21 +37,21 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
 
     require_mask(mask)
     most_blocks = None if most_blocks is None else whole_number(most_blocks, "most_blocks", 0)
-    known = is_known(mask)
-    xp: Any = np if known else jnp
+    is_static = is_known(mask)
+    xp: Any = np if is_static else jnp
     rows, columns = mask.shape[-2:]
     flat = xp.asarray(mask, bool).reshape(*mask.shape[:-2], rows * columns)
     number = flat.sum(-1)
-    if known:
-        most = int(number.max(initial=0))
-        if most_blocks is not None and most > most_blocks:
-            raise BlockSparseError(f"the mask wants {most} blocks, above most_blocks={most_blocks}")
-        most_blocks = most if most_blocks is None else most_blocks
+    if is_static:
+        largest = int(number.max(initial=0))
+        if most_blocks is not None and largest > most_blocks:
+            raise BlockSparseError(f"the mask wants {largest} blocks, above most_blocks={most_blocks}")
+        most_blocks = largest if most_blocks is None else most_blocks
     if most_blocks is None:
         raise BlockSparseError("the mask is traced: give most_blocks, the room in the list")
-    order = np.argsort(~flat, kind="stable") if known else jnp.argsort(~flat)
-    more = max(most_blocks - rows * columns, 0)
-    place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, more)])
+    order = np.argsort(~flat, kind="stable") if is_static else jnp.argsort(~flat)
+    padding = max(most_blocks - rows * columns, 0)
+    place = xp.pad(order[..., :most_blocks], [(0, 0)] * (flat.ndim - 1) + [(0, padding)])
     is_block = xp.arange(most_blocks) < number[..., None]
     at_row, at_column = xp.divmod(place, max(columns, 1))
     at_row, at_column = xp.where(is_block, at_row, rows), xp.where(is_block, at_column, 0)
@@ -62,7 +62,7 @@ def whole_number(value: Any, name: str, least: int | None, largest: int | None =
     """Return the value as an int.
 
     Raises:
-      BlockSparseError: it is none, or outside of the limits.
+      BlockSparseError: it is no whole number, or outside of the limits.
     """
     try:
         number = operator.index(value)
@@ -108,10 +108,10 @@ def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tup
 
 
 def require_array(array: Any, name: str, rank: int) -> None:
-    """Check that this is an array of NumPy or JAX with so many dimensions or more.
+    """Check that this is an array of NumPy or JAX with this many dimensions or more.
 
     Raises:
-      BlockSparseError: it is not.
+      BlockSparseError: it is no such array.
     """
     import jax
 
@@ -125,7 +125,7 @@ def require_mask(mask: Any) -> None:
     """Check that this is an array of booleans, or of numbers that are true where they are not zero.
 
     Raises:
-      BlockSparseError: it is not.
+      BlockSparseError: it is no such array.
     """
     import jax.numpy as jnp
 
@@ -153,12 +153,12 @@ def sorted_places(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, 
     if rows.shape != columns.shape:
         shapes = f"rows {list(rows.shape)}, columns {list(columns.shape)}"
         raise BlockSparseError(f"{shapes}: each block needs a row and a column")
-    known = is_known(rows) and is_known(columns)
-    return (_sorted_by_numpy if known else _sorted_by_jax)(rows, columns, grid)
+    is_static = is_known(rows) and is_known(columns)
+    return (_sorted_by_numpy if is_static else _sorted_by_jax)(rows, columns, grid)
 
 
 def is_known(array: Any) -> bool:
-    """Whether its values are there while a program is traced."""
+    """True if an array's values are known while a program is traced."""
     from jax.core import Tracer
 
     return not isinstance(array, Tracer)
@@ -179,7 +179,7 @@ def _sorted_by_numpy(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[An
     order = None
     if np.any(np.diff(number) < 0):
         order = np.argsort(number, kind="stable")
-        rows, columns, number = (np.take_along_axis(one, order, -1) for one in (rows, columns, number))
+        rows, columns, number = (np.take_along_axis(numbers, order, -1) for numbers in (rows, columns, number))
     twice = (np.diff(number) == 0) & (rows[..., 1:] < grid[0])
     if twice.any():
         at = tuple(np.argwhere(twice)[0])
@@ -192,19 +192,20 @@ def _sorted_by_jax(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any,
 
     # Limits are compared before int64 loses bits, and after int8 has enough of them.
     rows, columns = (
-        one if one.dtype.itemsize >= 4 else one.astype(np.int32) for one in map(jnp.asarray, (rows, columns))
+        numbers if numbers.dtype.itemsize >= 4 else numbers.astype(np.int32)
+        for numbers in map(jnp.asarray, (rows, columns))
     )
     is_block = (rows >= 0) & (rows < grid[0]) & (columns >= 0) & (columns < grid[1])
     rows = jnp.where(is_block, rows, grid[0]).astype(np.int32)
     columns = jnp.where(is_block, columns, 0).astype(np.int32)
     first = jnp.lexsort((columns, rows))
-    rows, columns = (jnp.take_along_axis(one, first, -1) for one in (rows, columns))
-    # A kernel has room for as many blocks of a line as it has places.
+    rows, columns = (jnp.take_along_axis(numbers, first, -1) for numbers in (rows, columns))
+    # A kernel has room for one block at each place of a line.
     again = (rows[..., 1:] == rows[..., :-1]) & (columns[..., 1:] == columns[..., :-1])
     again = jnp.pad(again, [(0, 0)] * (again.ndim - 1) + [(1, 0)]) if rows.shape[-1] else again
     rows, columns = jnp.where(again, grid[0], rows), jnp.where(again, 0, columns)
     order = jnp.argsort(rows, stable=True)
-    rows, columns, order = (jnp.take_along_axis(one, order, -1) for one in (rows, columns, first))
+    rows, columns, order = (jnp.take_along_axis(numbers, order, -1) for numbers in (rows, columns, first))
     return order, rows, columns
 
 
@@ -221,7 +222,7 @@ def matrix_of(blocks: Any, rows: Any, columns: Any, grid: tuple[int, int]) -> An
 
 
 def each_matrix(fn: Callable[..., Any], batch: tuple[int, ...]) -> Callable[..., Any]:
-    """A function of one matrix, for all of a batch."""
+    """Return a function of one matrix, applied to all of a batch."""
     import jax
 
     for _ in batch:

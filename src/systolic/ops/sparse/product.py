@@ -1,4 +1,4 @@
-"""What is static about a block-sparse product, where its blocks are, and its spec for some operands."""
+"""The static parameters of a block-sparse product, the places of its blocks, and its spec for some operands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.spec import PrecisionName
 
 
 class Places(NamedTuple):
-    """Where blocks are stored, sorted by rows; int32 [most blocks] each, padding at the end."""
+    """The places of stored blocks, sorted by rows; int32 [most blocks] each, padding at the end."""
 
     rows: Any
     columns: Any
@@ -20,12 +20,12 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseProduct:
-    """All that is static about a product but the shapes of its dense operands; it can be hashed.
+    """All static parameters of a product except its dense operands' shapes; hashable.
 
     Attributes:
       shape: of the sparse matrix as it is stored.
-      block: rows and columns of a block, likewise.
-      expected: blocks that there are, as far as is known; the planner chooses tiles for it.
+      block: rows and columns of a block as it is stored.
+      expected: number of blocks, as far as it is known; the planner chooses tiles for it.
       lower, upper: of a dense result, diagonals outside of which elements are zero: column − row.
     """
 
@@ -42,10 +42,10 @@ class SparseProduct:
     lower: int | None = None
     upper: int | None = None
     activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and what it stands for
+    function: Callable[..., Any] | None = None  # and its function
 
     def with_planned_tiles(self, **changes: Any) -> SparseProduct:
-        """Change these fields and no other, but leave tiles to the planner: a caller's are for one product."""
+        """Change these fields, and leave tiles to the planner: a caller's tiles are for one product."""
         return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
@@ -54,12 +54,12 @@ class SparseProduct:
         return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
 
     def spec(self, sweep: int, dtype: str, most_blocks: int, *, bias: bool = False) -> SparseSpec:
-        """Sizes and dtypes, as the planner takes them.
+        """Return the spec for the planner.
 
         Args:
-          sweep: the size that the sparse matrix has not.
+          sweep: the size that the sparse matrix does not have.
         """
-        shape, block = ((one[::-1] if self.transpose_sparse else one) for one in (self.shape, self.block))
+        shape, block = ((sizes[::-1] if self.transpose_sparse else sizes) for sizes in (self.shape, self.block))
         rows, columns = shape
         sizes = {
             "dsd": {"m": rows, "k": columns, "n": sweep},

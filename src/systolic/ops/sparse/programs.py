@@ -42,10 +42,10 @@ def raced(spec: SparseSpec, chip: Chip, implementation: Implementation = "pallas
 
 
 def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tuple[Any, ...]:
-    """Blocks or lhs, the other operand, rows and columns of blocks, the sparse matrix as a whole, and a bias.
+    """Return blocks or lhs, the other operand, rows and columns of blocks, the whole sparse matrix, and a bias.
 
-    Values of rows and columns are what a simulation has to know. Our programs do not read the whole matrix, nor XLA's
-    the blocks, and JAX passes no argument that is not read. Of sdd there is none.
+    A simulation has to know the values of rows and columns. Our programs do not read the whole matrix, and XLA's do not
+    read the blocks; JAX passes no argument that is not read. sdd has no whole sparse matrix.
     """
     dtype = jnp.dtype(spec.dtype)
     lhs, rhs = (spec.m, spec.k), (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
@@ -59,13 +59,13 @@ def arguments_of(spec: SparseSpec, rows: np.ndarray, columns: np.ndarray) -> tup
 
 
 def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of as many blocks as are expected, as they are stored."""
+    """Return rows and columns of the expected number of blocks, as they are stored."""
     grid = (spec.grid_rows, spec.grid_columns)
     grid = grid[::-1] if spec.transpose_sparse else grid
-    chosen = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
-    rows, columns = np.divmod(np.sort(chosen), grid[1])
-    more = spec.most_blocks - spec.blocks
-    return np.pad(rows, (0, more), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, more)).astype(
+    places = np.random.default_rng(0).choice(grid[0] * grid[1], spec.blocks, replace=False)
+    rows, columns = np.divmod(np.sort(places), grid[1])
+    padding = spec.most_blocks - spec.blocks
+    return np.pad(rows, (0, padding), constant_values=grid[0]).astype(np.int32), np.pad(columns, (0, padding)).astype(
         np.int32
     )
 
@@ -94,7 +94,7 @@ def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays
 
 
 def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
-    """Multiply whole matrices with their zeros; of sdd return all blocks of the result."""
+    """Multiply whole matrices with their zeros; for sdd return all blocks of the result."""
     first, second, rows, columns, *rest = arrays
     if spec.kind == "sdd":
         total = _dot(spec, first, second.mT if spec.transpose_rhs else second)
@@ -102,8 +102,8 @@ def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
             return total.astype(spec.dtype_out)
         cut = total.reshape(spec.grid_rows, spec.block_rows, spec.grid_columns, spec.block_columns).swapaxes(1, 2)
         return cut[jnp.minimum(rows, spec.grid_rows - 1), columns].astype(spec.dtype_out)
-    whole = rest[0].mT if spec.transpose_sparse else rest[0]
-    total = _dot(spec, *((whole, second) if spec.kind == "dsd" else (second, whole)))
+    dense = rest[0].mT if spec.transpose_sparse else rest[0]
+    total = _dot(spec, *((dense, second) if spec.kind == "dsd" else (second, dense)))
     return finished(_static(spec), total, rest[-1] if spec.bias else None)
 
 

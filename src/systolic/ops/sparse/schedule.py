@@ -1,7 +1,7 @@
-"""How block-sparse products are cut, and the buffers that VMEM has room for.
+"""The cutting of block-sparse products, and the buffers that fit into VMEM.
 
-A *line* is a row of blocks of the sparse matrix, or a column of blocks where the right operand is sparse. Some lines at
-a time have their blocks in VMEM, a *chunk* of the list, while a *panel* of a dense operand after another passes: so
+A *line* is a row of blocks of the sparse matrix, or a column of blocks where the right operand is sparse. A *chunk* of
+the list, some lines at a time, has its blocks in VMEM while *panels* of the dense operand pass one after another: so
 blocks are read once, and the dense operand once for each chunk.
 """
 
@@ -31,7 +31,7 @@ _OUT_SLOTS = 4
 _MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
 _FETCHED_BYTES = 2**19
 _MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
-_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait behind all of it
+_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
@@ -41,18 +41,18 @@ MOST_BUNDLES = 11_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSchedule:
-    """What `kernels.sparse.product` does with a configuration of dsd or dds.
+    """The schedule of `kernels.sparse.product` for a configuration of dsd or dds.
 
     Attributes:
-      joined: blocks of a line that one stretch of straight code multiplies, at the most.
+      joined: blocks of a line that one stretch of straight code multiplies, at most.
       tile: columns of rhs in VMEM, of dds rows of lhs, with all of k.
-      grid: such panels.
+      grid: number of such panels.
       subtile: columns, or rows, that one stretch multiplies.
-      parts: in which a panel arrives.
+      parts: parts in which a panel arrives.
       slots: blocks of the sparse matrix in VMEM.
       fetched: blocks that one copy brings.
       out_slots: blocks of the result.
-      buffers: all that it asks of VMEM.
+      buffers: all buffers in VMEM.
     """
 
     joined: int
@@ -67,25 +67,25 @@ class ProductSchedule:
 
     @property
     def capacity(self) -> int:
-        """Blocks of a chunk at the most: copies need not begin with its first one."""
+        """The most blocks of a chunk: copies need not begin with its first one."""
         return self.slots - (self.fetched - 1)
 
     @property
     def panel_slots(self) -> int:
-        """Panels in VMEM."""
+        """The number of panels in VMEM."""
         return min(self.grid, 2)
 
     @property
     def under_way(self) -> int:
-        """Copies of blocks that may be under way: each has a semaphore of its own."""
+        """The most copies of blocks under way: each has its own semaphore."""
         return min(self.slots // self.fetched, _MOST_UNDER_WAY)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
-        """What the tiles come to: of dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
+        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         turned = spec.kind == "dds"
         tile, line = (
@@ -94,11 +94,11 @@ class ProductSchedule:
         subtile = config.subtile_m if turned else config.subtile_n
         require_blocks(spec, config, chip, line, config.tiles.tile_k)
         multiple = 32 // dtype_bytes(spec.dtype) if turned else LANES
-        found = [misaligned("m" if turned else "n", one, multiple, "panels", padded(one, multiple))
-                 for one in dict.fromkeys((tile, subtile)) if one % multiple]  # fmt: skip
+        result = [misaligned("m" if turned else "n", size, multiple, "panels", padded(size, multiple))
+                 for size in dict.fromkeys((tile, subtile)) if size % multiple]  # fmt: skip
         if spec.sweep % tile:
-            found.append(indivisible("m" if turned else "n", spec.sweep, tile))
-        require_none(config, found)
+            result.append(indivisible("m" if turned else "n", spec.sweep, tile))
+        require_none(config, result)
         grid = spec.sweep // tile
         block_bytes = spec.block_rows * spec.block_columns * dtype_bytes(spec.dtype)
         panel = (tile, spec.k) if turned else (spec.k, tile)
@@ -108,14 +108,14 @@ class ProductSchedule:
             _ring("out", out, spec.dtype_out, _OUT_SLOTS),
             VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1, ref_shape=out),
         ]
-        most = (
+        max_blocks = (
             1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
         )  # of a line's they are apart
-        fetched = largest_divisor(spec.most_blocks, 1, most)
+        fetched = largest_divisor(spec.most_blocks, 1, max_blocks)
         left = buffer_bytes(chip) - total_bytes(fixed)
         slots = min(left // block_bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
-        wanted = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
-        blocks = _ring("blocks", spec.stored_block, spec.dtype, max(slots, wanted))
+        entries = padded(min(spec.places, spec.most_blocks) + fetched - 1, fetched)
+        blocks = _ring("blocks", spec.stored_block, spec.dtype, max(slots, entries))
         buffers = (blocks, *fixed)
         require_none(config, vmem_violations(buffers, buffer_bytes(chip)))
         return cls(
@@ -133,19 +133,19 @@ class ProductSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSchedule:
-    """What `kernels.sparse.sampled` does with a configuration of sdd.
+    """The schedule of `kernels.sparse.sampled` for a configuration of sdd.
 
     Attributes:
-      joined: blocks of a line that one stretch of straight code makes, at the most.
+      joined: blocks of a line that one stretch of straight code makes, at most.
       tile_k: rows of a panel of rhs, which has all columns.
-      grid_k: such panels.
-      parts: in which a panel arrives.
+      grid_k: number of such panels.
+      parts: parts in which a panel arrives.
       slots: blocks whose sums are in VMEM.
       row_slots: blocks of lhs.
       stages: blocks of the result that wait to be stored.
       subtile: rows of a block that one stretch of straight code takes.
       zero_widths: blocks that a copy of zeros fills, the largest first.
-      buffers: all that it asks of VMEM.
+      buffers: all buffers in VMEM.
     """
 
     joined: int
@@ -161,24 +161,24 @@ class SampledSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """Panels in VMEM."""
+        """The number of panels in VMEM."""
         return min(self.grid_k, 2)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> SampledSchedule:
-        """What the tiles come to: `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
+        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
 
         Raises:
-          IllegalTilesError: they break rules.
+          IllegalTilesError: the tiles break rules.
         """
         tiles = config.tiles
         require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
-        found = []
+        result = []
         if tiles.tile_k % LANES:
-            found.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
+            result.append(misaligned("k", tiles.tile_k, LANES, "panels", padded(tiles.tile_k, LANES)))
         if spec.k % tiles.tile_k:
-            found.append(indivisible("k", spec.k, tiles.tile_k))
-        require_none(config, found)
+            result.append(indivisible("k", spec.k, tiles.tile_k))
+        require_none(config, result)
         grid_k = spec.k // tiles.tile_k
         panel = (spec.n, tiles.tile_k) if spec.transpose_rhs else (tiles.tile_k, spec.n)
         block = (spec.block_rows, spec.block_columns)
@@ -217,7 +217,7 @@ def _ring(name: str, shape: tuple[int, int], dtype: str, slots: int) -> VmemBuff
 
 
 def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
-    """The schedule of the kernel of its kind.
+    """Return the schedule of the kernel of the spec's kind.
 
     Raises:
       IllegalTilesError: the configuration breaks rules.
@@ -226,12 +226,12 @@ def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSc
 
 
 def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
-    """Refuses blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
+    """Refuse blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
 
     Raises:
       IllegalTilesError: the message has all violations.
     """
-    found = list[Violation]()
+    result = list[Violation]()
     rows = 32 // dtype_bytes(spec.dtype)
     for name, size, multiple in (
         ("block_rows", spec.block_rows, LANES if spec.kind == "dds" else max(rows, 32 // dtype_bytes(spec.dtype_out))),
@@ -239,7 +239,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
     ):
         if size % multiple:
             limit = f"the kernel takes multiples of {multiple}"
-            found.append(
+            result.append(
                 Violation(
                     rule="block", value=f"{name}={size}", limit=limit, fix="use larger blocks, or implementation='xla'"
                 )
@@ -247,27 +247,27 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
     if line != spec.line_size or joined % spec.place_size:
         value = f"a tile of {line} × {joined}"
         limit = f"blocks of a line are {spec.line_size} × a multiple of {spec.place_size}"
-        found.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
+        result.append(Violation(rule="tile-of-blocks", value=value, limit=limit, fix="use such tiles"))
     words = index_words(spec)
     if words * INDEX_BYTES > chip.usable_smem_bytes_per_core:
         limit = f"{chip.name} has {chip.usable_smem_bytes_per_core // INDEX_BYTES} words of SMEM"
         fix = "use larger blocks, or cut the sparse matrix into several by its lines"
-        found.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
-    require_none(config, found)
+        result.append(Violation(rule="smem", value=f"{words} indices of blocks and lines", limit=limit, fix=fix))
+    require_none(config, result)
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:
-    """How many blocks of a line straight code may join: there is code for one of them, for two, and so on.
+    """Return how many blocks of a line straight code may join: there is code for one of them, for two, and so on.
 
     Args:
-      cycles: that the matrix units take for one.
+      cycles: the matrix units' cycles for one block.
     """
-    joined = 1
-    while joined < spec.places and cycles * _stretches(spec, joined + 1) <= MOST_BUNDLES:
-        joined += 1
-    return joined
+    count = 1
+    while count < spec.places and cycles * _stretches(spec, count + 1) <= MOST_BUNDLES:
+        count += 1
+    return count
 
 
 def _stretches(spec: SparseSpec, joined: int) -> int:
-    """Blocks in all stretches of code: of one, of two, and so on; of dsd and dds one more that only adds up."""
+    """Return the blocks in all stretches of code: of one, of two, and so on; dsd and dds have one that only adds up."""
     return joined * (joined + 1) // 2 + (joined if spec.kind != "sdd" else 0)

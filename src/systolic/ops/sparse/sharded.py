@@ -1,8 +1,8 @@
 """Block-sparse products of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
-Blocks, and where they are, are whole on each device. The dense matrix stays cut along the size that the sparse one has
-not, and so is the result. Beside a mask the size that is summed over stays cut, and the parts' products are summed over
-the devices. Everything else is gathered first.
+Blocks and their places are whole on each device. The dense matrix stays cut along the size that the sparse one does not
+have, and so does the result. With a mask the size that is summed over stays cut, and the parts' products are summed
+over the devices. Everything else is gathered first.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _PLACES = Places(rows=("",), columns=("",))
 
 
 def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
-    """The product by `run`, which gets on each device the parts that it has.
+    """Return the product by `run`, which on each device gets the device's parts.
 
     Args:
-      mesh: what `target.explicit_mesh` found.
+      mesh: the result of `target.explicit_mesh`.
       given: blocks, the dense matrix, the bias or None, and places.
     """
     dense, bias, out = _dense_names(product)
@@ -53,13 +53,13 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
     """Return `xla.finished` of sharded sums, which can be differentiated."""
-    _, of_bias, out = _dense_names(product)
-    given, names = (total, bias), (out, of_bias)
+    _, bias_names, out = _dense_names(product)
+    arrays, names = (total, bias), (out, bias_names)
 
     def compute(total: Array, bias: Any) -> Array:
         return finished(product, total, bias)
 
-    return on_devices(compute, mesh, cuts_of(given, names, last=()), given, names, out, differentiated=True)
+    return on_devices(compute, mesh, cuts_of(arrays, names, last=()), arrays, names, out, differentiated=True)
 
 
 def whole(array: Array) -> Array:

@@ -14,7 +14,7 @@ SparseKind = Literal["dsd", "dds", "sdd"]
 
 
 class BlockSparseError(SpecError):
-    """Blocks that make no matrix: some lie outside, one place has two, or their size does not tile the shape."""
+    """Blocks that make no matrix: some lie outside, two have one place, or their size does not tile the shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +27,14 @@ class SparseSpec(OneDtype):
 
     Attributes:
       block_rows, block_columns: size of a block of the sparse matrix; they divide its sizes.
-      blocks: that are expected, for which tiles are chosen and work is counted.
-      most_blocks: room in the list, of which the rest is padding.
-      transpose_sparse: blocks are stored as those of the transpose; of dsd and dds. `block_rows` and `block_columns`
-        are sizes as they are multiplied.
+      blocks: expected blocks, for which tiles are chosen and work is counted.
+      most_blocks: room in the list; the rest is padding.
+      transpose_sparse: the blocks of the transpose are stored; of dsd and dds. `block_rows` and `block_columns` are
+        sizes in the product.
       transpose_rhs: rhs is stored as [n, k]; of sdd.
       dense_out: the result is a whole matrix, zero where no block is wanted; of sdd.
-      diagonals: whether elements outside a band of diagonals are zero too; of `dense_out`.
-      bias: whether [n] is added; of dsd and dds.
+      diagonals: True if elements outside a band of diagonals are zero too; of `dense_out`.
+      bias: True if [n] is added; of dsd and dds.
       activation: the name of a function of the sum and the bias; of dsd and dds.
 
     Raises:
@@ -106,17 +106,17 @@ class SparseSpec(OneDtype):
 
     @property
     def lines(self) -> int:
-        """Rows of blocks, of dds columns: the kernels go through one after another."""
+        """The number of lines that the kernels process one after another: rows of blocks, for dds columns."""
         return self.grid_columns if self.kind == "dds" else self.grid_rows
 
     @property
     def places(self) -> int:
-        """Blocks that a line has room for."""
+        """The number of blocks that a line has room for."""
         return self.grid_rows if self.kind == "dds" else self.grid_columns
 
     @property
     def line_size(self) -> int:
-        """Rows of a block, of dds columns."""
+        """Rows of a block, for dds columns."""
         return self.block_columns if self.kind == "dds" else self.block_rows
 
     @property
@@ -138,25 +138,25 @@ class SparseSpec(OneDtype):
 
     @property
     def is_by_columns(self) -> bool:
-        """Whether lines are columns of the list, which is sorted by rows."""
+        """True if lines are columns of the list, which is sorted by rows."""
         return (self.kind == "dds") != self.transpose_sparse
 
     @property
     def sweep(self) -> int:
-        """The size that the sparse matrix has not: n of dsd, m of dds, k of sdd."""
+        """The size that the sparse matrix does not have: n of dsd, m of dds, k of sdd."""
         return {"dsd": self.n, "dds": self.m, "sdd": self.k}[self.kind]
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions of the blocks that there are."""
+        """Multiplications and additions of the expected blocks."""
         return 2 * self.blocks * self.block_rows * self.block_columns * self.sweep
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Each block once, what it meets of the dense matrices, and all of the result."""
+        """Bytes of each block once, the parts of dense matrices that it meets, and all of the result."""
         read, out = dtype_bytes(self.dtype), dtype_bytes(self.dtype_out)
         sparse = self.blocks * self.block_rows * self.block_columns
-        rows, columns = self.blocks * self.block_rows, self.blocks * self.block_columns  # at the most
+        rows, columns = self.blocks * self.block_rows, self.blocks * self.block_columns  # at most
         if self.kind == "dsd":
             return (sparse + min(self.k, columns) * self.n) * read + self.m * self.n * out
         if self.kind == "dds":

@@ -1,1 +1,1 @@
-"""Rows in groups: `product` multiplies each group by its matrix, `gradient` makes the matrices' gradient."""
+"""Rows in groups: `product` multiplies each group by its matrix, `gradient` computes the matrices' gradient."""

@@ -1,7 +1,7 @@
 """The gradient of a grouped product's matrices: `out[g] = lhs[rows of g]ᵀ @ cotangent[rows of g]`.
 
-Groups are gone through one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass,
-tile by tile; where they are too many, they come in several visits for each tile, whose sums are added up. The matrix
+Groups are processed one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass, tile
+by tile; too many rows come in several visits for each tile, whose sums are added up. The matrix
 units hold the cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored
 once, and waits in a ring of tiles while products of larger groups keep the matrix units busy.
 
@@ -59,7 +59,7 @@ def grouped_gradient(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "groups k n"]:
-    """The matrices' gradient; that of a group without rows is zero.
+    """Return the matrices' gradient; the gradient of a group without rows is zero.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
@@ -77,7 +77,7 @@ def grouped_gradient(
         first = core_number(schedule.cores) * schedule.core_n
         _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
-    given = [one for one in operands if one is not None]
+    present = [operand for operand in operands if operand is not None]
     arrays = operands
     if not interpret:
         arrays = operands._replace(lhs=from_hbm(operands.lhs), cotangent=from_hbm(operands.cotangent))
@@ -85,9 +85,11 @@ def grouped_gradient(
     places = GradientOperands(scalars, scalars, hbm, hbm)
     return pl.pallas_call(
         kernel,
-        in_specs=(GradientOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        in_specs=(
+            GradientOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
+        ),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(buffers,),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
@@ -99,7 +101,7 @@ def grouped_gradient(
 
 
 class _At(NamedTuple):
-    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first one."""
+    """A step: one visit and one tile of the result; `tile_n` is counted from this core's first tile."""
 
     visit: Any
     tile_k: Any
@@ -107,7 +109,7 @@ class _At(NamedTuple):
 
 
 class _Front(NamedTuple):
-    """The next step whose copies are to be started, and how many blocks of lhs were fetched before it."""
+    """The next step whose copies are to be started, and the number of blocks of lhs fetched before it."""
 
     number: Any
     fetched: Any
@@ -140,7 +142,7 @@ class _Kernel:
         def step(number: Any, state: tuple[_Front, _At, _Done]) -> tuple[_Front, _At, _Done]:
             front, at, done = state
             is_new = self._is_new(at)
-            # A block of lhs that stays is the one that was fetched last; one that is needed anew frees that.
+            # A block of lhs that stays is the last one fetched; a step that needs a new block frees it.
             block = jnp.where(is_new, done.fetched, jnp.maximum(done.fetched - 1, 0))
             front = self._fetch(steps, number, block, front)
             self._step(number, block, done.tiles, at)
@@ -154,7 +156,7 @@ class _Kernel:
         return self.its.table[field, at.visit]
 
     def _is_new(self, at: _At) -> Any:
-        """Whether a step needs another block of lhs than the one before: not where its group has one visit."""
+        """True if a step needs another block of lhs than the step before; a group with one visit keeps its block."""
         return (self._of(at, Field.SIZE) > 0) & ((self._of(at, Field.PLACE) == 0) | (at.tile_n == 0))
 
     def _after(self, at: _At) -> _At:
@@ -169,7 +171,7 @@ class _Kernel:
         )
 
     def _fetch(self, steps: Any, number: Any, block: Any, front: _Front) -> _Front:
-        """Starts copies for later steps, as many as there are buffers."""
+        """Start copies for later steps, up to the number of buffers."""
 
         def has_slot_for_lhs(front: _Front) -> Any:
             fetched = front.fetched + self._is_new(front.at).astype(jnp.int32)
@@ -190,7 +192,7 @@ class _Kernel:
 
     @property
     def _outs(self) -> Ring:
-        """The ring of tiles of the result, waited for by their number: tiles of columns come in turn."""
+        """The ring of tiles of the result, waited for by number: tiles of columns come in turn."""
 
         def copies(tile: Any, act: Act) -> None:
             slot = lax.rem(tile, jnp.int32(self.schedule.out_slots))
@@ -207,15 +209,15 @@ class _Kernel:
         return pltpu.make_async_copy(block_of(source, rows, tile), target.at[pl.ds(0, size), there], sem)
 
     def _lhs_copy(self, block: Any, at: _At) -> Any:
-        slot, schedule, its = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
+        slot, schedule, buffers = lax.rem(block, jnp.int32(self.schedule.lhs_slots)), self.schedule, self.its
         tile = part(at.tile_k, schedule.tile_k, schedule.grid_k)
-        return self._row_copy(self.refs.lhs, tile, its.lhs.at[slot], slice(None), its.lhs_sem.at[slot], at)
+        return self._row_copy(self.refs.lhs, tile, buffers.lhs.at[slot], slice(None), buffers.lhs_sem.at[slot], at)
 
     def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
         """Start, or wait for, the copy of a step's columns."""
         number, at = step
-        slot, its = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
-        target, sem = its.cotangent.at[slot], its.cotangent_sem.at[slot]
+        slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
+        target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]
 
         def each(columns: Any, there: Any) -> None:
             act(self._row_copy(self.refs.cotangent, columns, target, there, sem, at))
@@ -223,7 +225,7 @@ class _Kernel:
         on_tile(self.first_tile + at.tile_n, self.schedule, each)
 
     def _on_out(self, slot: Any, group: Any, tile_k: Any, tile_n: Any, act: Act) -> None:
-        """Starts, or waits for, the copy of a slot to a tile of the result."""
+        """Start, or wait for, the copy of a slot to a tile of the result."""
         rows = part(tile_k, self.schedule.tile_k, self.schedule.grid_k)
 
         def each(columns: Any, there: Any) -> None:
@@ -233,10 +235,10 @@ class _Kernel:
         on_tile(self.first_tile + tile_n, self.schedule, each)
 
     def _step(self, number: Any, block: Any, tile: Any, at: _At) -> None:
-        its, schedule = self.its, self.schedule
+        buffers, schedule = self.its, self.schedule
         size, is_new = self._of(at, Field.SIZE), self._is_new(at)
-        lhs = its.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
-        cotangent = its.cotangent.at[self._cotangents.slot(number)]
+        lhs = buffers.lhs.at[lax.rem(block, jnp.int32(schedule.lhs_slots))]
+        cotangent = buffers.cotangent.at[self._cotangents.slot(number)]
         slot = self._outs.slot(tile)
 
         @pl.when(is_new)
@@ -254,7 +256,7 @@ class _Kernel:
 
         @pl.when(size == 0)
         def _without_rows() -> None:
-            its.out[slot] = jnp.zeros_like(its.out[slot])
+            buffers.out[slot] = jnp.zeros_like(buffers.out[slot])
 
         largest, *smaller = schedule.depths
         count = lax.div(jnp.maximum(size - (smaller[0] if smaller else 0) + largest - 1, 0), largest)
@@ -271,25 +273,25 @@ class _Kernel:
         pl.when(self._of(at, Field.LAST) == 1)(lambda: self._on_out(slot, *place, lambda copy: copy.start()))
 
     def _add(self, lhs: Any, cotangent: Any, slot: Any, row: Any, depth: int, is_first: Any) -> None:
-        """Adds the products of so many rows to a tile of the result, block by block.
+        """Add the products of `depth` rows to a tile of the result, block by block.
 
         The result is stored with every addition: the vector unit has time for it, and code without a branch is faster.
         """
-        its, schedule, spec = self.its, self.schedule, self.spec
+        buffers, schedule, spec = self.its, self.schedule, self.spec
         rows = pl.ds(self._rows(row), depth)
 
         def one(rows_out: Any, columns: Any) -> None:
             total = dot(lhs[rows, rows_out], cotangent[rows, columns], (0, 0), spec)
-            before = its.acc[rows_out, columns]
-            total = total + jnp.where(is_first, jnp.zeros_like(before), before)
-            its.acc[rows_out, columns] = total
-            its.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
+            partial_sum = buffers.acc[rows_out, columns]
+            total = total + jnp.where(is_first, jnp.zeros_like(partial_sum), partial_sum)
+            buffers.acc[rows_out, columns] = total
+            buffers.out[slot, rows_out, columns] = as_dtype(total, spec.dtype_out)
 
         down, across = parts_of(schedule.tile_k, schedule.block_k), parts_of(schedule.tile_n, schedule.block_n)
-        for its_rows, its_columns in itertools.product(down, across):
-            count = jnp.int32(its_columns.how_many)
-            pl.loop(0, its_rows.how_many * its_columns.how_many)(
-                lambda index, its_rows=its_rows, its_columns=its_columns, count=count: one(
+        for block_rows, block_columns in itertools.product(down, across):
+            count = jnp.int32(block_columns.how_many)
+            pl.loop(0, block_rows.how_many * block_columns.how_many)(
+                lambda index, its_rows=block_rows, its_columns=block_columns, count=count: one(
                     its_rows.at(lax.div(index, count)), its_columns.at(lax.rem(index, count))
                 )
             )

@@ -1,12 +1,12 @@
 """Rows in groups, each group multiplied by its matrix: `out[rows of g] = lhs[rows of g] @ rhs[g]`.
 
-Rows go through VMEM in panels: rows of consecutive groups, as many as there is room for. For each tile of columns of
+Rows go through VMEM in panels: as many rows of consecutive groups as fit. For each tile of columns of
 the result, the outer loop, the weights of the panel's groups pass one after another, and each is multiplied by all rows
 of its group. So rows are read once, and weights once for each panel in which their group has rows. Large and small
 groups alternate: while the matrix units are busy with a large one, weights of the next groups arrive.
 
-A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first one
-leaves its rows in VMEM, and the second one stores all of it. Every block of the result is stored once.
+A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first
+group leaves its rows in VMEM, and the second one stores the whole register. Every block of the result is stored once.
 
 Two cores share the tiles of columns: each has all rows, and weights of its own columns.
 
@@ -43,7 +43,7 @@ def grouped_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """The product; rows that no group has are zero, or those of the array that it is written into.
+    """Return the product; rows that no group has are zero, or those of the array that it is written into.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
@@ -76,19 +76,21 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
-    given = [one for one in operands if one is not None]
+    present = [operand for operand in operands if operand is not None]
     large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
-    placed = {name: from_hbm(one) for name, one in large.items() if one is not None and not interpret}
+    placed = {name: from_hbm(array) for name, array in large.items() if array is not None and not interpret}
     arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
     return pl.pallas_call(
         kernel,
-        in_specs=(GroupedOperands(*(None if one is None else at for one, at in zip(arrays, places, strict=True))),),
+        in_specs=(
+            GroupedOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
+        ),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(buffers,),
-        input_output_aliases={} if arrays.existing is None else {len(given) - 1: 0},
+        input_output_aliases={} if arrays.existing is None else {len(present) - 1: 0},
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
         ),

@@ -1,4 +1,4 @@
-"""The arrays of a grouped product, and what its kernel allocates."""
+"""The arrays of a grouped product, and the buffers of its kernel."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class GroupedOperands(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates."""
+    """The kernel's buffers."""
 
     table: Any  # int32 [Field.COUNT, visits]
     stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
-    stored_tile: Any  # int32 [out_slots]: of which tile of columns; None where all are equally wide
+    stored_tile: Any  # int32 [out_slots]: the slot's tile of columns; None if all are equally wide
     rows: Any
     scale: Any
     weights: Any
@@ -42,7 +42,7 @@ class Buffers(NamedTuple):
 
 
 class At(NamedTuple):
-    """A step: one visit, and the number of a tile of columns among those of this core."""
+    """A step: one visit, and the number of a tile of columns among the tiles of this core."""
 
     visit: Any
     tile: Any

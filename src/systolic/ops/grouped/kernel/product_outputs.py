@@ -1,4 +1,4 @@
-"""Blocks of a grouped product's result on their way to HBM, and the rows that no group has."""
+"""Copies of a grouped product's result to HBM, and the rows that no group has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from systolic.ops.grouped.spec import GroupedSpec
 
 
 def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
-    """A row, or a number of rows, that is known to be a multiple of a register's."""
+    """Return a row, or a number of rows, declared as a multiple of a register's rows."""
     return pl.multiple_of(row, schedule.row_multiple)
 
 
@@ -27,7 +27,8 @@ def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
 class Outputs:
     """The result: a ring of blocks in VMEM, and registers that two groups share.
 
-    It is no `kernels.ring.Ring`: a block has any number of rows, so what each slot stores is counted in SMEM.
+    It is no `kernels.ring.Ring`: a block has any number of rows, so SMEM holds the number of rows that each slot
+    stores.
     """
 
     out_hbm: Any
@@ -37,11 +38,11 @@ class Outputs:
     first_tile: Any  # of columns, of this core
 
     def on_tile(self, tile: Any, act: Callable[[Any, Any], None]) -> None:
-        """Calls `act` with the columns of one of this core's tiles, and those of its buffer."""
+        """Call `act` with the columns of one of this core's tiles, and the columns of its buffer."""
         on_tile(self.first_tile + tile, self.schedule, act)
 
     def begin(self, listed: Listed) -> None:
-        """Nothing is on its way yet, and no register is shared but with rows that are to remain."""
+        """Initialize: no copy is under way, and no register is shared except with rows that are to remain."""
         self.its.shared[...] = jnp.zeros_like(self.its.shared)
         if self.spec.existing_out:
             self._fetch_first_register(listed)
@@ -49,16 +50,16 @@ class Outputs:
             self.its.stored[slot] = 0
 
     def end(self, listed: Listed) -> None:
-        """Waits for all blocks, and stores the rows that no group has."""
+        """Wait for all blocks, and store the rows that no group has."""
         self._drain()
         self._zero_rest(listed)
 
     def _start(self, slot: Any, rows: Any, row: Any, tile: Any) -> None:
-        """Starts the copy of so many rows of a slot to a row and a tile of the result."""
+        """Start the copy of `rows` of a slot to a row and a tile of the result."""
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
 
     def next_slot(self) -> Any:
-        """Return the next slot of the ring of results, from which nothing is being stored any more."""
+        """Return the next slot of the ring of results, free of copies."""
         stored, slots = self.its.stored, self.schedule.out_slots
         slot = stored[slots]
         stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)
@@ -72,34 +73,36 @@ class Outputs:
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, 0, columns, there).wait())
 
     def _copy(self, slot: Any, rows: Any, row: Any, columns: Any, there: Any) -> Any:
-        rows, its = rows_of(self.schedule, rows), self.its
+        rows, buffers = rows_of(self.schedule, rows), self.its
         target = block_of(self.out_hbm, pl.ds(rows_of(self.schedule, row), rows), columns)
-        return pltpu.make_async_copy(its.out.at[slot, pl.ds(0, rows), there], target, its.out_sem.at[slot])
+        return pltpu.make_async_copy(buffers.out.at[slot, pl.ds(0, rows), there], target, buffers.out_sem.at[slot])
 
     def store(self, at: At, row: Any, rows: Any, slot: Any) -> None:
-        """Sends a block of at most so many rows to HBM, all but a last register that the next group shares."""
-        its, multiple = self.its, self.schedule.row_multiple
-        size, head, kept = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
+        """Send a block of at most `rows` rows to HBM, except a last register that the next group shares."""
+        buffers, multiple = self.its, self.schedule.row_multiple
+        size, head, kept_rows = (self.its.table[field, at.visit] for field in (Field.SIZE, Field.HEAD, Field.KEPT))
 
         @pl.when((head > 0) & (row == 0))
         def _rows_of_groups_before() -> None:
             number = lax.broadcasted_iota(jnp.int32, (multiple, self.schedule.tile_n), 0)
-            mine, theirs = wide(its.out[slot, pl.ds(0, multiple), :]), wide(its.shared[at.tile])
-            its.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(its.out.dtype)
+            mine, theirs = wide(buffers.out[slot, pl.ds(0, multiple), :]), wide(buffers.shared[at.tile])
+            buffers.out[slot, pl.ds(0, multiple), :] = jnp.where(number < head, theirs, mine).astype(buffers.out.dtype)
 
-        @pl.when((kept < size) & (row + rows >= size))
+        @pl.when((kept_rows < size) & (row + rows >= size))
         def _left_for_the_next_group() -> None:
-            its.shared[at.tile] = its.out[slot, pl.ds(rows_of(self.schedule, size - multiple - row), multiple), :]
+            buffers.shared[at.tile] = buffers.out[
+                slot, pl.ds(rows_of(self.schedule, size - multiple - row), multiple), :
+            ]
 
-        stored = jnp.clip(kept - row, 0, rows)
-        its.stored[slot] = stored
-        if its.stored_tile is not None:
-            its.stored_tile[slot] = at.tile
-        begin = its.table[Field.BEGIN, at.visit] + row
+        stored = jnp.clip(kept_rows - row, 0, rows)
+        buffers.stored[slot] = stored
+        if buffers.stored_tile is not None:
+            buffers.stored_tile[slot] = at.tile
+        begin = buffers.table[Field.BEGIN, at.visit] + row
         pl.when(stored > 0)(lambda: self._start(slot, stored, begin, at.tile))
 
     def _fetch_first_register(self, listed: Listed) -> None:
-        """Brings the rows that are to remain in front of the first group's in its first register."""
+        """Fetch the rows that are to remain before the first group's rows in its first register."""
 
         @pl.when((listed.visits > 0) & (lax.rem(listed.begin, jnp.int32(self.schedule.row_multiple)) > 0))
         def _fetch() -> None:
@@ -112,7 +115,7 @@ class Outputs:
             lax.fori_loop(0, self.schedule.core_n, fetch, None)
 
     def _bring(self, row: Any, tile: Any, target: Any) -> None:
-        """Copies a register of what the result is written into to VMEM, and waits for it."""
+        """Copy a register of the existing array to VMEM, and wait for it."""
         rows = pl.ds(rows_of(self.schedule, row), self.schedule.row_multiple)
 
         def bring(columns: Any, there: Any) -> None:
@@ -132,30 +135,30 @@ class Outputs:
         lax.fori_loop(0, self.schedule.out_slots, wait, None)
 
     def _zero_rest(self, listed: Listed) -> None:
-        """Stores the last register of the last group, and zeros before the first group and behind the last one.
+        """Store the last register of the last group, and zeros before the first group and after the last one.
 
-        Where the result is written into an array, its rows remain in place of zeros.
+        If the result is written into an array, its rows remain in place of zeros.
         """
-        its, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
-        used = listed.end - down(listed.end, multiple)
+        buffers, schedule, multiple = self.its, self.schedule, self.schedule.row_multiple
+        used_rows = listed.end - down(listed.end, multiple)
         has_rows = listed.visits > 0
 
-        @pl.when((used > 0) & has_rows)
+        @pl.when((used_rows > 0) & has_rows)
         def _last_register() -> None:
             number = lax.broadcasted_iota(jnp.int32, (multiple, schedule.tile_n), 0)
 
             def store(tile: Any, carry: None) -> None:
-                rows = its.out.at[0, pl.ds(0, multiple), :]
+                rows = buffers.out.at[0, pl.ds(0, multiple), :]
                 rest: Any = 0
                 if self.spec.existing_out:
-                    self._bring(listed.end - used, tile, rows)
+                    self._bring(listed.end - used_rows, tile, rows)
                     rest = wide(rows[...])
-                rows[...] = jnp.where(number < used, wide(its.shared[tile]), rest).astype(its.out.dtype)
+                rows[...] = jnp.where(number < used_rows, wide(buffers.shared[tile]), rest).astype(buffers.out.dtype)
 
                 def copy(columns: Any, there: Any) -> None:
-                    found = self._copy(0, multiple, listed.end - used, columns, there)
-                    found.start()
-                    found.wait()
+                    row_copy = self._copy(0, multiple, listed.end - used_rows, columns, there)
+                    row_copy.start()
+                    row_copy.wait()
 
                 self.on_tile(tile, copy)
                 return carry
@@ -165,13 +168,13 @@ class Outputs:
         if self.spec.existing_out:
             return
         rows = schedule.blocks[0].rows
-        before = jnp.where(has_rows, down(listed.begin, multiple), 0)
-        behind = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
+        begin_row = jnp.where(has_rows, down(listed.begin, multiple), 0)
+        end_row = jnp.where(has_rows, down(listed.end + multiple - 1, multiple), 0)
 
-        @pl.when((before > 0) | (behind < self.spec.m))
+        @pl.when((begin_row > 0) | (end_row < self.spec.m))
         def _zeros() -> None:
-            its.out[0] = jnp.zeros_like(its.out[0])
-            for begin, end in ((jnp.int32(0), before), (behind, jnp.int32(self.spec.m))):
+            buffers.out[0] = jnp.zeros_like(buffers.out[0])
+            for begin, end in ((jnp.int32(0), begin_row), (end_row, jnp.int32(self.spec.m))):
                 self._zero(begin, end, rows)
 
     def _zero(self, begin: Any, end: Any, rows: int) -> None:

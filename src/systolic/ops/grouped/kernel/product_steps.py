@@ -1,4 +1,4 @@
-"""The steps of a grouped product: which copies each one starts and waits for, and what it multiplies."""
+"""The steps of a grouped product: the copies that each one starts and waits for, and its products."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Steps:
     outputs: Outputs
 
     def run(self) -> None:
-        """Lists the visits, takes all steps, and stores the rows that no group has."""
-        its, schedule = self.its, self.schedule
+        """List the visits, take all steps, and store the rows that no group has."""
+        buffers, schedule = self.its, self.schedule
         groups = Groups(self.refs.sizes, self.refs.offset, self.spec.groups, self.spec.m)
-        listed = list_panels(groups, its.table, schedule)
+        listed = list_panels(groups, buffers.table, schedule)
         steps = listed.visits * schedule.core_n
         self.outputs.begin(listed)
         zero = jnp.int32(0)
@@ -67,7 +67,7 @@ class Steps:
         return self.its.table[field, at.visit]
 
     def _weight_columns(self, tile: Any, product: int, columns: Any) -> Any:
-        """The columns of a tile in the array that has a product's weights."""
+        """Return the columns of a tile in the array that has a product's weights."""
         schedule, spec = self.schedule, self.spec
         if not spec.side_by_side:
             return columns
@@ -83,11 +83,11 @@ class Steps:
         )
 
     def _panel_and_tile(self, at: At) -> Any:
-        """The number of a panel's tile of columns among those of all panels."""
+        """Return the number of a panel's tile of columns among the tiles of all panels."""
         return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
 
     def _residual_rows(self, at: At) -> tuple[Any, Any]:
-        """The slot of what is added, and the first row in it."""
+        """Return the slot of the residual, and the first row in it."""
         slot = lax.rem(self._panel_and_tile(at), jnp.int32(self.schedule.residual_slots))
         return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
 
@@ -110,7 +110,7 @@ class Steps:
 
     @property
     def _copies(self) -> Ring:
-        """The ring of all that a step reads: rows of its visit, if it has the first tile, and columns of its tile."""
+        """The ring of a step's inputs: rows of its visit, if it has the first tile, and columns of its tile."""
 
         def copies(step: tuple[Any, At], act: Act) -> None:
             number, at = step
@@ -131,33 +131,33 @@ class Steps:
         size = rows_of(self.schedule, self._of(at, Field.SIZE))
         source = pl.ds(rows_of(self.schedule, self._of(at, Field.BEGIN)), size)
         target = pl.ds(rows_of(self.schedule, self._of(at, Field.PLACE)), size)
-        its, refs = self.its, self.refs
-        found = [pltpu.make_async_copy(refs.lhs.at[source, :], its.rows.at[target, :], its.rows_sem.at[slot])]
+        buffers, refs = self.its, self.refs
+        result = [pltpu.make_async_copy(refs.lhs.at[source, :], buffers.rows.at[target, :], buffers.rows_sem.at[slot])]
         if refs.row_scale is not None:
-            scale = refs.row_scale.at[source, :], its.scale.at[target, :]
-            found.append(pltpu.make_async_copy(*scale, its.scale_sem.at[slot]))
-        return found
+            scale = refs.row_scale.at[source, :], buffers.scale.at[target, :]
+            result.append(pltpu.make_async_copy(*scale, buffers.scale_sem.at[slot]))
+        return result
 
     def _tile_copies(self, number: Any, at: At, columns: Any, there: Any) -> list[Any]:
         slot = lax.rem(number, jnp.int32(self.schedule.weight_slots))
-        group, its, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
-        found = []
+        group, buffers, refs, spec = self._of(at, Field.GROUP), self.its, self.refs, self.spec
+        result = []
         for product in range(spec.products):
             source = refs.up if product and not spec.side_by_side else refs.rhs
             across = self._weight_columns(at.tile, product, columns)
-            tile, place = ((one, slice(None)) if spec.transpose_rhs else (slice(None), one) for one in (across, there))
-            weights = its.weights.at[slot, product, *place]
-            found.append(pltpu.make_async_copy(source.at[group, *tile], weights, its.weights_sem.at[slot]))
+            tile, place = ((cut, slice(None)) if spec.transpose_rhs else (slice(None), cut) for cut in (across, there))
+            weights = buffers.weights.at[slot, product, *place]
+            result.append(pltpu.make_async_copy(source.at[group, *tile], weights, buffers.weights_sem.at[slot]))
         if refs.bias is not None:
-            bias = refs.bias.at[group, :, columns], its.bias.at[slot, :, there]
-            found.append(pltpu.make_async_copy(*bias, its.bias_sem.at[slot]))
+            bias = refs.bias.at[group, :, columns], buffers.bias.at[slot, :, there]
+            result.append(pltpu.make_async_copy(*bias, buffers.bias_sem.at[slot]))
         if refs.residual is not None:
             residual_slot, row = self._residual_rows(at)
             size, begin = (rows_of(self.schedule, self._of(at, field)) for field in (Field.SIZE, Field.BEGIN))
             rows = block_of(refs.residual, pl.ds(begin, size), columns)
-            target = its.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
-            found.append(pltpu.make_async_copy(rows, target, its.residual_sem.at[slot]))
-        return found
+            target = buffers.residual.at[residual_slot, pl.ds(rows_of(self.schedule, row), size), there]
+            result.append(pltpu.make_async_copy(rows, target, buffers.residual_sem.at[slot]))
+        return result
 
     def _step(self, number: Any, at: At) -> None:
         self._copies.wait((number, at))
@@ -189,20 +189,20 @@ class Steps:
         lax.while_loop(lambda row: row < size, rest, count * largest.rows)
 
     def _multiply(self, at: At, slot: Any, row: Any, out_slot: Any, block: RowBlock) -> None:
-        """A block of rows with all columns of the tile, into a slot of the ring of results."""
-        its, spec, schedule = self.its, self.spec, self.schedule
+        """Multiply a block of rows by all columns of the tile, into a slot of the ring of results."""
+        buffers, spec, schedule = self.its, self.spec, self.schedule
         rows = pl.ds(rows_of(schedule, self._of(at, Field.PLACE) + row), block.rows)
         residual = self._residual_of(at, row, block)
 
         def one(columns: Any, width: int) -> None:
             total, *up = (self._total(rows, slot, product, columns, width, block) for product in range(spec.products))
-            its.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
+            buffers.out[out_slot, pl.ds(0, block.rows), columns] = apply_epilogue(
                 total,
                 spec.dtype_out,
-                bias=None if its.bias is None else lambda: its.bias[slot, :, columns],
+                bias=None if buffers.bias is None else lambda: buffers.bias[slot, :, columns],
                 activation=self.activation,
                 up=up[0] if up else None,
-                row_scale=None if its.scale is None else lambda: its.scale[rows, :],
+                row_scale=None if buffers.scale is None else lambda: buffers.scale[rows, :],
                 residual=None if residual is None else lambda: residual[:, columns],
             )
 
@@ -210,31 +210,31 @@ class Steps:
             pl.loop(0, parts.how_many)(lambda index, parts=parts: one(parts.at(index), parts.size))
 
     def _residual_of(self, at: At, row: Any, block: RowBlock) -> Any:
-        """What is added to a block of rows, with all columns of the tile."""
+        """Return the residual of a block of rows, with all columns of the tile."""
         if self.its.residual is None:
             return None
         slot, begin = self._residual_rows(at)
         return self.its.residual.at[slot, pl.ds(rows_of(self.schedule, begin + row), block.rows), :]
 
     def _total(self, rows: Any, slot: Any, product: int, columns: Any, width: int, block: RowBlock) -> Array:
-        """A product of a block with so many columns of the weights, over all of k."""
-        its, spec = self.its, self.spec
+        """Return a product of a block with `columns` of the weights, over all of k."""
+        buffers, spec = self.its, self.spec
 
         def partial(depth: Any) -> Array:
             tile = (columns, depth) if spec.transpose_rhs else (depth, columns)
-            weights = its.weights[slot, product, *tile]
-            return dot(its.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
+            weights = buffers.weights[slot, product, *tile]
+            return dot(buffers.rows[rows, depth], weights, (1, 1 if spec.transpose_rhs else 0), spec)
 
-        if its.acc is None:
+        if buffers.acc is None:
             return partial(slice(None))
-        acc = its.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
+        acc = buffers.acc.at[product, pl.ds(0, block.rows), pl.ds(0, width)]
 
         def add(depth: Any, is_first: Any) -> None:
-            found = partial(depth)
-            acc[...] = jnp.where(is_first, jnp.zeros_like(found), acc[...]) + found
+            partial_sum = partial(depth)
+            acc[...] = jnp.where(is_first, jnp.zeros_like(partial_sum), acc[...]) + partial_sum
 
-        whole, *rest = parts_of(spec.k, block.depth)
-        pl.loop(0, whole.how_many)(lambda index: add(whole.at(index), index == 0))
-        for one in rest:
-            acc[...] += partial(one.at(0))
+        first_part, *rest = parts_of(spec.k, block.depth)
+        pl.loop(0, first_part.how_many)(lambda index: add(first_part.at(index), index == 0))
+        for later_part in rest:
+            acc[...] += partial(later_part.at(0))
         return acc[...]

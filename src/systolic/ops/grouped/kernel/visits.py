@@ -1,6 +1,6 @@
 """The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups before the first copy starts.
 
-The list is scalar code, a few cycles a group; ahead of the kernel XLA would take several operations for it.
+Listing is scalar code, a few cycles a group; XLA would take several operations for it before the kernel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Groups(NamedTuple):
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
     number: int  # that it has
-    m: int  # rows; what the sizes say of rows behind these does not count
+    m: int  # rows; sizes do not count past these
 
 
 class Field:
-    """Rows of the table of visits: what is known of each."""
+    """Rows of the table of visits: the properties of each visit."""
 
     GROUP = 0  # of those that the kernel has
     BEGIN = 1  # first row, a multiple of a register's
-    SIZE = 2  # rows, likewise; 0 only in the gradient, for a group without rows
+    SIZE = 2  # rows of the visit; 0 only in the gradient, for a group without rows
     HEAD = 3  # rows at the begin that belong to other groups
     KEPT = 4  # rows from the begin on that this visit stores; in the gradient, up to the group's end
     FIRST = 5  # the first visit among those that are gone through together, for one tile after another
@@ -40,7 +40,7 @@ class Field:
 
 
 class Listed(NamedTuple):
-    """How many visits there are, and the rows that they cover."""
+    """The number of visits, and the rows that they cover."""
 
     visits: Any
     begin: Any
@@ -48,30 +48,30 @@ class Listed(NamedTuple):
 
 
 def down(row: Any, multiple: int) -> Any:
-    """The multiple at or below a row; `multiple` is a power of two."""
+    """Return the multiple at or below a row; `multiple` is a power of two."""
     return lax.bitwise_and(row, jnp.int32(-multiple))
 
 
 def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed:
-    """The visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
+    """List the visits of a product, in panels: rows of consecutive groups that are in VMEM together."""
     multiple, panel = schedule.row_multiple, schedule.panel
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         blocks = lax.div(rows.span + (panel - 1), jnp.int32(panel))
-        each = _even(rows.span, blocks, schedule.blocks[0].rows)
+        block_rows = _even(rows.span, blocks, schedule.blocks[0].rows)
 
         def block(at: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
-            visit, used, slot, first, panels = carry
-            begin = rows.begin + at * each
-            size = jnp.minimum(each, rows.begin + rows.span - begin)
-            is_new = used + size > panel
+            visit, panel_rows, slot, first, panels = carry
+            begin = rows.begin + at * block_rows
+            size = jnp.minimum(block_rows, rows.begin + rows.span - begin)
+            is_new = panel_rows + size > panel
 
             @pl.when(visit > 0)
             def _end_of_panel() -> None:
                 table[Field.LAST, visit - 1] = is_new.astype(jnp.int32)
 
             slot = jnp.where(is_new, jnp.where(slot == schedule.panels - 1, 0, slot + 1), slot)
-            used, first = jnp.where(is_new, 0, used), jnp.where(is_new, visit, first)
+            panel_rows, first = jnp.where(is_new, 0, panel_rows), jnp.where(is_new, visit, first)
             panels = panels + is_new.astype(jnp.int32)
             table[Field.GROUP, visit] = number
             table[Field.BEGIN, visit] = begin
@@ -79,9 +79,9 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
             table[Field.HEAD, visit] = jnp.where(at == 0, rows.start - begin, 0)
             table[Field.KEPT, visit] = jnp.minimum(size, down(rows.end, multiple) - begin)
             table[Field.FIRST, visit] = first
-            table[Field.PLACE, visit] = slot * panel + used
+            table[Field.PLACE, visit] = slot * panel + panel_rows
             table[Field.PANEL, visit] = panels
-            return visit + 1, used + size, slot, first, panels
+            return visit + 1, panel_rows + size, slot, first, panels
 
         return lax.fori_loop(0, blocks, block, carry)
 
@@ -96,17 +96,17 @@ def list_panels(groups: Groups, table: Any, schedule: GroupedSchedule) -> Listed
 
 
 def list_groups(groups: Groups, table: Any, schedule: GradientSchedule) -> Listed:
-    """The visits of a gradient: those of one group are gone through together, and a group without rows has one too."""
-    multiple, most, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
+    """List the visits of a gradient: all visits of a group are consecutive, and a group without rows has one too."""
+    multiple, max_rows, depth = schedule.row_multiple, schedule.most_rows, schedule.depths[-1]
 
     def group(number: Any, rows: _Rows, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         (visit,) = carry
-        blocks = jnp.maximum(lax.div(rows.span + (most - 1), jnp.int32(most)), 1)
-        each = _even(rows.span, blocks, depth)
+        blocks = jnp.maximum(lax.div(rows.span + (max_rows - 1), jnp.int32(max_rows)), 1)
+        block_rows = _even(rows.span, blocks, depth)
 
         def block(at: Any, carry: None) -> None:
-            begin = rows.begin + at * each
-            size = jnp.maximum(jnp.minimum(each, rows.begin + rows.span - begin), 0)
+            begin = rows.begin + at * block_rows
+            size = jnp.maximum(jnp.minimum(block_rows, rows.begin + rows.span - begin), 0)
             table[Field.GROUP, visit + at] = number
             table[Field.BEGIN, visit + at] = begin
             table[Field.SIZE, visit + at] = size
@@ -136,7 +136,7 @@ class _Rows(NamedTuple):
 def _over_groups(
     groups: Groups, multiple: int, body: Callable[[Any, _Rows, Any], Any], carry: Any
 ) -> tuple[Any, Any, Any]:
-    """`body` for each group that the kernel has; and the first and the last of their rows."""
+    """Call `body` for each group that the kernel has; return the first and the last of their rows."""
     zero = jnp.int32(0)
     first = zero if groups.offset_smem is None else groups.offset_smem[0]
     count = groups.sizes_smem.shape[0]
@@ -167,6 +167,6 @@ def _over_groups(
 
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
-    """Rows of each of so many blocks, about equally many; all where there is one."""
-    each = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
-    return jnp.where(blocks > 1, lax.div(each + (multiple - 1), multiple) * multiple, span)
+    """Return the rows of each of `blocks` blocks, about equally many; all rows if there is one block."""
+    block_rows = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
+    return jnp.where(blocks > 1, lax.div(block_rows + (multiple - 1), multiple) * multiple, span)

@@ -8,8 +8,8 @@ A step multiplies its tile in subtiles, each one stretch of straight code: the m
 once a subtile, so subtiles are as long as the size of the code allows (`schedule.KernelConfig`).
 
 Two pipelines run the same body. `pallas_call`'s has two stages. `emit_pipeline` has three, which hides the large store
-at the end of an output tile; it runs on one core. Edges: Pallas clips the last blocks' copies; what lies past the end
-along k is zeroed on both operands, because it may be anything, also NaN.
+at the end of an output tile; it runs on one core. Edges: Pallas clips the last blocks' copies; memory past the end
+along k is zeroed on both operands, because it may hold anything, even NaN.
 
 Products of one matrix that tiles divide lose less in `kernels.manual_dma`.
 """
@@ -45,12 +45,12 @@ def auto_pipeline_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "*batch m n"], ...]:
-    """All outputs of the product, with the dtypes `spec.dtypes_out`.
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
-      operands: arrays [*batch, rows, columns], all with the same number of dimensions. A batch dimension is as long as
-        the batch's, or 1: the same matrix for all.
-      config: legal for the product, with the pipeline auto or emit; `ops` sees to it.
+      operands: arrays [*batch, rows, columns], all with the same number of dimensions. A batch dimension has the length
+        of the batch's, or 1: the same matrix for all.
+      config: legal for the product, with the pipeline auto or emit; `ops` ensures it.
       chip: decides how many cores share the grid.
     """
     arrays = operands if interpret else operands.map(from_hbm)
@@ -71,9 +71,9 @@ def auto_pipeline_matmul(
         def index(*at: Any) -> tuple[Any, ...]:
             i, j = at[-3:-1] if config.grid_order == "m" else (at[-2], at[-3])
             named = {"m": i, "n": j, "k": at[-1], None: 0}
-            own = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
+            indices = [place if size > 1 else 0 for place, size in zip(at, array.shape[:-2], strict=False)]
             column = named[along[1]]
-            return *own, named[along[0]], column + first_column // shape[1] if first_column else column
+            return *indices, named[along[0]], column + first_column // shape[1] if first_column else column
 
         mode = pl.Buffered(num_stages) if num_stages > 2 else None
         return pl.BlockSpec((*(None for _ in batch), *shape), index, pipeline_mode=mode)
@@ -86,12 +86,14 @@ def auto_pipeline_matmul(
     blocks = operand_blocks(spec, tiles)
     in_specs = arrays.map(operand_spec, blocks)
     arrays = arrays.map(lambda one, block: one.reshape(one.shape[-2:]) if is_resident(one, block) else one, blocks)
-    every = arrays.present()
-    out_shape = tuple(shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, every) for dtype in spec.dtypes_out)
+    all_blocks = arrays.present()
+    out_shape = tuple(shape_with_mesh_axes((*batch, spec.m, spec.n), dtype, all_blocks) for dtype in spec.dtypes_out)
     out_specs = tuple(block_spec(out, (tiles.tile_m, tiles.tile_n), ("m", "n"), 2) for out in out_shape)
     if interpret and config.pipeline == "emit":
         arrays = arrays.map(as_stored, in_specs)
-        out_shape = tuple(shape_as_stored(*each, every) for each in zip(out_shape, out_specs, strict=True))
+        out_shape = tuple(
+            shape_as_stored(*shape_and_block, all_blocks) for shape_and_block in zip(out_shape, out_specs, strict=True)
+        )
 
     def body(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
         index = index_in_grid(len(grid) - 1, config)
@@ -138,5 +140,5 @@ def auto_pipeline_matmul(
 
 
 def is_resident(array: Array, block: Block) -> bool:
-    """Whether all of an array stays in VMEM: where it is the same for all of the batch."""
+    """True if all of an array stays in VMEM: it is the same for all of the batch."""
     return block.resident and math.prod(array.shape[:-2]) == 1

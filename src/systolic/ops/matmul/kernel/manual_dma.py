@@ -1,6 +1,6 @@
-"""The matmul that starts its copies by itself and so loses less at both ends: for sizes that tiles divide.
+"""The matmul that starts its own copies and so loses less at both ends: for sizes that tiles divide.
 
-It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. What differs:
+It takes the same steps as `kernels.auto_pipeline`, in the same order, on one core, without a batch. The differences:
 
 - The first step's blocks arrive in chunks along k, and products start with the first chunk.
 - In the last step of all a subtile of the output is on its way to HBM while the next one is multiplied.
@@ -34,7 +34,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates: shapes to be asked for, or refs. None for operands that stay in VMEM as a whole."""
+    """The kernel's buffers: shapes for Pallas, or refs. None for operands that stay in VMEM as a whole."""
 
     blocks: Operands
     sems: Operands
@@ -52,17 +52,17 @@ def manual_dma_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """All outputs of the product, with the dtypes `spec.dtypes_out`.
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
       operands: arrays [rows, columns].
-      config: with the manual pipeline, of tiles for which `schedule.can_run_manually`.
+      config: with the manual pipeline, and tiles that satisfy `schedule.can_run_manually`.
     """
     arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
-    # A row is copied beside the first blocks and not ahead of them, as the call would do it.
+    # A row is copied together with the first blocks and not before them, as the call would do it.
     def moving(block: Block, array: Array) -> Block | None:
         return None if block.resident and array.size <= SMALL_ELEMENTS else block
 
@@ -102,10 +102,10 @@ def manual_dma_matmul(
             refs=refs,
             streams=refs.map(stream, blocks, its.blocks, its.sems),
             outs=tuple(
-                OutputStream(outs_hbm[0], *own, tiles.tile_m, tiles.tile_n, number * spec.n)
+                OutputStream(outs_hbm[0], *buffers, tiles.tile_m, tiles.tile_n, number * spec.n)
                 if spec.joined_outputs
-                else OutputStream(outs_hbm[number], *own, tiles.tile_m, tiles.tile_n)
-                for number, own in enumerate(its.outs)
+                else OutputStream(outs_hbm[number], *buffers, tiles.tile_m, tiles.tile_n)
+                for number, buffers in enumerate(its.outs)
             ),
             fill_sem=its.fill_sem,
             scratch=its.scratch,
@@ -115,7 +115,7 @@ def manual_dma_matmul(
             config=config,
         ).run()
 
-    every = arrays.present()
+    all_blocks = arrays.present()
     shapes = (
         [((spec.m, 2 * spec.n), spec.dtype_out)]
         if spec.joined_outputs
@@ -131,7 +131,7 @@ def manual_dma_matmul(
             lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
-        out_shape=tuple(shape_with_mesh_axes(*each, every) for each in shapes),
+        out_shape=tuple(shape_with_mesh_axes(*shape, all_blocks) for shape in shapes),
         scratch_shapes=(buffers,),
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
     )
@@ -153,16 +153,16 @@ class _Kernel:
 
     @property
     def factors(self) -> tuple[Stream, ...]:
-        """What is multiplied, whose first blocks arrive in chunks."""
+        """The multiplied operands, whose first blocks arrive in chunks."""
         return tuple(self.streams.factors)
 
     @property
     def late(self) -> list[Stream]:
-        """Epilogue operands, which are first needed after all chunks have been multiplied."""
+        """The epilogue operands, which are first needed after all chunks have been multiplied."""
         return self.streams.of_output.present()
 
     def run(self) -> None:
-        """Starts the first copies, takes all steps, and waits for the last output."""
+        """Start the first copies, take all steps, and wait for the last output."""
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
@@ -186,9 +186,9 @@ class _Kernel:
         return Ring(slots=SLOTS, copies=copies)
 
     def _begin(self) -> None:
-        every = self.streams.present()
+        all_streams = self.streams.present()
         late, fill_chunks = self.late, self.config.fill_chunks
-        for stream in every:
+        for stream in all_streams:
             if stream not in self.factors and stream not in late:
                 stream.ring.start(0)
         for number in range(fill_chunks):
@@ -196,7 +196,7 @@ class _Kernel:
                 stream.fill_chunk(number, fill_chunks, self.fill_sem.at[side, number]).start()
         for stream in late:
             stream.ring.start(0)
-        for stream in every:
+        for stream in all_streams:
             stream.ring.fill(self.schedule.steps, begin=1)
 
     def _step(self, number: Any, carry: None) -> None:
@@ -247,7 +247,7 @@ class _Kernel:
         self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
-        """The sums of the first step, chunk by chunk."""
+        """Compute the sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:
@@ -260,9 +260,9 @@ class _Kernel:
 
             def one(at: Any) -> None:
                 subtile = Subtile.number(at, self.config)
-                for found, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                for added, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
                     so_far = sum_vmem[subtile.rows, subtile.columns]
-                    total = jnp.where(number == 0, jnp.zeros_like(found), so_far) + found
+                    total = jnp.where(number == 0, jnp.zeros_like(added), so_far) + added
                     sum_vmem[subtile.rows, subtile.columns] = total
 
             loop(self.config.subtiles, one)

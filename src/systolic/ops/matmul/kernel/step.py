@@ -20,7 +20,7 @@ Sums = tuple[Array, ...]  # of a subtile
 
 
 def index_in_grid(axis_k: int, config: KernelConfig) -> TileIndex:
-    """The tiles of a pipeline's step whose last axis is `axis_k`."""
+    """Return the tiles of a pipeline's step whose last axis is `axis_k`."""
     i, j = (pl.program_id(axis_k - 2), pl.program_id(axis_k - 1))[:: 1 if config.grid_order == "m" else -1]
     return TileIndex(i=i, j=j, kk=pl.program_id(axis_k))
 
@@ -37,11 +37,11 @@ def step(
     stored: Callable[[Subtile], None] = lambda _: None,
     first: Callable[[Operand, Operand, tuple[Any, ...]], None] | None = None,
 ) -> None:
-    """One step of the grid, on refs that are all in VMEM.
+    """Run one step of the grid, on refs that are all in VMEM.
 
     Args:
-      stored: called for each subtile that has been written to the outputs: in the last step over k, or in each one
-        where that is cheaper than code of its own.
+      stored: called for each subtile that has been written to the outputs: in the last step over k, or in each step if
+        that is cheaper than code of its own.
       first: computes the sums of the first step of all, from both operands into the accumulators, in place of `step`.
     """
     tiles = config.tiles
@@ -55,8 +55,8 @@ def step(
         read = refs.of_output.map(
             lambda ref, facts: ref[part_of(facts, subtile.rows, subtile.columns)], spec.operands.of_output
         )
-        made = outputs(totals, read, spec.epilogue, functions, spec.dtype_out, spec.pairing)
-        for out, value in zip(outs, made, strict=True):
+        results = outputs(totals, read, spec.epilogue, functions, spec.dtype_out, spec.pairing)
+        for out, value in zip(outs, results, strict=True):
             out[subtile.rows, subtile.columns] = value.astype(out.dtype)
 
     def products(subtile: Subtile) -> Sums:
@@ -72,8 +72,8 @@ def step(
 
     def sums_so_far(subtile: Subtile) -> Sums:
         return tuple(
-            jnp.where(kk == 0, jnp.zeros_like(found), sum_vmem[subtile.rows, subtile.columns]) + found
-            for found, sum_vmem in zip(products(subtile), sums_vmem, strict=True)
+            jnp.where(kk == 0, jnp.zeros_like(added), sum_vmem[subtile.rows, subtile.columns]) + added
+            for added, sum_vmem in zip(products(subtile), sums_vmem, strict=True)
         )
 
     def keep(totals: Sums, subtile: Subtile) -> None:
@@ -111,7 +111,8 @@ def step(
             rows = row_chunk(spec, config)
             subtiles(
                 lambda subtile: subtile.row_chunks(
-                    rows, lambda part: finish_last(tuple(one[part.rows, part.columns] for one in sums_vmem), part)
+                    rows,
+                    lambda part: finish_last(tuple(sum_vmem[part.rows, part.columns] for sum_vmem in sums_vmem), part),
                 )
             )
 
@@ -119,7 +120,7 @@ def step(
 
 
 def _own_columns(ref: Any, block: Block, tiles: Tiles, index: TileIndex) -> Any:
-    """The step's part of a row that stays in VMEM as a whole; other operands are blocks already."""
+    """Return the step's part of a row that stays in VMEM as a whole; other operands are blocks already."""
     if block.cut is None:
         return ref
     columns = getattr(tiles, f"tile_{block.cut}")

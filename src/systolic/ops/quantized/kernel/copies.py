@@ -1,4 +1,4 @@
-"""Copies of a quantized product: rows and tiles of the weight on their way in, tiles of the result on their way out."""
+"""Copies of a quantized product: rows and tiles of the weight to VMEM, tiles of the result to HBM."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class QuantizedOperands(NamedTuple):
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
     lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantized in HBM; in the kernel [tile_m, …]
     out_scale: Any = None  # [1, n] float32
-    up_values: Any = None  # [k, n]; None of a gated product: its columns are behind those of `values`
+    up_values: Any = None  # [k, n]; None of a gated product: its columns follow the columns of `values`
     up_scales: Any = None  # as scales
 
 
 class Buffers(NamedTuple):
-    """Scratch of the kernel; what it does not need is None."""
+    """The kernel's buffers; those that it does not need are None."""
 
     lhs: Any  # [row_slots, tile_m, k]
     values: Any  # [slots, weights, tile_k, tile_n]
@@ -50,7 +50,7 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Copies:
-    """The copies of a step of the grid (i, j, kk), which is number `step`."""
+    """The copies of step `step` of the grid (i, j, kk)."""
 
     refs: QuantizedOperands
     out_hbm: Any
@@ -90,12 +90,12 @@ class Copies:
 
     @property
     def lhs_vmem(self) -> Any:
-        """This step's block of rows, [tile_m, k], as they come."""
+        """This step's block of rows, [tile_m, k], as stored in HBM."""
         return self.its.lhs.at[lax.rem(pl.program_id(0), jnp.int32(self.schedule.row_slots))]
 
     @property
     def row_parts(self) -> list[Parts]:
-        """A block of rows as it comes: in parts, so that the first is made ready while the others are on their way."""
+        """The parts in which a block of rows arrives, so that the first is prepared while the others are copied."""
         return parts_of(self.schedule.tile_m, self.schedule.rows_at_once)
 
     def fetch(self) -> None:
@@ -116,22 +116,21 @@ class Copies:
         if schedule.grid_m == 1:
             return
         steps = schedule.grid_n * schedule.grid_k
-        each = -(-self._row_copies // steps)
-        first = lax.rem(self.step, jnp.int32(steps)) * each
-        whole = self._row_copies - (schedule.tile_m % schedule.rows_at_once > 0)
-        for number in range(each):
+        step_copies = -(-self._row_copies // steps)
+        first = lax.rem(self.step, jnp.int32(steps)) * step_copies
+        whole_copies = self._row_copies - (schedule.tile_m % schedule.rows_at_once > 0)
+        for number in range(step_copies):
             at = first + number
-            pl.when((block < schedule.grid_m) & (at < whole))(lambda at=at: self._row_copy(block, at).start())
-            if whole < self._row_copies:
-                last = (block < schedule.grid_m) & (at == whole)
-                pl.when(last)(lambda: self._row_copy(block, whole).start())
+            pl.when((block < schedule.grid_m) & (at < whole_copies))(lambda at=at: self._row_copy(block, at).start())
+            if whole_copies < self._row_copies:
+                last = (block < schedule.grid_m) & (at == whole_copies)
+                pl.when(last)(lambda: self._row_copy(block, whole_copies).start())
 
     def wait_for_rows(self, number: Any) -> None:
-        """Wait for one part of this step's block of rows: an int, of the last part if it is a smaller one."""
+        """Wait for one part of this step's block of rows; the number of a smaller last part is an int."""
         self._row_copy(pl.program_id(0), number).wait()
 
     def wait(self) -> None:
-        """Wait for this step's tile."""
         self._weights.wait(self.step)
 
     def reserve_out(self) -> None:
@@ -151,36 +150,38 @@ class Copies:
         return sum(parts.how_many for parts in self.row_parts)
 
     def _row_copy(self, block: Any, number: Any) -> Any:
-        """The copy of a part of a block of rows; the last part may be a smaller one, whose number is an int."""
+        """Return the copy of a part of a block of rows; the number of a smaller last part is an int."""
         schedule, slot = self.schedule, lax.rem(block, jnp.int32(self.schedule.row_slots))
-        size, whole = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
-        rows = schedule.tile_m % size if isinstance(number, int) and number == whole else size
+        size, whole_tiles = schedule.rows_at_once, schedule.tile_m // schedule.rows_at_once
+        rows = schedule.tile_m % size if isinstance(number, int) and number == whole_tiles else size
         source, target = self.refs.lhs, self.its.lhs.at[slot]
         first: Any = number * size
         if rows < schedule.tile_m:
             target = target.at[pl.ds(pl.multiple_of(first, size), rows)]
         if rows < schedule.tile_m * schedule.grid_m:
-            every = math.gcd(schedule.tile_m, size)
-            source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, every), rows)]
+            stride = math.gcd(schedule.tile_m, size)
+            source = source.at[pl.ds(pl.multiple_of(block * schedule.tile_m + first, stride), rows)]
         return pltpu.make_async_copy(source, target, self.its.lhs_sem.at[slot, number])
 
     def _weight_copies(self, number: Any, act: Act) -> None:
-        its, refs, schedule = self.its, self.refs, self.schedule
+        buffers, refs, schedule = self.its, self.refs, self.schedule
         kk = lax.rem(number, jnp.int32(schedule.grid_k))
         j = lax.rem(lax.div(number, jnp.int32(schedule.grid_k)), jnp.int32(schedule.grid_n))
         slot = lax.rem(number, jnp.int32(schedule.slots))
-        apart = refs.up_values is not None
+        is_separate = refs.up_values is not None
         weights = [(refs.values, refs.scales), (refs.up_values, refs.up_scales)]
-        count = its.values.shape[1]
+        count = buffers.values.shape[1]
         copies = []
         for weight in range(count):
-            values, scales = weights[weight if apart else 0]
-            beside = 1 if apart else count  # weights whose columns are in one array
-            columns = part(j + (0 if apart else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * beside)
+            values, scales = weights[weight if is_separate else 0]
+            array_weights = 1 if is_separate else count  # weights whose columns are in one array
+            columns = part(
+                j + (0 if is_separate else weight * schedule.grid_n), schedule.tile_n, schedule.grid_n * array_weights
+            )
             rows = part(kk, schedule.tile_k, schedule.grid_k)
             for tile, ring, sem in (
-                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], its.scales, its.scales_sem),
-                (values.at[rows, columns], its.values, its.values_sem),
+                (scales.at[kk if scales.shape[0] > 1 else 0, :, columns], buffers.scales, buffers.scales_sem),
+                (values.at[rows, columns], buffers.values, buffers.values_sem),
             ):
                 copies.append(pltpu.make_async_copy(tile, ring.at[slot, weight], sem.at[slot, weight]))
         for copy in copies:

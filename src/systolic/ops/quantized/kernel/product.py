@@ -1,14 +1,14 @@
 """A product with a quantized weight: `(activation(lhs @ (values · scales) + bias) + residual) · out_scale`.
 
-Or with two, gated: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
+Or, gated, with two weights: `activation(lhs @ gate) · (lhs @ up)`. Tiles of both pass together, and meet the same rows.
 
 Rows of lhs are floats, or quantized: in HBM, with scales of rows or of blocks of k, or here, when a block of rows is
-new, with a scale for each row. Scales of rows and of columns are applied to sums, each by itself.
+new, with a scale for each row. Scales of rows and of columns are applied to sums separately.
 
 Grid: (i, j, kk), kk innermost. Rows of lhs stay in VMEM with all of k while the weight passes, tile by tile, as it is
-stored: nothing but its few bits crosses HBM. Each tile is brought into the form of its route (`schedule.
-quantized_route`), a subtile at a time beside the products; where several subtiles of rows meet the same weights, they
-are made once and kept. Scales multiply the sums of their blocks, or the weights.
+stored: nothing but its few bits crosses HBM. Each tile is converted to the form of its route (`quantized.route`), a
+subtile at a time in parallel with the products; weights that several subtiles of rows meet are converted once and kept.
+Scales multiply the sums of their blocks, or the weights.
 
 In VMEM: a block of rows, and one more as they are multiplied if they are stored in another dtype, or else for the next
 block, with their scales;
@@ -46,29 +46,29 @@ def quantized_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """The product.
+    """Return the product.
 
     Args:
       operands: lhs, and the residual, have `schedule.grid_m · schedule.tile_m` rows; k and n are multiples of 128.
-        Scales are [blocks, n]. Of a gated product both weights are there, or one [k, 2n] with up behind gate.
+        Scales are [blocks, n]. A gated product has both weights, or one [k, 2n] with up after gate.
       activation: the function that `spec.activation` names.
     """
     schedule = _as_interpreted(schedule, spec) if interpret else schedule
-    its, m = schedule, schedule.grid_m * schedule.tile_m
-    out_tile = (its.tile_m, its.tile_n)
+    ring_schedule, m = schedule, schedule.grid_m * schedule.tile_m
+    out_tile = (ring_schedule.tile_m, ring_schedule.tile_n)
 
     def load(array: Any, *, of_bits: bool = False) -> Any:
         if array is None:
             return None
         return _as_loaded(array, of_bits) if interpret else from_hbm(array)
 
-    made_of_bits = its.route.made == "bits"
+    made_of_bits = ring_schedule.route.made == "bits"
     arrays = operands._replace(
-        lhs=load(operands.lhs, of_bits=its.route.rows_of_bits),
+        lhs=load(operands.lhs, of_bits=ring_schedule.route.rows_of_bits),
         values=load(operands.values, of_bits=made_of_bits),
-        scales=load(_tiled(operands.scales, its)),
+        scales=load(_tiled(operands.scales, ring_schedule)),
         up_values=load(operands.up_values, of_bits=made_of_bits),
-        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, its)),
+        up_scales=None if operands.up_scales is None else load(_tiled(operands.up_scales, ring_schedule)),
     )
     row = pl.BlockSpec((1, spec.n), lambda i, j, kk: (0, 0))
     hbm = pl.BlockSpec(memory_space=pltpu.HBM)
@@ -78,23 +78,25 @@ def quantized_product(
         scales=hbm,
         bias=row if spec.bias else None,
         residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
-        lhs_scales=pl.BlockSpec((its.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)) if spec.lhs_blocks else None,
+        lhs_scales=pl.BlockSpec((ring_schedule.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0))
+        if spec.lhs_blocks
+        else None,
         out_scale=row if spec.out_scale else None,
         up_values=None if operands.up_values is None else hbm,
         up_scales=None if operands.up_scales is None else hbm,
     )
 
-    given = [one for one in arrays if one is not None]
+    present = [array for array in arrays if array is not None]
 
     def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
         Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
 
     return pl.pallas_call(
         kernel,
-        grid=(its.grid_m, its.grid_n, its.grid_k),
+        grid=(ring_schedule.grid_m, ring_schedule.grid_n, ring_schedule.grid_k),
         in_specs=(places,),
         out_specs=hbm,
-        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), given),
+        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
         cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
@@ -110,7 +112,7 @@ def _name(spec: QuantizedSpec) -> str:
 
 
 def _as_interpreted(schedule: QuantizedSchedule, spec: QuantizedSpec) -> QuantizedSchedule:
-    """On a CPU XLA does not compile products of int4: int8 holds the same numbers."""
+    """Cast int4 to int8 on a CPU, where XLA does not compile products of int4."""
     route = schedule.route
     if route.rows != "int4":
         return schedule
@@ -118,7 +120,7 @@ def _as_interpreted(schedule: QuantizedSchedule, spec: QuantizedSpec) -> Quantiz
 
 
 def _as_loaded(values: Array, of_bits: bool) -> Array:
-    """In interpret mode a ref is of one dtype: fp4 and what is made of bits come as integers of the same bits."""
+    """Return integers of the same bits in interpret mode, where a ref has one dtype: for fp4 and floats of bits."""
     if values.dtype == jnp.float4_e2m1fn:
         return lax.bitcast_convert_type(values, jnp.int4)
     is_float8 = jnp.issubdtype(values.dtype, jnp.floating) and values.dtype.itemsize == 1
@@ -126,7 +128,7 @@ def _as_loaded(values: Array, of_bits: bool) -> Array:
 
 
 def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
-    """Scales so that those of a tile are whole in their axis: of a multiple of eight blocks that copies nothing."""
+    """Return scales with a whole axis for those of a tile; with a multiple of eight blocks this copies nothing."""
     return scales.reshape(-1, its.tile_blocks, scales.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""Rows of lhs as the matrix units take them, made once for a block of rows, with their scales and their sums."""
+"""Rows of lhs in the form that the matrix units take, made once for a block of rows, with their scales and sums."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _COLUMNS_AT_ONCE = 512
 
 
 def prepare_rows(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
-    """Waits for a block of rows, and fills the buffers that depend on it alone: rows, their scales and their sums."""
-    refs, its, route = copies.refs, copies.its, copies.schedule.route
+    """Wait for a block of rows, and fill the buffers that depend on it alone: rows, their scales and their sums."""
+    refs, buffers, route = copies.refs, copies.its, copies.schedule.route
     if spec.quantize_lhs is not None:
         _quantize(copies, lhs_vmem, spec)
     else:
         _each_part(copies, lambda _: None)
-    if spec.quantize_lhs is None and its.rows is not None:
+    if spec.quantize_lhs is None and buffers.rows is not None:
         numbers = _numbers(lhs_vmem, spec.dtype_lhs) if route.rows_of_bits else lhs_vmem[...]
-        its.rows[...] = numbers.astype(its.rows.dtype)
+        buffers.rows[...] = numbers.astype(buffers.rows.dtype)
         if route.even_first:
-            _put_even_first(its.rows)
+            _put_even_first(buffers.rows)
     for block in range(spec.lhs_blocks):
         scales = refs.lhs_scales[:, block : block + 1]
-        its.row_scales[block] = jnp.broadcast_to(scales, its.row_scales.shape[1:])
-    if its.row_sums is not None:
-        _sum_rows(lhs_vmem if its.rows is None else its.rows, its.row_sums, spec, copies.schedule)
+        buffers.row_scales[block] = jnp.broadcast_to(scales, buffers.row_scales.shape[1:])
+    if buffers.row_sums is not None:
+        _sum_rows(lhs_vmem if buffers.rows is None else buffers.rows, buffers.row_sums, spec, copies.schedule)
 
 
 def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
-    """Waits for each part of a block of rows, and does something with where it is."""
+    """Wait for each part of a block of rows, and call a function with its place."""
 
     def numbered(parts: Parts, first: int, number: Any, carry: None) -> None:
         copies.wait_for_rows(first + number)
@@ -64,63 +64,65 @@ def _each_part(copies: Copies, make: Callable[[Any], None]) -> None:
 
 
 def dot(left: Array, right: Array) -> Array:
-    """A product with a sum in int32 of integers, else in float32."""
+    """Multiply with a sum in int32 for integers, else in float32."""
     total = jnp.int32 if jnp.issubdtype(left.dtype, jnp.integer) else jnp.float32
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=total)
 
 
 def _numbers(lhs_vmem: Any, name: str) -> Array:
-    """Rows of a float that the chip does not take."""
+    """Return rows of a float format that the chip does not take as numbers."""
     bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
     return numbers_of_bits(bits[...], name)
 
 
 def _quantize(copies: Copies, lhs_vmem: Any, spec: QuantizedSpec) -> None:
-    """Each row with a scale of its own, as `systolic.quantize` makes it, but by a product with the scale's inverse."""
-    its = copies.its
+    """Quantize each row with its own scale, as `systolic.quantize` does, but by a product with the scale's inverse."""
+    buffers = copies.its
 
     def chunk(at: Any) -> None:
-        assert spec.quantize_lhs is not None  # else nobody asks
+        assert spec.quantize_lhs is not None  # the only callers quantize
         scales = _scales(lhs_vmem, at, spec)
-        its.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
+        buffers.row_scales[0, at, :] = jnp.broadcast_to(scales, (scales.shape[0], LANES))
         inverse = 1.0 / scales
         for columns in _column_parts(spec.k):
             numbers = lhs_vmem[at, columns].astype(jnp.float32) * inverse
-            its.rows[at, columns] = _as_format(numbers, spec.quantize_lhs, its.rows.dtype, copies.schedule.route)
+            buffers.rows[at, columns] = _as_format(
+                numbers, spec.quantize_lhs, buffers.rows.dtype, copies.schedule.route
+            )
 
     _each_part(copies, chunk)
 
 
 def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
-    """The largest magnitude of each row over the format's largest number; NaN where a number is not finite.
+    """Return each row's largest magnitude over the format's largest number; NaN if a number is not finite.
 
-    Magnitudes of floats are ordered as their bits are, where infinity comes behind the numbers, and NaN behind it: so
-    one maximum of integers finds all of them.
+    Magnitudes of floats are ordered like their bits: infinity follows the numbers, and NaN follows infinity. So one
+    maximum of integers finds all of them.
     """
     parts = []
     for columns in _column_parts(spec.k):
         numbers = lhs_vmem[at, columns].astype(jnp.float32)
         bits: Any = pltpu.bitcast(numbers, jnp.int32) & _MAGNITUDE_BITS
         parts += [bits[:, first : first + LANES] for first in range(0, bits.shape[1], LANES)]
-    most = functools.reduce(jnp.maximum, parts)
-    reach = jnp.where(most >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(most, jnp.float32))
+    largest = functools.reduce(jnp.maximum, parts)
+    reach = jnp.where(largest >= _INFINITY_BITS, jnp.inf, pltpu.bitcast(largest, jnp.float32))
     reach = jnp.max(reach, axis=1, keepdims=True)
-    assert spec.quantize_lhs is not None  # else nobody asks
+    assert spec.quantize_lhs is not None  # the only callers quantize
     scales = reach / LARGEST[spec.quantize_lhs]
     scales = jnp.where(scales >= jnp.finfo(jnp.float32).tiny, scales, 1.0)
     return jnp.where(reach == jnp.inf, jnp.nan, scales)
 
 
 def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
-    """Numbers rounded to those of a format, in the dtype in which they are multiplied."""
+    """Round numbers to those of a format, in the dtype in which they are multiplied."""
     if route.rows_of_bits:
         return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
         return numbers.astype(jnp.dtype(name)).astype(dtype)
-    whole = jnp.round(numbers)
+    rounded = jnp.round(numbers)
     if not jnp.issubdtype(dtype, jnp.integer):
-        return whole.astype(dtype)
-    integers = whole.astype(jnp.int32).astype(jnp.int8)
+        return rounded.astype(dtype)
+    integers = rounded.astype(jnp.int32).astype(jnp.int8)
     return integers.astype(dtype)
 
 
@@ -129,30 +131,30 @@ def _column_parts(k: int) -> list[slice]:
 
 
 def _put_even_first(rows_vmem: Any) -> None:
-    """Puts the even ones of every 64 columns before the odd ones, by a product with one 1 in each row and column.
+    """Put the even ones of every 64 columns before the odd ones, by a product with one 1 in each row and column.
 
     That is exact. A number that is not finite makes a row NaN, as the sum of the row does in any case.
     """
     source, target = (lax.broadcasted_iota(jnp.int32, (LANES, LANES), axis) for axis in (0, 1))
     half = EVEN_FIRST_ROWS // 2
     place = target % EVEN_FIRST_ROWS
-    chosen = source == target - place + 2 * (place % half) + place // half
-    order = jnp.where(chosen, 1.0, 0.0).astype(rows_vmem.dtype)
+    permutation = source == target - place + 2 * (place % half) + place // half
+    order = jnp.where(permutation, 1.0, 0.0).astype(rows_vmem.dtype)
     registers = rows_vmem.shape[1] // LANES
     together = largest_divisor(registers, 1, _DOTS_TOGETHER)
 
     def several(number: Any, carry: None) -> None:
-        places = [pl.ds(pl.multiple_of((number * together + each) * LANES, LANES), LANES) for each in range(together)]
-        found = [dot(rows_vmem[:, at], order) for at in places]
-        for at, each in zip(places, found, strict=True):
-            rows_vmem[:, at] = each.astype(rows_vmem.dtype)
+        places = [pl.ds(pl.multiple_of((number * together + index) * LANES, LANES), LANES) for index in range(together)]
+        result = [dot(rows_vmem[:, at], order) for at in places]
+        for at, part_sum in zip(places, result, strict=True):
+            rows_vmem[:, at] = part_sum.astype(rows_vmem.dtype)
         return carry
 
     lax.fori_loop(0, registers // together, several, None)
 
 
 def _sum_rows(rows_vmem: Any, sums_vmem: Any, spec: QuantizedSpec, schedule: QuantizedSchedule) -> None:
-    """The matrix units add up each block of a row: what an offset of the weights adds to its products.
+    """Add up each block of a row by the matrix units: an offset of the weights adds it to the products.
 
     Several dots follow each other in straight code, so that one need not wait for another; not all of them, because
     the compiler keeps what each reads.

@@ -23,7 +23,7 @@ Fn = Callable[[Array], Array]
 
 
 class Tile(NamedTuple):
-    """What one weight has in VMEM in a step."""
+    """The refs of one weight in VMEM in a step."""
 
     values: Any  # [tile_k, tile_n]
     scales: Any  # [tile_blocks, tile_n]
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """The step (i, j, kk) of the grid. Refs of its slots are made once: where a slot lies takes scalar code."""
+    """The step (i, j, kk) of the grid. Refs of its slots are made once, because a slot's address takes scalar code."""
 
     refs: QuantizedOperands
     its: Buffers
@@ -55,7 +55,7 @@ class Step:
         schedule: QuantizedSchedule,
         activation: Fn | None,
     ) -> Step:
-        """The one that the kernel is called for."""
+        """Return the step that the kernel is called for."""
         copies = Copies.of_this_step(refs, out_hbm, its, schedule)
         slot = copies.slot
         return cls(
@@ -79,7 +79,7 @@ class Step:
         )
 
     def run(self) -> None:
-        """Makes rows ready when a block of them is new, and multiplies the tile in subtiles."""
+        """Prepare rows when a block of them is new, and multiply the tile in subtiles."""
         j, kk, copies, schedule = pl.program_id(1), pl.program_id(2), self.copies, self.schedule
         copies.fetch()
         pl.when((j == 0) & (kk == 0))(lambda: prepare_rows(copies, self.lhs_vmem, self.spec))
@@ -100,12 +100,12 @@ class Step:
 
     @property
     def _depths(self) -> list[slice]:
-        """Parts of the tile's k, each of one dot."""
+        """Return parts of the tile's k, each of one dot."""
         depth = min(self.schedule.route.depth, self.schedule.tile_k)
         return [slice(first, first + depth) for first in range(0, self.schedule.tile_k, depth)]
 
     def _columns(self, columns: Any) -> None:
-        """All rows of the tile, with these columns of it."""
+        """Compute all rows of the tile, with these columns of it."""
         schedule = self.schedule
         for tile in self.tiles:
             if tile.kept is not None:
@@ -122,7 +122,7 @@ class Step:
         lax.fori_loop(0, schedule.tile_m // schedule.subtile_m, rows, None)
 
     def _product(self, tile: Tile, rows: Any, columns: Any) -> Array:
-        """The product with a weight so far, with its scales."""
+        """Return the product with a weight so far, with its scales."""
         total = self._total(tile, rows, columns)
         if tile.acc is not None:
             total = total.astype(tile.acc.dtype)
@@ -131,7 +131,7 @@ class Step:
         return self._scaled(tile, total, 0, rows, columns) if self.spec.blocks == 1 else total
 
     def _weights(self, tile: Tile, depth: slice, columns: Any) -> Array:
-        """What is pushed of a part of the tile."""
+        """Return the pushed weights of a part of the tile."""
         spec, route, scales = self.spec, self.schedule.route, None
         if route.scaled == "weights":
             blocks = slice(depth.start // spec.block, depth.stop // spec.block)
@@ -140,52 +140,52 @@ class Step:
         return pushed_weights(stored, scales, route, spec)
 
     def _scales(self, tile: Tile, blocks: slice, columns: Any) -> Array:
-        """Scales of what is pushed: a code of four bits stands for so many units."""
+        """Return the scales of pushed weights: a code of four bits represents a number of units."""
         scales = tile.scales[blocks, columns].astype(jnp.float32)
         unit = self.schedule.route.unit
         return scales if unit == 1.0 else scales * (1 / unit)
 
     def _total(self, tile: Tile, rows: Any, columns: Any) -> Array:
-        """The product over the tile's part of k; of several blocks the sum of what each comes to with its scale."""
+        """Return the product over the tile's part of k; with several blocks, the sum of their scaled products."""
         spec, schedule, total = self.spec, self.schedule, None
-        of_block = None
+        block_sum = None
         begin = pl.program_id(2) * schedule.tile_k if schedule.grid_k > 1 else 0
         for depth in self._depths:
             first = depth.start if schedule.grid_k == 1 else pl.multiple_of(begin + depth.start, LANES)
             weights = self._weights(tile, depth, columns) if tile.kept is None else tile.kept[depth, :]
-            found = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
-            found = found.astype(jnp.dtype(schedule.route.sums))
-            of_block = found if of_block is None else of_block + found
+            product = dot(self._rows_vmem[rows, pl.ds(first, depth.stop - depth.start)], weights)
+            product = product.astype(jnp.dtype(schedule.route.sums))
+            block_sum = product if block_sum is None else block_sum + product
             if schedule.route.scaled == "sums":
                 if depth.stop % spec.block and depth.stop != schedule.tile_k:
                     continue
                 if spec.blocks > 1:
-                    of_block = self._scaled(tile, of_block, depth.start // spec.block, rows, columns)
-            total = of_block if total is None else total + of_block
-            of_block = None
+                    block_sum = self._scaled(tile, block_sum, depth.start // spec.block, rows, columns)
+            total = block_sum if total is None else total + block_sum
+            block_sum = None
         assert total is not None
         return total
 
     def _scaled(self, tile: Tile, of_block: Array, block: int, rows: Any, columns: Any) -> Array:
-        """The sum of a block of the tile, without what the weights' offset adds, times its scales."""
-        its, spec, schedule = self.its, self.spec, self.schedule
-        of_tiles = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
+        """Return the sum of a block of the tile, without the weights' offset, times its scales."""
+        buffers, spec, schedule = self.its, self.spec, self.schedule
+        first_block = pl.program_id(2) * schedule.tile_blocks if spec.blocks > 1 and schedule.grid_k > 1 else 0
         of_block = of_block.astype(jnp.float32)
-        if its.row_sums is not None:
-            of_block = of_block - self._in_columns(its.row_sums[of_tiles + block, rows, :])
+        if buffers.row_sums is not None:
+            of_block = of_block - self._in_columns(buffers.row_sums[first_block + block, rows, :])
         if spec.lhs_blocks > 1:
-            of_block = of_block * self._in_columns(its.row_scales[of_tiles + block, rows, :])
+            of_block = of_block * self._in_columns(buffers.row_scales[first_block + block, rows, :])
         return of_block * self._scales(tile, slice(block, block + 1), columns)
 
     def _in_columns(self, of_rows: Array) -> Array:
-        """A number for each row, in every column of a subtile."""
+        """Return a number for each row, in every column of a subtile."""
         copies = self.schedule.subtile_n // LANES
         return of_rows if copies == 1 else jnp.concatenate([of_rows] * copies, axis=1)
 
     def _finished(self, totals: list[Array], rows: Any, columns: Any) -> Array:
-        refs, its = self.refs, self.its
-        if its.row_scales is not None and self.spec.lhs_blocks <= 1:
-            scales = self._in_columns(its.row_scales[0, rows, :])
+        refs, buffers = self.refs, self.its
+        if buffers.row_scales is not None and self.spec.lhs_blocks <= 1:
+            scales = self._in_columns(buffers.row_scales[0, rows, :])
             totals = [total * scales for total in totals]
         total, *up = totals
         return apply_epilogue(
@@ -199,5 +199,5 @@ class Step:
         )
 
     def _of_columns(self, row: Any, columns: Any) -> Array:
-        """The columns of the subtile, of a row that is there for all of n."""
+        """Return the subtile's columns of a row that covers all of n."""
         return row.at[:, part(pl.program_id(1), self.schedule.tile_n, self.schedule.grid_n)][:, columns]

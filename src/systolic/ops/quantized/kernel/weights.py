@@ -1,4 +1,4 @@
-"""Weights as the matrix units take them, made of what is stored; see `schedule.quantized_route`."""
+"""Weights in the form that the matrix units take, made from the stored values; see `quantized.route`."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _FP4_MAGNITUDES = 0x07070707
 
 
 def pushed_weights(stored: Array, scales: Array | None, route: Route, spec: QuantizedSpec) -> Array:
-    """A tile [rows, columns] of what is pushed.
+    """Return a tile [rows, columns] of pushed weights.
 
     Args:
-      stored: as `stored_bits` has it.
-      scales: [rows / spec.block, columns] where they multiply the weights; None where they multiply sums.
+      stored: the result of `stored_bits`.
+      scales: [rows / spec.block, columns] if they multiply the weights; None if they multiply sums.
     """
-    made, block = _made(stored, route, spec.dtype_rhs), spec.block
+    weights, block = _made(stored, route, spec.dtype_rhs), spec.block
     if scales is None:
-        return made
-    parts = [made[row * block : (row + 1) * block] * scales[row : row + 1] for row in range(scales.shape[0])]
+        return weights
+    parts = [weights[row * block : (row + 1) * block] * scales[row : row + 1] for row in range(scales.shape[0])]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=0)
 
 
 def stored_bits(values_vmem: Any, rows: Any, columns: Any, route: Route) -> Array:
-    """A part of a tile as it is stored; what a chip may not load as integers of the same bits."""
+    """Return a part of a tile as it is stored; as integers of the same bits if the chip may not load its dtype."""
     if values_vmem.dtype == jnp.float4_e2m1fn:
         values_vmem = values_vmem.bitcast(jnp.int4)
     elif route.made == "bits" and jnp.issubdtype(values_vmem.dtype, jnp.floating):
@@ -58,18 +58,18 @@ def _made(stored: Array, route: Route, name: str) -> Array:
     else:
         codes = (codes & _FP4_SIGNS) | ((codes & _FP4_MAGNITUDES) << 1)  # sign and, one place up, the rest
     assert route.codes is not None
-    found = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
-    return found.astype(jnp.bfloat16) if route.made == "cast codes" else found
+    values = pltpu.bitcast(codes, jnp.dtype(route.codes.dtype))
+    return values.astype(jnp.bfloat16) if route.made == "cast codes" else values
 
 
 def _codes_even_first(stored: Array, route: Route) -> Array:
-    """Makes codes of int4, the even ones of every 64 rows first: the lower and upper halves of bytes, not unpacked.
+    """Make codes of int4, the even ones of every 64 rows first: the lower and upper halves of bytes, not unpacked.
 
-    Eight rows lie in a word, the first lowest; four of them, every other one, become a word of codes.
+    Eight rows lie in a word, the first lowest; every other one of them, four rows, become a word of codes.
     """
     assert route.codes is not None
     words: Any = pltpu.bitcast(stored, jnp.int32) ^ _ALL_INT4_SIGNS  # numbers of four bits plus 8
-    halves = [pltpu.bitcast(each & _LOW_BITS, jnp.dtype(route.codes.dtype)) for each in (words, words >> 4)]
+    halves = [pltpu.bitcast(word & _LOW_BITS, jnp.dtype(route.codes.dtype)) for word in (words, words >> 4)]
     half = EVEN_FIRST_ROWS // 2
     firsts = range(0, stored.shape[0] // 2, half)
-    return jnp.concatenate([each[first : first + half] for first in firsts for each in halves], axis=0)
+    return jnp.concatenate([halve[first : first + half] for first in firsts for halve in halves], axis=0)

@@ -1,4 +1,4 @@
-"""The steps of `product`: chunks of lines, panels for each of them, and the blocks of each line."""
+"""The steps of `product`: chunks of lines, the panels of each chunk, and the blocks of each line."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ProductOperands(NamedTuple):
     """Arrays of a product, or their refs."""
 
     places: Places
-    blocks: Any  # [blocks, *stored block], of which the list may be a part
+    blocks: Any  # [blocks, *stored block]; the list may be a part of them
     dense: Any  # rhs [k, n] of dsd, lhs [m, k] of dds
     bias: Any = None  # float32 [1, n]
     first: Any = None  # int32 [1], in SMEM: the block with which the list begins; None: the first one
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates."""
+    """The kernel's buffers."""
 
     list: ListBuffers
     blocks: Any  # [slots, *stored block]
@@ -44,7 +44,7 @@ class Buffers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is under way."""
+    """The blocks and panels under way."""
 
     started: Any  # copies of blocks, each of `fetched` of them
     arrived: Any
@@ -71,73 +71,73 @@ class Kernel:
 
     @property
     def _panels(self) -> Panels:
-        its = self.schedule
+        schedule = self.schedule
         return Panels(
             source=self.refs.dense,
             target=self.its.panel,
             sem=self.its.panel_sem,
             axis=0 if self._turned else 1,
-            size=its.tile,
-            grid=its.grid,
-            parts=its.parts,
+            size=schedule.tile,
+            grid=schedule.grid,
+            parts=schedule.parts,
         )
 
     def run(self) -> None:
-        """Goes through all chunks, and waits for the last lines."""
-        its = self.schedule
-        each = -(-its.grid // self.cores)
-        first = pl.program_id(0) * each if self.cores > 1 else jnp.int32(0)
-        end = jnp.minimum(first + each, its.grid)
+        """Process all chunks, and wait for the last lines."""
+        schedule = self.schedule
+        core_lines = -(-schedule.grid // self.cores)
+        first = pl.program_id(0) * core_lines if self.cores > 1 else jnp.int32(0)
+        end = jnp.minimum(first + core_lines, schedule.grid)
         zero = jnp.int32(0)
 
         @pl.when(first < end)
         def _work() -> None:
-            self._panels.start(0, its.parts, first, 0)
+            self._panels.start(0, schedule.parts, first, 0)
             state = self._fetch(zero, _State(zero, zero, zero, zero))
 
             def chunk(at: tuple[Any, _State]) -> tuple[Any, _State]:
                 line, state = at
-                behind = self._chunk_end(line)
+                chunk_end = self._chunk_end(line)
                 state = lax.fori_loop(
-                    first, end, lambda panel, state: self._panel(line, behind, (first, panel, end), state), state
+                    first, end, lambda panel, state: self._panel(line, chunk_end, (first, panel, end), state), state
                 )
-                return behind, state
+                return chunk_end, state
 
             _, state = lax.while_loop(lambda at: at[0] < self.spec.lines, chunk, (zero, state))
 
-            used_slots = jnp.minimum(state.stored, its.out_slots)
+            used_slots = jnp.minimum(state.stored, schedule.out_slots)
             self._outs.wait_all(0, used_slots, lambda slot: (zero, zero, slot))
 
     def _chunk_end(self, line: Any) -> Any:
-        """The line behind the last one of a chunk, such that chunks have about equally many blocks."""
+        """Return the line after the last one of a chunk, such that chunks have about equally many blocks."""
         begins, capacity, lines = self.list.begins, self.schedule.capacity, self.spec.lines
         begin = begins[line]
         left = begins[lines] - begin
         share = lax.div(left, jnp.maximum(lax.div(left + (capacity - 1), jnp.int32(capacity)), 1))
 
         def fits(line: Any) -> Any:
-            after = begins[jnp.minimum(line + 1, lines)]
-            is_empty = after == begins[jnp.minimum(line, lines)]
-            return (line < lines) & (after - begin <= capacity) & (is_empty | (begins[line] - begin < share))
+            next_begin = begins[jnp.minimum(line + 1, lines)]
+            is_empty = next_begin == begins[jnp.minimum(line, lines)]
+            return (line < lines) & (next_begin - begin <= capacity) & (is_empty | (begins[line] - begin < share))
 
         return lax.while_loop(fits, lambda line: line + 1, line)
 
     def _panel(self, line: Any, behind: Any, panels: tuple[Any, Any, Any], state: _State) -> _State:
-        """Multiplies one panel by all lines of a chunk, while the next one arrives."""
-        its, (first, panel, end) = self.schedule, panels
+        """Multiply one panel by all lines of a chunk, while the next one arrives."""
+        schedule, (first, panel, end) = self.schedule, panels
         is_last, is_one = panel == end - 1, end - first == 1  # one panel stays
-        slot = jnp.where(is_one, 0, lax.rem(state.panels, jnp.int32(its.panel_slots)))
+        slot = jnp.where(is_one, 0, lax.rem(state.panels, jnp.int32(schedule.panel_slots)))
         pl.when((state.panels == 0) | jnp.logical_not(is_one))(lambda: self._panels.wait(slot))
         has_next = jnp.logical_not(is_one) & (jnp.logical_not(is_last) | (behind < self.spec.lines))
-        after, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(its.panel_slots))
+        next_panel, next_slot = jnp.where(is_last, first, panel + 1), lax.rem(slot + 1, jnp.int32(schedule.panel_slots))
 
         def one_line(number: Any, state: _State) -> _State:
-            used = self.list.begins[jnp.where(is_last, number, line)]
-            state = self._line(number, panel, slot, used, state)
+            used_blocks = self.list.begins[jnp.where(is_last, number, line)]
+            state = self._line(number, panel, slot, used_blocks, state)
 
             @pl.when(has_next)
             def _arrives() -> None:
-                self._panels.start(*self._panels.due(number - line, behind - line), after, next_slot)
+                self._panels.start(*self._panels.due(number - line, behind - line), next_panel, next_slot)
 
             return self._fetch(self.list.begins[jnp.where(is_last, number + 1, line)], state)
 
@@ -145,11 +145,14 @@ class Kernel:
         return state._replace(panels=state.panels + 1)
 
     def _fetch(self, used: Any, state: _State) -> _State:
-        """Starts copies of blocks for which there is room where those before `used` were."""
-        its = self.schedule
+        """Start copies of blocks that fit into the room of the blocks before `used`."""
+        schedule = self.schedule
         number = self.list.begins[self.spec.lines]
-        there, room = (lax.div(one, jnp.int32(its.fetched)) for one in (number + its.fetched - 1, used + its.slots))
-        end = jnp.minimum(jnp.minimum(there, room), state.arrived + its.under_way)
+        fetched_number, room = (
+            lax.div(limit, jnp.int32(schedule.fetched))
+            for limit in (number + schedule.fetched - 1, used + schedule.slots)
+        )
+        end = jnp.minimum(jnp.minimum(fetched_number, room), state.arrived + schedule.under_way)
         self._blocks.start_all(state.started, end)
         return state._replace(started=jnp.maximum(state.started, end))
 
@@ -164,23 +167,23 @@ class Kernel:
         return Ring(slots=self.schedule.out_slots, copies=lambda place, act: act(self._out_copy(*place)))
 
     def _block_copy(self, copy: Any) -> Any:
-        its = self.schedule
+        schedule = self.schedule
         slot = self._blocks.slot(copy)
         order, first = self.list.order, self.refs.first
-        block = copy * its.fetched if order is None else order[copy]
-        source = self.refs.blocks.at[pl.ds(block if first is None else first[0] + block, its.fetched)]
-        target = self.its.blocks.at[pl.ds(slot * its.fetched, its.fetched)]
-        sem = self.its.blocks_sem.at[lax.rem(copy, jnp.int32(its.under_way))]
+        block = copy * schedule.fetched if order is None else order[copy]
+        source = self.refs.blocks.at[pl.ds(block if first is None else first[0] + block, schedule.fetched)]
+        target = self.its.blocks.at[pl.ds(slot * schedule.fetched, schedule.fetched)]
+        sem = self.its.blocks_sem.at[lax.rem(copy, jnp.int32(schedule.under_way))]
         return pltpu.make_async_copy(source, target, sem)
 
     def _out_copy(self, line: Any, panel: Any, slot: Any) -> Any:
-        its, spec = self.schedule, self.spec
-        along, across = part(line, spec.line_size, spec.lines), part(panel, its.tile, its.grid)
+        schedule, spec = self.schedule, self.spec
+        along, across = part(line, spec.line_size, spec.lines), part(panel, schedule.tile, schedule.grid)
         target = self.out_hbm.at[(across, along) if self._turned else (along, across)]
         return pltpu.make_async_copy(self.its.out.at[slot], target, self.its.out_sem.at[slot])
 
     def _line(self, line: Any, panel: Any, slot: Any, used: Any, state: _State) -> _State:
-        begins, its, outs = self.list.begins, self.schedule, self._outs
+        begins, schedule, outs = self.list.begins, self.schedule, self._outs
         begin, end = begins[line], begins[line + 1]
         out_slot = outs.slot(state.stored)
         place = (line, panel, out_slot)
@@ -189,18 +192,22 @@ class Kernel:
             self._blocks.wait(copy)
             return self._fetch(used, state._replace(arrived=copy + 1))
 
-        state = lax.fori_loop(state.arrived, lax.div(end + (its.fetched - 1), jnp.int32(its.fetched)), arrive, state)
+        state = lax.fori_loop(
+            state.arrived, lax.div(end + (schedule.fetched - 1), jnp.int32(schedule.fetched)), arrive, state
+        )
         outs.reserve(state.stored, place)
-        before = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(its.joined))  # stretches that only add up
+        stretches = lax.div(jnp.maximum(end - begin - 1, 0), jnp.int32(schedule.joined))  # stretches that only add up
 
         def add(number: Any, carry: None) -> None:
-            self._multiply(begin + number * its.joined, its.joined, slot, number > 0, None)
+            self._multiply(begin + number * schedule.joined, schedule.joined, slot, number > 0, None)
             return carry
 
-        lax.fori_loop(0, before, add, None)
-        block = begin + before * its.joined
+        lax.fori_loop(0, stretches, add, None)
+        block = begin + stretches * schedule.joined
         pl.when(begin == end)(lambda: self._empty(out_slot))
-        with_code_for(end - block, its.joined, lambda number: self._multiply(block, number, slot, before > 0, out_slot))
+        with_code_for(
+            end - block, schedule.joined, lambda number: self._multiply(block, number, slot, stretches > 0, out_slot)
+        )
         if self._has_end:
             self._finish(line, panel, out_slot)
         outs.start(place)
@@ -215,19 +222,19 @@ class Kernel:
         target[...] = jnp.zeros_like(target)
 
     def _subtile(self, number: Any) -> tuple[Any, Any]:
-        its = part(number, self.schedule.subtile, self.schedule.tile // self.schedule.subtile)
-        return (its, slice(None)) if self._turned else (slice(None), its)
+        subtile_columns = part(number, self.schedule.subtile, self.schedule.tile // self.schedule.subtile)
+        return (subtile_columns, slice(None)) if self._turned else (slice(None), subtile_columns)
 
     def _multiply(self, block: Any, number: int, slot: Any, has_sums: Any, out_slot: Any) -> None:
-        """Adds the products of so many blocks to the sums, or stores their sum as the result.
+        """Add the products of `number` blocks to the sums, or store their sum as the result.
 
-        Stores are what it has fewest of: sums that are complete are not stored but as the result.
+        Store slots are the scarcest: complete sums are stored only as the result.
 
         Args:
-          has_sums: whether there are sums of blocks before these.
-          out_slot: for the result; None: there are more blocks to come.
+          has_sums: True if there are sums of earlier blocks.
+          out_slot: slot of the result; None: more blocks follow.
         """
-        its, spec = self.its, self.spec
+        buffers, spec = self.its, self.spec
         first, slots = lax.rem(block, jnp.int32(self.schedule.slots)), self.schedule.slots
         # A remainder takes long on the scalar unit.
         rings = [first, *(jnp.where(first + at >= slots, first + (at - slots), first + at) for at in range(1, number))]
@@ -237,21 +244,27 @@ class Kernel:
         @pl.loop(0, self.schedule.tile // self.schedule.subtile)
         def _(subtile: Any) -> None:
             where = self._subtile(subtile)
-            blocks = [its.blocks[ring] for ring in rings]
+            blocks = [buffers.blocks[ring] for ring in rings]
             # A stored block is summed over along its columns as a lhs, along its rows as a rhs; transposed vice versa.
             summed = 1 if self._turned == spec.transpose_sparse else 0
             if self._turned:
-                left, right = joined([its.panel[slot, where[0], place] for place in along], 1), joined(blocks, summed)
+                left, right = (
+                    joined([buffers.panel[slot, where[0], place] for place in along], 1),
+                    joined(blocks, summed),
+                )
                 contracted = (1, summed)
             else:
-                left, right = joined(blocks, summed), joined([its.panel[slot, place, where[1]] for place in along], 0)
+                left, right = (
+                    joined(blocks, summed),
+                    joined([buffers.panel[slot, place, where[1]] for place in along], 0),
+                )
                 contracted = (summed, 0)
-            before = its.acc[where]
-            total = dot(left, right, contracted, spec) + jnp.where(has_sums, before, jnp.zeros_like(before))
+            partial_sum = buffers.acc[where]
+            total = dot(left, right, contracted, spec) + jnp.where(has_sums, partial_sum, jnp.zeros_like(partial_sum))
             if out_slot is None or self._has_end:
-                its.acc[where] = total
+                buffers.acc[where] = total
             else:
-                its.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
+                buffers.out[(out_slot, *where)] = as_dtype(total, spec.dtype_out)
 
     def _finish(self, line: Any, panel: Any, out_slot: Any) -> None:
         its, spec, schedule = self.its, self.spec, self.schedule

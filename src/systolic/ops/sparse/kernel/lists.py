@@ -31,13 +31,13 @@ class ListBuffers(NamedTuple):
 
 
 def list_buffers(spec: SparseSpec) -> ListBuffers:
-    """What a list needs."""
+    """Return the scratch of a list."""
 
     def words(number: int) -> Any:
         return pltpu.SMEM((number,), jnp.int32)
 
-    some = (spec.most_blocks, spec.most_blocks, spec.lines + 1) if spec.is_by_columns else ()
-    return ListBuffers(words(spec.lines + 2), *(map(words, some) if some else (None, None, None)))
+    by_columns = (spec.most_blocks, spec.most_blocks, spec.lines + 1) if spec.is_by_columns else ()
+    return ListBuffers(words(spec.lines + 2), *(map(words, by_columns) if by_columns else (None, None, None)))
 
 
 class BlockList(NamedTuple):
@@ -49,7 +49,7 @@ class BlockList(NamedTuple):
 
 
 def listed(places: Places, its: ListBuffers, spec: SparseSpec) -> BlockList:
-    """Sorts the blocks by lines, by counting; scalar code, a few cycles a block."""
+    """Sort the blocks by lines, by counting; scalar code, a few cycles a block."""
     line_of, place_of = places if not spec.is_by_columns else (places.columns, places.rows)
     stored_rows = spec.places if spec.is_by_columns else spec.lines
     lines = spec.lines
@@ -91,7 +91,7 @@ def listed(places: Places, its: ListBuffers, spec: SparseSpec) -> BlockList:
 
 
 class Item(NamedTuple):
-    """Neighbours in a line that are multiplied at once."""
+    """Neighbors in a line that are multiplied at once."""
 
     block: Any  # the first one
     count: Any
@@ -100,26 +100,26 @@ class Item(NamedTuple):
 
 
 def over_items(begin: Any, end: Any, joined: int, body: Callable[[Item, Any], Any], carry: Any) -> Any:
-    """`body` for blocks from `begin` to `end`, about equally many of them at a time; once for none."""
+    """Call `body` for blocks from `begin` to `end`, about equally many of them at a time; once for none."""
     number = end - begin
     items = jnp.maximum(lax.div(number + (joined - 1), jnp.int32(joined)), 1)
-    each = lax.div(number + items - 1, items)
+    share = lax.div(number + items - 1, items)
 
     def item(at: Any, carry: Any) -> Any:
-        block = begin + at * each
-        return body(Item(block, jnp.minimum(each, end - block), at == 0, at == items - 1), carry)
+        block = begin + at * share
+        return body(Item(block, jnp.minimum(share, end - block), at == 0, at == items - 1), carry)
 
     return lax.fori_loop(0, items, item, carry)
 
 
 def with_code_for(count: Any, most: int, code: Callable[[int], None]) -> None:
-    """Straight code for one block, for two, and so on: that for so many runs."""
+    """Make straight code for one block, for two, and so on, and run the code for this number of blocks."""
     for number in range(1, most + 1):
         pl.when(count == number)(lambda number=number: code(number))
 
 
 def joined(blocks: list[Array], axis: int) -> Array:
-    """Blocks beside each other."""
+    """Concatenate neighboring blocks."""
     return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis)
 
 
@@ -135,22 +135,19 @@ class Panels(NamedTuple):
     parts: int  # in which one arrives
 
     def part_copy(self, number: Any, panel: Any, slot: Any) -> Any:
-        """The copy of a part."""
         across = 1 - self.axis
-        its = part(number, self.target.shape[1 + across] // self.parts, self.parts)
-        here = part(panel, self.size, self.grid)
-        source = (here, its) if self.axis == 0 else (its, here)
-        target = (slice(None), its) if self.axis == 0 else (its, slice(None))
+        columns = part(number, self.target.shape[1 + across] // self.parts, self.parts)
+        panel_part = part(panel, self.size, self.grid)
+        source = (panel_part, columns) if self.axis == 0 else (columns, panel_part)
+        target = (slice(None), columns) if self.axis == 0 else (columns, slice(None))
         return pltpu.make_async_copy(self.source.at[source], self.target.at[(slot, *target)], self.sem.at[slot])
 
     def due(self, line: Any, lines: Any) -> tuple[Any, Any]:
-        """The parts whose copies start with a line: all of them in the first half, so that the last one is in time."""
-        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + one), lines), self.parts) for one in (0, 1))
+        """Return the parts whose copies start with a line: all in the first half, so that the last one is in time."""
+        begin, end = (jnp.minimum(lax.div(2 * self.parts * (line + step), lines), self.parts) for step in (0, 1))
         return begin, jnp.where(line == lines - 1, self.parts, end)
 
     def start(self, begin: Any, end: Any, panel: Any, slot: Any) -> None:
-        """Starts copies of parts."""
-
         def one(number: Any, carry: None) -> None:
             self.part_copy(number, panel, slot).start()
             return carry
@@ -158,6 +155,6 @@ class Panels(NamedTuple):
         lax.fori_loop(begin, end, one, None)
 
     def wait(self, slot: Any) -> None:
-        """Waits for all parts of a panel: a copy's semaphore counts bytes."""
+        """Wait for all parts of a panel: a copy's semaphore counts bytes."""
         target = self.target.at[slot]
         pltpu.make_async_copy(target, target, self.sem.at[slot]).wait()

@@ -1,12 +1,12 @@
 """A block-sparse matrix times a dense one, or a dense one times it: `out[line] = Σ block · panel[place of the block]`.
 
-Lines, rows of blocks of a sparse lhs or columns of blocks of a sparse rhs, go through VMEM in chunks: as many as have
-their blocks there at once. For each chunk the panels of the dense operand pass one after another, and each is
+Lines, rows of blocks of a sparse lhs or columns of blocks of a sparse rhs, go through VMEM in chunks: the lines whose
+blocks fit at once. For each chunk the panels of the dense operand pass one after another, and each is
 multiplied by all blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the
 last panel of a chunk is used, each line leaves its room to blocks of the next chunk.
 
-Neighbours in a line are joined to one stretch of straight code, in which the sum over k goes through several blocks: a
-matrix unit's columns are filled also by small blocks, and sums are loaded and stored less often. A line without a block
+Neighbors in a line are joined to one stretch of straight code, in which the sum over k goes through several blocks:
+small blocks too fill a matrix unit's columns, and sums are loaded and stored less often. A line without a block
 costs a store of zeros.
 
 In VMEM: a ring of blocks, two panels, the sums of a line, a ring of lines of the result.
@@ -41,10 +41,10 @@ def sparse_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """The product; lines without a block are zero, or what bias and activation make of it.
+    """Return the product; lines without a block are zero, or bias and activation of zero.
 
     Args:
-      cores: that share the work, each with some of the panels.
+      cores: cores that share the work, each with some of the panels.
       activation: the function that `spec.activation` names.
     """
     its = schedule

@@ -2,10 +2,10 @@
 
 The sums of a chunk of blocks stay in VMEM, while panels of rhs pass: rows of it, some of k, with all columns. For each
 panel the rows of lhs that the chunk needs pass too, and each is multiplied by the panel's columns of its blocks. So lhs
-is read once, and rhs once for each chunk. Blocks that are not wanted take no step. Neighbours in a row of blocks are
-joined to one stretch of straight code.
+is read once, and rhs once for each chunk. Unwanted blocks take no step. Neighbors in a row of blocks are joined to one
+stretch of straight code.
 
-Where the result is a whole matrix, what is not wanted is stored as zeros meanwhile, from one buffer.
+If the result is a whole matrix, unwanted blocks are stored as zeros meanwhile, from one buffer.
 
 In VMEM: the sums, two panels, a ring of blocks of lhs, a ring of blocks of the result.
 """
@@ -38,11 +38,11 @@ def sparse_sampled(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, ...]:
-    """The wanted blocks [most blocks, rows, columns], those of padding zero; or a matrix [m, n], zero elsewhere.
+    """Return the wanted blocks [most blocks, rows, columns], zero for padding; or a matrix [m, n], zero elsewhere.
 
     Args:
       band: of a matrix, the lowest and the highest diagonal that is not zero, column − row; None: there is none.
-      cores: that share the work, each with some of the chunks.
+      cores: cores that share the work, each with some of the chunks.
     """
     its = schedule
     buffers = Buffers(

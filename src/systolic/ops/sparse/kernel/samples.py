@@ -1,4 +1,4 @@
-"""The steps of `sampled`: chunks of blocks, panels for each of them, and the lines that have some of its blocks."""
+"""The steps of `sampled`: chunks of blocks, the panels of each chunk, and the lines that have some of its blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SampledOperands(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """What the kernel allocates."""
+    """The kernel's buffers."""
 
     list: ListBuffers
     sums: Any  # [slots, block rows, block columns]
@@ -77,58 +77,60 @@ class Kernel:
 
     @property
     def _panels(self) -> Panels:
-        its = self.schedule
+        schedule = self.schedule
         return Panels(
             source=self.refs.rhs,
             target=self.its.panel,
             sem=self.its.panel_sem,
             axis=1 if self.spec.transpose_rhs else 0,
-            size=its.tile_k,
-            grid=its.grid_k,
-            parts=its.parts,
+            size=schedule.tile_k,
+            grid=schedule.grid_k,
+            parts=schedule.parts,
         )
 
     @property
     def _zeros(self) -> Zeros:
-        its = self.its
+        buffers = self.its
         return Zeros(
             list=self.list,
             out_hbm=self.out_hbm,
-            source=its.zeros,
-            under_way=its.under_way,
-            sem=its.zeros_sem,
+            source=buffers.zeros,
+            under_way=buffers.under_way,
+            sem=buffers.zeros_sem,
             spec=self.spec,
             widths=self.schedule.zero_widths,
         )
 
     def run(self) -> None:
-        """Goes through this core's chunks, and waits for the last blocks."""
-        its, spec = self.schedule, self.spec
+        """Process this core's chunks, and wait for the last blocks."""
+        schedule, spec = self.schedule, self.spec
         number = self.list.begins[spec.lines]
-        # About equally many blocks in each, and as many chunks for each core.
-        chunks = jnp.maximum(lax.div(number + (its.slots * self.cores - 1), jnp.int32(its.slots * self.cores)), 1)
-        each = lax.div(number + chunks * self.cores - 1, chunks * self.cores)
+        # About equally many blocks in each chunk, and equally many chunks for each core.
+        chunks = jnp.maximum(
+            lax.div(number + (schedule.slots * self.cores - 1), jnp.int32(schedule.slots * self.cores)), 1
+        )
+        share = lax.div(number + chunks * self.cores - 1, chunks * self.cores)
         core = pl.program_id(0) if self.cores > 1 else jnp.int32(0)
         zeros = self._zeros
         zeros.prepare()
-        self._panels.start(0, its.parts, 0, 0)
-        passes = chunks * its.grid_k
+        self._panels.start(0, schedule.parts, 0, 0)
+        passes = chunks * schedule.grid_k
 
         def chunk(at: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
             line, stored = state
-            begin = jnp.minimum((core * chunks + at) * each, number)
-            here = self._chunk(begin, jnp.minimum(begin + each, number), line)
-            self._rows(here).fill(here.lines * its.grid_k)
+            begin = jnp.minimum((core * chunks + at) * share, number)
+            chunk = self._chunk(begin, jnp.minimum(begin + share, number), line)
+            self._rows(chunk).fill(chunk.lines * schedule.grid_k)
 
             def panel(kk: Any, stored: Any) -> Any:
-                turn = at * its.grid_k + kk
+                turn = at * schedule.grid_k + kk
                 zeros.fill(core * passes + turn, passes * self.cores)
-                return self._panel(here, kk, turn, turn + 1 < passes, stored)
+                return self._panel(chunk, kk, turn, turn + 1 < passes, stored)
 
-            return here.line, lax.fori_loop(0, its.grid_k, panel, stored)
+            return chunk.line, lax.fori_loop(0, schedule.grid_k, panel, stored)
 
         _, stored = lax.fori_loop(0, chunks, chunk, (jnp.int32(0), jnp.int32(0)))
-        self._outs.wait_all(0, jnp.minimum(stored, its.stages), lambda stage: (0, 0, stage))
+        self._outs.wait_all(0, jnp.minimum(stored, schedule.stages), lambda stage: (0, 0, stage))
         zeros.wait()
 
     def _chunk(self, begin: Any, end: Any, line: Any) -> _Chunk:
@@ -138,18 +140,18 @@ class Kernel:
             return (line < lines) & (begins[jnp.minimum(line + 1, lines)] <= begin)
 
         first = lax.while_loop(is_before, lambda line: line + 1, line)
-        behind = lax.while_loop(
+        end_line = lax.while_loop(
             lambda line: (line < lines) & (begins[jnp.minimum(line, lines)] < end), lambda line: line + 1, first
         )
-        return _Chunk(begin, end, first, behind - first)
+        return _Chunk(begin, end, first, end_line - first)
 
     def _span(self, chunk: _Chunk, line: Any) -> tuple[Any, Any]:
         begins = self.list.begins
         return jnp.maximum(begins[line], chunk.begin), jnp.minimum(begins[line + 1], chunk.end)
 
     def _rows_copy(self, line: Any, kk: Any, slot: Any) -> Any:
-        its, spec = self.schedule, self.spec
-        source = self.refs.lhs.at[part(line, spec.block_rows, spec.lines), part(kk, its.tile_k, its.grid_k)]
+        schedule, spec = self.schedule, self.spec
+        source = self.refs.lhs.at[part(line, spec.block_rows, spec.lines), part(kk, schedule.tile_k, schedule.grid_k)]
         return pltpu.make_async_copy(source, self.its.rows.at[slot], self.its.rows_sem.at[slot])
 
     def _rows(self, chunk: _Chunk) -> Ring:
@@ -169,24 +171,24 @@ class Kernel:
         return Ring(slots=self.schedule.stages, copies=lambda place, act: act(self._out_copy(*place)))
 
     def _panel(self, chunk: _Chunk, kk: Any, turn: Any, has_next: Any, stored: Any) -> Any:
-        """Adds the products of one panel to the sums of a chunk, while the next one arrives."""
-        its, rows = self.schedule, self._rows(chunk)
-        slot, next_slot = (lax.rem(turn + ahead, jnp.int32(its.panel_slots)) for ahead in (0, 1))
-        pl.when((turn == 0) | (its.grid_k > 1))(lambda: self._panels.wait(slot))
-        has_next = has_next & (its.grid_k > 1)
-        after = jnp.where(kk == its.grid_k - 1, 0, kk + 1)
+        """Add the products of one panel to the sums of a chunk, while the next one arrives."""
+        schedule, rows = self.schedule, self._rows(chunk)
+        slot, next_slot = (lax.rem(turn + ahead, jnp.int32(schedule.panel_slots)) for ahead in (0, 1))
+        pl.when((turn == 0) | (schedule.grid_k > 1))(lambda: self._panels.wait(slot))
+        has_next = has_next & (schedule.grid_k > 1)
+        next_panel = jnp.where(kk == schedule.grid_k - 1, 0, kk + 1)
 
         @pl.when(has_next & (chunk.lines == 0))
         def _all_of_it() -> None:
-            self._panels.start(0, its.parts, after, next_slot)
+            self._panels.start(0, schedule.parts, next_panel, next_slot)
 
         def line(at: Any, stored: Any) -> Any:
             visit = kk * chunk.lines + at
-            rows.fetch_next(visit, chunk.lines * its.grid_k)
+            rows.fetch_next(visit, chunk.lines * schedule.grid_k)
 
             @pl.when(has_next)
             def _arrives() -> None:
-                self._panels.start(*self._panels.due(at, chunk.lines), after, next_slot)
+                self._panels.start(*self._panels.due(at, chunk.lines), next_panel, next_slot)
 
             begin, end = self._span(chunk, chunk.line + at)
             row_slot = rows.slot(visit)
@@ -196,9 +198,11 @@ class Kernel:
 
                 def item(item: Item, stored: Any) -> Any:
                     with_code_for(
-                        item.count, its.joined, lambda number: self._multiply(chunk, item, number, kk, slot, row_slot)
+                        item.count,
+                        schedule.joined,
+                        lambda number: self._multiply(chunk, item, number, kk, slot, row_slot),
                     )
-                    count = jnp.where(kk == its.grid_k - 1, item.count, 0)
+                    count = jnp.where(kk == schedule.grid_k - 1, item.count, 0)
 
                     def store(number: Any, stored: Any) -> Any:
                         self._store(chunk, chunk.line + at, item.block + number, stored)
@@ -206,37 +210,39 @@ class Kernel:
 
                     return lax.fori_loop(0, count, store, stored)
 
-                return over_items(begin, end, its.joined, item, stored)
+                return over_items(begin, end, schedule.joined, item, stored)
 
             return lax.cond(begin < end, work, lambda: stored)
 
         return lax.fori_loop(0, chunk.lines, line, stored)
 
     def _multiply(self, chunk: _Chunk, item: Item, number: int, kk: Any, slot: Any, row_slot: Any) -> None:
-        its, spec, schedule = self.its, self.spec, self.schedule
+        buffers, spec, schedule = self.its, self.spec, self.schedule
         sums = [item.block + at - chunk.begin for at in range(number)]
         along = [part(self.list.places[item.block + at], spec.block_columns, spec.places) for at in range(number)]
 
         @pl.loop(0, spec.block_rows // schedule.subtile)
         def _(subtile: Any) -> None:
             rows = part(subtile, schedule.subtile, spec.block_rows // schedule.subtile)
-            left = its.rows[row_slot, rows, :]
+            left = buffers.rows[row_slot, rows, :]
             if spec.transpose_rhs:
-                right, contracted = joined([its.panel[slot, place, :] for place in along], 0), (1, 1)
+                right, contracted = joined([buffers.panel[slot, place, :] for place in along], 0), (1, 1)
             else:
-                right, contracted = joined([its.panel[slot, :, place] for place in along], 1), (1, 0)
+                right, contracted = joined([buffers.panel[slot, :, place] for place in along], 1), (1, 0)
             total = dot(left, right, contracted, spec)
-            for at, its_sum in enumerate(sums):
-                before = its.sums[its_sum, rows, :]
+            for at, sum_slot in enumerate(sums):
+                partial_sum = buffers.sums[sum_slot, rows, :]
                 columns = slice(at * spec.block_columns, (at + 1) * spec.block_columns)
-                its.sums[its_sum, rows, :] = total[:, columns] + jnp.where(kk == 0, jnp.zeros_like(before), before)
+                buffers.sums[sum_slot, rows, :] = total[:, columns] + jnp.where(
+                    kk == 0, jnp.zeros_like(partial_sum), partial_sum
+                )
 
     def _store(self, chunk: _Chunk, line: Any, block: Any, stored: Any) -> None:
-        its, spec = self.its, self.spec
+        buffers, spec = self.its, self.spec
         stage, place = self._outs.slot(stored), self.list.places[block]
         target = (line if spec.dense_out else block, place, stage)
         self._outs.reserve(stored, target)
-        total = its.sums[block - chunk.begin]
+        total = buffers.sums[block - chunk.begin]
         lower, upper = self.band
         if lower is not None or upper is not None:
             row, column = (lax.broadcasted_iota(jnp.int32, total.shape, axis) for axis in (0, 1))
@@ -245,7 +251,7 @@ class Kernel:
                 total = jnp.where(diagonal >= lower, total, jnp.zeros_like(total))
             if upper is not None:
                 total = jnp.where(diagonal <= upper, total, jnp.zeros_like(total))
-        its.out[stage] = as_dtype(total, spec.dtype_out)
+        buffers.out[stage] = as_dtype(total, spec.dtype_out)
         self._outs.start(target)
 
     def _out_copy(self, where: Any, place: Any, stage: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Zeros where no block is wanted, copied from one buffer: in a matrix between the blocks, in a list behind them."""
+"""Zeros where no block is wanted, copied from one buffer: in a matrix between the blocks, in a list after them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class Zeros(NamedTuple):
-    """Copies of zeros, started a few lines at a time, so that products' copies need not wait behind all of them."""
+    """Copies of zeros, started a few lines at a time, so that products' copies need not wait for all of them."""
 
     list: BlockList
     out_hbm: Any
@@ -26,16 +26,16 @@ class Zeros(NamedTuple):
     widths: tuple[int, ...]  # in blocks, each half of the one before, the last one 1
 
     def prepare(self) -> None:
-        """Makes the zeros."""
+        """Write the zeros."""
         self.source[...] = jnp.zeros_like(self.source)
         for number in range(len(self.widths)):
             self.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
-        """Starts the copies of one of so many turns."""
+        """Start the copies of one turn."""
         spec = self.spec
         number = spec.lines if spec.dense_out else spec.most_blocks - self.list.begins[spec.lines]
-        begin, end = (_share(number, turn + one, turns) for one in (0, 1))
+        begin, end = (_share(number, turn + step, turns) for step in (0, 1))
 
         def one(at: Any, carry: None) -> None:
             if spec.dense_out:
@@ -47,7 +47,6 @@ class Zeros(NamedTuple):
         lax.fori_loop(begin, end, one, None)
 
     def wait(self) -> None:
-        """Waits for all copies."""
         for number in range(len(self.widths)):
 
             def one(_: Any, carry: None, number: int = number) -> None:
@@ -57,15 +56,15 @@ class Zeros(NamedTuple):
             lax.fori_loop(0, self.under_way[number], one, None)
 
     def _line(self, line: Any) -> None:
-        """Fills the gaps of a line: before each block, and behind the last one."""
+        """Fill the gaps of a line: before each block, and after the last one."""
         begin, end = self.list.begins[line], self.list.begins[line + 1]
 
         def gap(block: Any, place: Any) -> Any:
-            behind = jnp.where(
+            gap_end = jnp.where(
                 block < end, self.list.places[jnp.minimum(block, self.spec.most_blocks - 1)], self.spec.places
             )
             for number, width in enumerate(self.widths):
-                count = lax.div(behind - place, jnp.int32(width))
+                count = lax.div(gap_end - place, jnp.int32(width))
 
                 def one(at: Any, carry: None, number: int = number, width: int = width, place: Any = place) -> None:
                     self._start(number, line, place + at * width)
@@ -73,7 +72,7 @@ class Zeros(NamedTuple):
 
                 lax.fori_loop(0, count, one, None)
                 place = place + count * width
-            return behind + 1
+            return gap_end + 1
 
         lax.fori_loop(begin, end + 1, gap, jnp.int32(0))
 
@@ -86,14 +85,14 @@ class Zeros(NamedTuple):
         columns = spec.block_columns * width
         if spec.dense_out:
             begin = pl.multiple_of(place * spec.block_columns, spec.block_columns)
-            its_columns = pl.ds(begin, columns) if columns < spec.n else slice(None)
-            target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), its_columns]
+            zero_columns = pl.ds(begin, columns) if columns < spec.n else slice(None)
+            target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), zero_columns]
         else:
             target = self.out_hbm.at[where]
         return pltpu.make_async_copy(self.source.at[:, pl.ds(0, columns)], target, self.sem.at[number])
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
-    """How many of so many are done before a turn. Each number is below 2^31, their product need not be."""
-    each, rest = lax.div(number, turns), lax.rem(number, turns)
-    return each * turn + jnp.minimum(turn, rest)
+    """Return how many of `number` are done before a turn. Each number is below 2^31; their product need not be."""
+    share, rest = lax.div(number, turns), lax.rem(number, turns)
+    return share * turn + jnp.minimum(turn, rest)
