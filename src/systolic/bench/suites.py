@@ -229,7 +229,7 @@ def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
     _, k, n = _LLAMA
     products = [*itertools.product(formats, _QUANTIZED_ROWS, weights)]
     products += itertools.product(
-        [one for one in formats if one[0] in _QUANTIZED_GATED], _QUANTIZED_ROWS, [("llama3-8b mlp", k, n, True)]
+        [row for row in formats if row[0] in _QUANTIZED_GATED], _QUANTIZED_ROWS, [("llama3-8b mlp", k, n, True)]
     )
     for (label, name, block, row_format), (group, rows), (weight, k, n, gated) in products:
         label = f"gated-{label}" if gated else label

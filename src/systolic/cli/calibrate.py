@@ -77,7 +77,7 @@ def calibrate(
     check_target(json_file)
     check_target(out_file)
     if len(chips) != 1:
-        raise click.UsageError(f"--chip {','.join(known.name for known in chips)}: constants are fitted for one chip")
+        raise click.UsageError(f"--chip {','.join(chip.name for chip in chips)}: constants are fitted for one chip")
     chip = chips[0]
     chosen = _constants(names, chip)
     published = rows_of((csv_file,), chips)
@@ -155,7 +155,9 @@ def _summary(
 ) -> dict[str, Any]:
     return {
         "chip": found.chip.name,
-        "constants": {one.name: {**asdict(one), "determined": one.determined} for one in found.constants},
+        "constants": {
+            constant.name: {**asdict(constant), "determined": constant.determined} for constant in found.constants
+        },
         "objective": "mean over programs of |log(predicted / device time)|",
         "objective_before": found.objective_before,
         "objective_after": found.objective_after,
@@ -172,8 +174,8 @@ def _summary(
 def _write_constants(target: Path, found: Calibration, csv_file: Path, dispatch_us: float) -> None:
     document = {
         "chip": found.chip.name,
-        "constants": {one.name: one.fitted for one in found.constants},
-        "brackets": {one.name: [one.low, one.high] for one in found.constants},
+        "constants": {constant.name: constant.fitted for constant in found.constants},
+        "brackets": {constant.name: [constant.low, constant.high] for constant in found.constants},
         "fitted_on": found.fitted_on,
         "checked_on": found.checked_on,
         "published": csv_file.name,

@@ -42,9 +42,9 @@ def show_check(out: Console, report: CheckReport) -> None:
     for line in _verdicts(report):
         out.print(line, markup=False)
     out.print(_run(report), markup=False)
-    for found in report.findings:
+    for finding in report.findings:
         out.print("")
-        _show_finding(out, found)
+        _show_finding(out, finding)
 
 
 def _verdict(report: CheckReport) -> str:

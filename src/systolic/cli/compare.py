@@ -71,13 +71,15 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
             f"{_chips(first)} and {_chips(second)}"
         )
     limit = None if fail_above is None else fail_above / 100
-    slower = [each for each in comparisons if limit is not None and not each.slower <= limit]
+    slower = [comparison for comparison in comparisons if limit is not None and not comparison.slower <= limit]
     failed = bool(slower) or (limit is not None and bool(lost))
     summary = {
         "provenance": "simulated",
         "fail_above_percent": fail_above,
         "failed": failed,
-        "slower_percent": {f"{each.chip} {each.after}": each.slower * 100 for each in comparisons},
+        "slower_percent": {
+            f"{comparison.chip} {comparison.after}": comparison.slower * 100 for comparison in comparisons
+        },
         "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
         "not_compared": unmatched,
     }

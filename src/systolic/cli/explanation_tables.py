@@ -72,7 +72,9 @@ def _heading(out: Console, explanation: Explanation) -> None:
     out.print("times are simulated: compiled by the real compiler, executed on the chip's model\n")
     out.print(f"[bold]{escape(explanation.verdict)}[/]\n")
     out.print(
-        "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
+        "; ".join(
+            f"{figure.title} {figure.value} {figure.unit} ({escape(figure.beside)})" for figure in figures(explanation)
+        )
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation.run)))
 

@@ -71,7 +71,7 @@ def flag_option(command: _F) -> _F:
 
     @functools.wraps(command)
     def flagged(*args: Any, chips: tuple[Chip, ...], xla_flags: tuple[tuple[str, str], ...], **rest: Any) -> Any:
-        return command(*args, chips=tuple(with_flags(each, dict(xla_flags)) for each in chips), **rest)
+        return command(*args, chips=tuple(with_flags(chip, dict(xla_flags)) for chip in chips), **rest)
 
     made: Any = flagged
     return xla_flag(made)
@@ -97,13 +97,13 @@ class Sizes(click.ParamType):
         """Text to numbers, in their order, each once."""
         if not isinstance(value, str):
             return value
-        found = []
+        result = []
         for part in value.split(","):
             size = whole_number(part)
             if not size:
                 self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
-            found.append(size)
-        return tuple(dict.fromkeys(found))
+            result.append(size)
+        return tuple(dict.fromkeys(result))
 
 
 class TileSizes(click.ParamType):
@@ -145,8 +145,8 @@ class MemorySize(click.ParamType):
         """Text to bytes."""
         if not isinstance(value, str):
             return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
-        size_bytes = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()))) if found else 0
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
+        size_bytes = int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()))) if match else 0
         if size_bytes < 1:
             self.fail(f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB", param, ctx)
         return size_bytes

@@ -62,7 +62,7 @@ def plan(
         assert product is not None
         spec = spec_of(described(product, dtype, precision, stack, batch))
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
-    provenance = ", ".join(sorted({each.provenance for each in plans}))
+    provenance = ", ".join(sorted({plan.provenance for plan in plans}))
     give(json_file, "plan", map(_record, plans), {"provenance": provenance}, lambda: _show(plans))
     return 0
 

@@ -101,10 +101,10 @@ class Rows(click.ParamType):
         """Read numbers."""
         if not isinstance(value, str):
             return value
-        found = [whole_number(part) for part in value.split(",")]
-        if not all(found):
+        result = [whole_number(part) for part in value.split(",")]
+        if not all(result):
             self.fail(f"{value!r}: give whole numbers from 1 to {LARGEST_SIZE}, with commas", param, ctx)
-        return tuple(size for size in found if size)
+        return tuple(size for size in result if size)
 
 
 def dtype_options(command: Callable[..., int]) -> Callable[..., int]:

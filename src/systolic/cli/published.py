@@ -62,7 +62,7 @@ def rows_of(
       PublishedFileError: a file cannot be read.
       click.UsageError: there is no such row.
     """
-    names = {known.name for known in chips}
+    names = {chip.name for chip in chips}
     every = (row for file in csv_files for row in read_published(file))
     flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in every)
     rows = tuple(row for row in flagged if not names or _chip_name(row) in names)
@@ -93,9 +93,9 @@ def reason_lines(rows: Sequence[ComparedRow]) -> list[str]:
     for row in rows:
         if row.reason:
             grouped.setdefault(row.reason, []).append(row)
-    found = []
+    result = []
     for reason, shared in grouped.items():
         names = dict.fromkeys(f"{row.chip} {row.op} {row.sizes}" for row in shared)
         lines = ", ".join(str(row.line) for row in shared)
-        found.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
-    return found
+        result.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
+    return result

@@ -94,7 +94,7 @@ def simulate(
     if trace_file is not None:
         check_target(str(trace_file))
     functions = [named(function, parameters), *([named(against, ())] if against is not None else [])]
-    names = [each.text for each in functions]
+    names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
@@ -118,9 +118,9 @@ def simulate(
     answers = [
         _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)
     ]
-    for each in outcomes:
-        if isinstance(each.error, NamedFunctionError):  # the call was wrong
-            raise each.error
+    for outcome in outcomes:
+        if isinstance(outcome.error, NamedFunctionError):  # the call was wrong
+            raise outcome.error
     summary = _summary(answers, names)
     if trace_file is not None:
         _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)

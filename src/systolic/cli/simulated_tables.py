@@ -21,7 +21,7 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
     time = escape(time_text(run.time_us, run.error))
     out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {time}[/]{_verdict(run)}")
     if len(run.cores) > 1:
-        shares = ", ".join(f"core {each.core} {each.cycles / max(1, run.cycles):.0%}" for each in run.cores)
+        shares = ", ".join(f"core {core.core} {core.cycles / max(1, run.cycles):.0%}" for core in run.cores)
         out.print(f"two cores, of which the later counts: {shares} of the time")
     show_parts(out, run)
 

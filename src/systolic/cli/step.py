@@ -129,16 +129,16 @@ def step(
         asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
     answers = _answers(asked, workers, spans, quiet=quiet)
-    for each in answers:
-        if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
-            raise each.outcome.error  # the call was wrong
+    for answer in answers:
+        if answer.outcome is not None and isinstance(answer.outcome.error, NamedFunctionError | SliceError):
+            raise answer.outcome.error  # the call was wrong
     if trace_file is not None:
         write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
     if page is not None:
         write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
     give(json_file, "step", map(step_record, answers), summary, lambda: show_steps(answers))
-    return 1 if any(each.run is None for each in answers) else 0
+    return 1 if any(answer.run is None for answer in answers) else 0
 
 
 def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> AskedStep:
@@ -166,10 +166,10 @@ def _answers(asked: list[AskedStep], workers: Workers, spans: int, *, quiet: boo
             job = submit_step(pool, each.source, each.chip, name=name, topology=each.topology, spans=spans)
             job.add_done_callback(lambda _, name=name: bar.done(name))
             jobs.append(job)
-        found = []
+        result = []
         for each, job in zip(asked, jobs, strict=True):
             try:
-                found.append(StepAnswer(asked=each, run=result_of(job, pool, bar), outcome=None))
+                result.append(StepAnswer(asked=each, run=result_of(job, pool, bar), outcome=None))
             except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
-                found.append(StepAnswer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
-    return found
+                result.append(StepAnswer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
+    return result

@@ -90,7 +90,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
     each cell. A table that goes elsewhere has all columns, and each row is one line.
     """
     every = list(rows)
-    kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
+    kept = [column for column in columns if not (column.optional and all(map(column.is_empty, every)))]
     form = chosen_format()
     if form == "csv":
         click.echo(_csv(kept, every))
@@ -168,22 +168,22 @@ def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
 
 
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[Text]:
-    return [Text(shown_text(one.text(row)), one.style(row) if one.style else "") for one in columns]
+    return [Text(shown_text(column.text(row)), column.style(row) if column.style else "") for column in columns]
 
 
 def _csv(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     """Values as they are, not rounded: what reads CSV rounds by itself."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(one.title for one in columns)
-    writer.writerows([one.value(row) for one in columns] for row in rows)
+    writer.writerow(column.title for column in columns)
+    writer.writerows([column.value(row) for column in columns] for row in rows)
     return written.getvalue()
 
 
 def _markdown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     lines = [
-        [markdown_cell(shown_text(one.title)) for one in columns],
-        ["---" if one.kind != "number" else "---:" for one in columns],
-        *([markdown_cell(shown_text(one.text(row))) for one in columns] for row in rows),
+        [markdown_cell(shown_text(column.title)) for column in columns],
+        ["---" if column.kind != "number" else "---:" for column in columns],
+        *([markdown_cell(shown_text(column.text(row))) for column in columns] for row in rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

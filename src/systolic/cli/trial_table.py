@@ -123,7 +123,9 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
 
 
 def _winner(trials: list[Trial]) -> Trial | None:
-    return next(iter(best_first(one for one in trials if one.tried is not None and one.time_us is not None)), None)
+    return next(
+        iter(best_first(trial for trial in trials if trial.tried is not None and trial.time_us is not None)), None
+    )
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:

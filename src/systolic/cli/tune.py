@@ -260,12 +260,12 @@ def _plot(
 
     points = [
         TrialPoint(
-            volume=math.prod(dataclasses.astuple(one.config.tiles)) if one.config is not None else volume(one),
-            time_us=one.time_us,
-            limit=one.limit,
+            volume=math.prod(dataclasses.astuple(trial.config.tiles)) if trial.config is not None else volume(trial),
+            time_us=trial.time_us,
+            limit=trial.limit,
         )
-        for one in trials
-        if one.time_us is not None
+        for trial in trials
+        if trial.time_us is not None
     ]
     if not points:
         note(f"nothing to draw into {path}: no trial has a time", quiet=quiet)

@@ -118,7 +118,7 @@ def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
 
 
 def _values(keywords: Any) -> dict[str, str]:
-    return {each.name: each.value for each in keywords}
+    return {keyword.name: keyword.value for keyword in keywords}
 
 
 def volume(trial: Trial) -> int:

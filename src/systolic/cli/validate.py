@@ -127,7 +127,7 @@ def validate(
     in_use: dict[str, Chip] = {}
     if constants is not None:
         changed = known_chip(constants.chip)
-        if changed is None or (chips and changed.name not in {known.name for known in chips}):
+        if changed is None or (chips and changed.name not in {chip.name for chip in chips}):
             raise click.UsageError(
                 f"{constants_file} holds constants of {constants.chip}, of which no row is asked for"
             )
@@ -259,7 +259,7 @@ def _command(
     """
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
-        words += ["--chip", ",".join(known.name for known in chips)]
+        words += ["--chip", ",".join(chip.name for chip in chips)]
     for name, value in flags.items():
         words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]

@@ -59,7 +59,7 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise UntrustedError(f"rows is no list but {shown(rows)}")
-    found = []
+    result = []
     for number, row in enumerate(rows, 1):
         where = f"row {number}"
         row = mapping(row, where)
@@ -75,5 +75,5 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
                 read.append(read_trial(trial, subject))
         except UntrustedError as error:
             raise UntrustedError(f"{where}: {error}") from error
-        found.append((subject, read))
-    return found
+        result.append((subject, read))
+    return result

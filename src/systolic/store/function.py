@@ -63,7 +63,7 @@ class Keyword:
 
 
 def arguments_of(keywords: Iterable[Keyword]) -> dict[str, Any]:
-    return {each.name: ast.literal_eval(each.value) for each in keywords}
+    return {keyword.name: ast.literal_eval(keyword.value) for keyword in keywords}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

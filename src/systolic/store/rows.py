@@ -94,18 +94,18 @@ def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
 
 
 def _joined(subjects: Iterable[Row], trials: Iterable[Row], bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
-    found: dict[bytes, tuple[Subject, list[Row]]] = {}
+    result: dict[bytes, tuple[Subject, list[Row]]] = {}
     for row in subjects:
         try:
-            found[row[1]] = _subject(row), []
+            result[row[1]] = _subject(row), []
         except UntrustedError as error:
             bad.append(f"subject {row[0]}: {error}")
     for row in trials:
-        if row[1] in found:
-            found[row[1]][1].append(row)
+        if row[1] in result:
+            result[row[1]][1].append(row)
         else:
             bad.append(f"trial {row[0]}: what it is of cannot be read")
-    pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in found.values()]
+    pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in result.values()]
     return sorted(pairs, key=lambda pair: (pair[0].chip, pair[0].as_json()))
 
 

@@ -151,10 +151,10 @@ _WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the oth
 
 @functools.cache
 def _versions() -> tuple[str, str]:
-    found = []
+    result = []
     for package in ("jax", "libtpu"):
         try:
-            found.append(metadata.version(package))
+            result.append(metadata.version(package))
         except metadata.PackageNotFoundError:
-            found.append("")
-    return found[0], found[1]
+            result.append("")
+    return result[0], result[1]

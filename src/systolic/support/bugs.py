@@ -83,7 +83,7 @@ def runs_user_code(function: Callable[_P, _R]) -> Callable[_P, _R]:
     while waiting:  # and lambdas and comprehensions in it
         code = waiting.pop()
         _HANDS_OVER.add(code)
-        waiting += (each for each in code.co_consts if isinstance(each, CodeType))
+        waiting += (const for const in code.co_consts if isinstance(const, CodeType))
     return function
 
 

@@ -88,7 +88,7 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
     """
     try:
         document = read_json(text)
-        wanted = {each.name: each.default for each in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
+        wanted = {field.name: field.default for field in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
         found = document.get("format") if isinstance(document, dict) else None
         if found != wanted and (found, wanted) != (None, _FIRST_FORMAT):
             raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
@@ -111,12 +111,12 @@ def _no_number(name: str) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
         raise UntrustedError(f"no JSON that is read here: the key {shown(twice)} is there twice")
-    return found
+    return result
 
 
 @functools.cache

@@ -84,8 +84,8 @@ def tune_function(
     with effort.pool() as pool:
         read = _traced(pool, fn, args, every, known)
     variants, left_out, default = _sorted_out(every, read)
-    programs = {each.config: each for each in variants}
-    first = [each for each in variants if each.config == default]
+    programs = {variant.config: variant for variant in variants}
+    first = [variant for variant in variants if variant.config == default]
     search = Search[FunctionConfig](
         subject=subject,
         experiment=_Experiments(fn=fn, args=args, chip=known),
@@ -184,15 +184,15 @@ def _traced(
         pool.submit(analyse_function, _bound(fn, each), shapes, values, chip, settings, label=f"reading {name}")
         for each in every
     ]
-    found: list[FunctionAnalysis | str] = []
+    result: list[FunctionAnalysis | str] = []
     for job in jobs:
         try:
-            found.append(job.result())
+            result.append(job.result())
         except (NamedFunctionError, CompilerMissing, SystolicBug):
             raise
         except Exception as error:  # noqa: BLE001 -- what a function raises for sizes that it does not take is its answer
-            found.append(Outcome.failed(name, error).located_reason)
-    return found
+            result.append(Outcome.failed(name, error).located_reason)
+    return result
 
 
 def _sorted_out(
@@ -239,13 +239,13 @@ def _name(fn: Function) -> str:
 def _arguments(args: Sequence[Any]) -> tuple[str, ...]:
     import jax
 
-    found = []
+    result = []
     for leaf, value in zip(jax.tree.leaves(abstract_arguments(args)), argument_values(args), strict=True):
         words = [str(leaf.dtype), ",".join(map(str, leaf.shape))]
         if value is not None:
             words.append(hashlib.sha256(value.tobytes()).hexdigest()[:16])
-        found.append(" ".join(words).strip())
-    return tuple(found)
+        result.append(" ".join(words).strip())
+    return tuple(result)
 
 
 def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tuple[float, ...]:
@@ -255,7 +255,9 @@ def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tupl
     """
     chosen = config.arguments
     return tuple(
-        _octave(chosen[name], values) if name in chosen else float(np.mean([_octave(each, values) for each in values]))
+        _octave(chosen[name], values)
+        if name in chosen
+        else float(np.mean([_octave(value, values) for value in values]))
         for name, values in over.items()
     )
 

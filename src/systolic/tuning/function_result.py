@@ -93,7 +93,10 @@ class FunctionTuning(Summarised):
                 "left out": f"{len(self.left_out):,} combinations" if self.left_out else "",
             },
             columns=("arguments", "status", "µs simulated", "waits for", "reason"),
-            rows=tuple((str(one.function), one.status, one.simulated_us, one.limit, one.reason) for one in self.trials),
+            rows=tuple(
+                (str(trial.function), trial.status, trial.simulated_us, trial.limit, trial.reason)
+                for trial in self.trials
+            ),
         )
 
     def to_json(self) -> str:
@@ -185,12 +188,12 @@ class FunctionTuning(Summarised):
     @property
     def level_trials(self) -> int | None:
         """Other trials that are no further from the winner than their times may be off; None: not known."""
-        found = [
+        result = [
             ratio_verdict(self.ratio_to_winner(trial) or 1.0, self.ratio_error_percent(trial))
             for trial in self.trials
             if trial is not self.winner and trial.time_us is not None
         ]
-        return None if "not known" in found else found.count("level")
+        return None if "not known" in result else result.count("level")
 
     def ratio_to_winner(self, trial: Trial) -> float | None:
         """A trial's time over the winner's."""

@@ -64,13 +64,13 @@ def profile_tiles(
       count: of tiles; None: those that have a profile in the package.
       progress: is told of sizes that tiles are ranked for, then of tiles that are compiled.
     """
-    found: list[Profile] = []
+    result: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
     kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip)
     assert kind is not None
     experiments: dict[ProfiledTile, Experiment] = {}
     shipped = shipped_profiles(kind)
-    there = [one.tile for one in shipped.profiles] if shipped is not None else []
+    there = [profile.tile for profile in shipped.profiles] if shipped is not None else []
     for tile in there if count is None else worth_profiling(dtype, chip, count, progress):
         try:
             experiments[tile] = profile_experiment(dtype, chip, tile)
@@ -81,7 +81,7 @@ def profile_tiles(
             failed[tile] = outcome.reason
             continue
         try:
-            found.append(Profile(tile=tile, cost=step_cost(outcome.run, tile), bundles=outcome.run.bundles))
+            result.append(Profile(tile=tile, cost=step_cost(outcome.run, tile), bundles=outcome.run.bundles))
         except ValueError as error:
             failed[tile] = str(error)
     made_with = Subject.here(MatmulSpec.of(1, 1, 1, dtype), chip.name)
@@ -92,7 +92,7 @@ def profile_tiles(
         libtpu=made_with.libtpu,
         command=f"systolic table profile --chip {chip.name} --dtype {dtype} "
         + ("--again" if count is None else f"--count {count}"),
-        profiles=tuple(sorted(found, key=lambda one: one.tile)),
+        profiles=tuple(sorted(result, key=lambda one: one.tile)),
     )
     return made, failed
 

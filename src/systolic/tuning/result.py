@@ -44,8 +44,8 @@ class TuningResult(KeptTrials, Summarised):
             },
             columns=("configuration", "status", "µs simulated", "µs measured", "waits for", "reason"),
             rows=tuple(
-                (str(one.config), one.status, one.simulated_us, one.measured_us, one.limit, one.reason)
-                for one in self.trials
+                (str(trial.config), trial.status, trial.simulated_us, trial.measured_us, trial.limit, trial.reason)
+                for trial in self.trials
             ),
         )
 
