@@ -216,8 +216,8 @@ def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Yield the bar of all kinds together against XLA."""
     if (least := chip_bars(rows[0].case.chip).least_moe_xla_ratio) is not None:
-        every = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
-        yield from _mean_bar(every, least)
+        moe_rows = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
+        yield from _mean_bar(moe_rows, least)
 
 
 def _docs_ratio(row: BenchRow) -> float | None:
@@ -233,10 +233,12 @@ def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
 
 
 def _mean_of(rows: Sequence[BenchRow], what: str, limit: float, values: Sequence[float | None]) -> Iterator[Cleared]:
-    known = [value for value in values if value is not None]
-    if known:
-        value = geometric_mean(known)
-        yield _cleared(rows, f"{what}, geometric mean, at least", limit, value, "", len(known), int(value < limit))
+    known_values = [value for value in values if value is not None]
+    if known_values:
+        value = geometric_mean(known_values)
+        yield _cleared(
+            rows, f"{what}, geometric mean, at least", limit, value, "", len(known_values), int(value < limit)
+        )
 
 
 def _worst_bar(
@@ -248,17 +250,17 @@ def _worst_bar(
     most: float | None = None,
 ) -> Iterator[Cleared]:
     """Yield the bar of the worst row against the least value that is good enough, or against the most."""
-    known = {row.case.name: found for row in rows if (found := value(row)) is not None}
-    if not known:
+    values_by_case = {row.case.name: row_value for row in rows if (row_value := value(row)) is not None}
+    if not values_by_case:
         return
     if least is not None:
-        worst, bar, limit = min(known, key=known.__getitem__), f"{what}, at least", least
-        missed = sum(found < limit for found in known.values())
+        worst, bar, limit = min(values_by_case, key=values_by_case.__getitem__), f"{what}, at least", least
+        missed = sum(case_value < limit for case_value in values_by_case.values())
     else:
         assert most is not None
-        worst, bar, limit = max(known, key=known.__getitem__), f"{what}, at most", most
-        missed = sum(found > limit for found in known.values())
-    yield _cleared(rows, bar, limit, known[worst], worst, len(known), missed)
+        worst, bar, limit = max(values_by_case, key=values_by_case.__getitem__), f"{what}, at most", most
+        missed = sum(case_value > limit for case_value in values_by_case.values())
+    yield _cleared(rows, bar, limit, values_by_case[worst], worst, len(values_by_case), missed)
 
 
 def _cleared(

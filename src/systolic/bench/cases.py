@@ -55,8 +55,8 @@ def fused_spec(
       dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where integers
         are not all that comes of the sum.
     """
-    kept = "float32" if dtype == "float32" else "bfloat16"
-    row = FusedOperand(rows=False, columns=n > 1, dtype=kept)
+    row_dtype = "float32" if dtype == "float32" else "bfloat16"
+    row = FusedOperand(rows=False, columns=n > 1, dtype=row_dtype)
     float_row = dataclasses.replace(row, dtype="float32")
     dtype_lhs = {"float32": "bfloat16"}.get(dtype, "float32") if lhs_fn == "cast" else dtype
     read: dict[str, tuple[FusedOperand, ...]] = {
@@ -74,11 +74,11 @@ def fused_spec(
     epilogue = Epilogue(
         bias=row if bias else None,
         activation=activation,
-        residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=kept) if residual else None,
+        residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=row_dtype) if residual else None,
         scale=float_row if scale else None,
     )
     # Of integers a network keeps the sum itself, or what it makes of it in bfloat16, which is what it keeps of others.
-    usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else kept
+    usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else row_dtype
     return MatmulSpec(
         m=m,
         k=k,

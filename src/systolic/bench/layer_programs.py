@@ -43,11 +43,11 @@ def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> Raced
 
 def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
     """Run the MLPs; where the spec asks for gradients, return those of x and of all weights too."""
-    each = len(spec.weights) // spec.layers
+    weights_per_layer = len(spec.weights) // spec.layers
 
     def network(x: Array, *weights: Array) -> Array:
-        for first in range(0, len(weights), each):
-            x = mlp(x, *weights[first : first + each])
+        for first in range(0, len(weights), weights_per_layer):
+            x = mlp(x, *weights[first : first + weights_per_layer])
         return x
 
     if not spec.backward:

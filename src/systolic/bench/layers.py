@@ -37,9 +37,9 @@ class LayersSpec(OneDtype):
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all weights, in the order in which they are multiplied."""
-        every = (self.experts,) if self.experts else ()
-        down = ((*every, self.n, self.k),) if self.which == "mlp" else ()
-        return ((*every, self.k, self.n), (*every, self.k, self.n), *down) * self.layers
+        leading = (self.experts,) if self.experts else ()
+        down = ((*leading, self.n, self.k),) if self.which == "mlp" else ()
+        return ((*leading, self.k, self.n), (*leading, self.k, self.n), *down) * self.layers
 
     @property
     def sizes(self) -> tuple[int, ...]:

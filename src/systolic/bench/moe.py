@@ -114,8 +114,8 @@ def moe(dtype: str) -> Iterator[Case]:
         return
     for kind, (turn, (model, groups, k, n)) in itertools.product(_KINDS, enumerate(MODELS)):
         once: dict[int, Routing] = {ROWS[turn % len(ROWS)]: "even", ROWS[(turn + 1) % len(ROWS)]: "one expert"}
-        every: list[tuple[int, Routing]] = [*((m, "skewed") for m in ROWS), *once.items()]
-        for m, routing in every:
+        routings: list[tuple[int, Routing]] = [*((m, "skewed") for m in ROWS), *once.items()]
+        for m, routing in routings:
             spec = MoeSpec(kind=kind, m=m, k=k, n=n, groups=groups, routing=routing, dtype=dtype)
             name, series = f"{model} {kind} {m} {routing}", f"{model} {kind} {routing}"
             yield Case(suite="moe", group=group_of(spec), name=name, spec=spec, series=series)
@@ -125,5 +125,11 @@ def group_of(spec: MoeSpec) -> str:
     """Return the kind; of forward the size of groups, which decides what binds."""
     if spec.kind != "forward":
         return spec.kind
-    each = spec.m / spec.groups
-    return "few rows" if each <= _FEW else "hundreds of rows" if each <= _HUNDREDS else "thousands of rows"
+    rows_per_group = spec.m / spec.groups
+    return (
+        "few rows"
+        if rows_per_group <= _FEW
+        else "hundreds of rows"
+        if rows_per_group <= _HUNDREDS
+        else "thousands of rows"
+    )

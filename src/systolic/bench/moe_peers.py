@@ -36,8 +36,8 @@ def peers(spec: MoeSpec) -> Iterator[Peer]:
 
 
 def _whole_rows(spec: MoeSpec) -> tuple[int, int, int]:
-    many, few = _WHOLE_ROWS
-    rows, columns = many if spec.m >= many[0] * spec.groups else few
+    many_rows, few_rows = _WHOLE_ROWS
+    rows, columns = many_rows if spec.m >= many_rows[0] * spec.groups else few_rows
     return _fitting((rows, spec.k, columns), spec)
 
 

@@ -107,15 +107,15 @@ def sharded(dtype: str) -> Iterator[Case]:
     if dtype not in ("bfloat16", "float32"):  # what has gradients, and what JAX sums over devices
         return
     model, k, n = _MODEL_SIZES
-    whole = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())
+    base = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())
     for m, backward in (*((m, False) for m in _TOKENS), *((m, True) for m in _GRADIENT_TOKENS)):
         name = f"{model} {_LAYERS} MLPs {m}{' and gradients' if backward else ''}"
-        spec = replace(whole, m=m, backward=backward)
+        spec = replace(base, m=m, backward=backward)
         yield Case(suite=SUITE, group="gradients" if backward else "MLPs", name=name, spec=spec)
     for kind, m in itertools.product([kind for kind in get_args(Kind) if kind != "mlp"], _TOKENS):
         sizes = {"k": n, "n": k} if kind == "rows" else {}
         name = f"{model} {'down' if kind == 'rows' else 'gate'} by {kind} {m}"
-        spec = replace(whole, kind=kind, m=m, **sizes)
+        spec = replace(base, kind=kind, m=m, **sizes)
         yield Case(suite=SUITE, group=kind, name=name, spec=spec)
 
 

@@ -54,8 +54,8 @@ def _by_docs(count: int, columns: int, blocks: Array, rhs: Array, rows: Any, pla
 def _gathered(spec: SparseSpec, blocks: Array, rhs: Array, rows: Any, places: Any, _whole: Array) -> Array:
     """A row of blocks of rhs for each block, a batch of products, and their sums."""
     cut = rhs.reshape(spec.grid_columns, spec.block_columns, spec.n)
-    each = lax.dot_general(blocks, cut[places], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    total = jax.ops.segment_sum(each, rows, spec.grid_rows, indices_are_sorted=True)
+    products = lax.dot_general(blocks, cut[places], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    total = jax.ops.segment_sum(products, rows, spec.grid_rows, indices_are_sorted=True)
     return total.reshape(spec.m, spec.n).astype(spec.dtype_out)
 
 

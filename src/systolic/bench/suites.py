@@ -178,10 +178,10 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
             spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, backward=backward)
             name = f"{model} 2 MLPs {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
-    model, k, n, experts, each = _EXPERTS
+    model, k, n, experts, rows_per_token = _EXPERTS
     for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
         for m, backward in itertools.product(tokens, (False, True)):
-            spec = LayersSpec(m=each * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
+            spec = LayersSpec(m=rows_per_token * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
             name = f"{model} 2 blocks of experts {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
     model, k, n = _LLAMA
@@ -225,7 +225,7 @@ def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
         *((label, name, block, None) for label, name, block in _QUANTIZED_FORMATS),
         *((label, name, None, row_format) for label, row_format, name in _QUANTIZED_ROWS_FORMATS),
     ]
-    weights = [(*one, False) for one in WEIGHTS if one[0] in _QUANTIZED_WEIGHTS]
+    weights = [(*weight, False) for weight in WEIGHTS if weight[0] in _QUANTIZED_WEIGHTS]
     _, k, n = _LLAMA
     products = [*itertools.product(formats, _QUANTIZED_ROWS, weights)]
     products += itertools.product(

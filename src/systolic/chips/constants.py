@@ -109,11 +109,11 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
     if not isinstance(machine, MachineModel):
         raise ConstantsError(f"machine={shown(machine)} is no `MachineModel`, such as `systolic.chip('v5e').machine`")
     for name in _OF_THE_PROGRAM:
-        mine, its = getattr(prepared_for, name), getattr(machine, name)
-        if mine != its:
+        prepared_value, machine_value = getattr(prepared_for, name), getattr(machine, name)
+        if prepared_value != machine_value:
             raise ConstantsError(
-                f"{name}={shown(its)}: this program was compiled for {name}={mine}, which cannot change; prepare it "
-                "for a chip with another"
+                f"{name}={shown(machine_value)}: this program was compiled for {name}={prepared_value}, which cannot "
+                "change; prepare it for a chip with another"
             )
     if missing := prepared_for.mxu_rows_per_cycle.keys() - machine.mxu_rows_per_cycle.keys():
         raise ConstantsError(f"mxu_rows_per_cycle has no rate for operands of {', '.join(sorted(missing))}")

@@ -130,24 +130,30 @@ def bench(
 
     check_target(json_file)
     check_drawing_target(plot_file)
-    found, stopped, asked = versions(), False, 0
+    package_versions, stopped, race_count = versions(), False, 0
     if saved_file is not None:
-        found_rows, found = _saved(saved_file)
+        found_rows, package_versions = _saved(saved_file)
     else:
         if suites is not None and spec is not None:
             raise click.UsageError("give either --suite or --spec")
         cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
         cases = _sliced(cases, chips, topology, mesh)
         found_rows, stopped = _raced(cases, chips, workers, quiet, against=against, xla_default_flags=xla_default_flags)
-        asked = len(cases) * len(chips)
+        race_count = len(cases) * len(chips)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
-    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found, bars=strict))
+    give(
+        json_file,
+        "bench",
+        records,
+        dataclasses.asdict(result),
+        lambda: show(found_rows, result, package_versions, bars=strict),
+    )
     if plot_file is not None:
         note(_plot(found_rows, plot_file), quiet=quiet)
     if stopped:
         note(
-            f"stopped: {len(found_rows)} of {asked} rows are finished; the same command compiles only the others",
+            f"stopped: {len(found_rows)} of {race_count} rows are finished; the same command compiles only the others",
             quiet=False,
         )
         return STOPPED
@@ -159,13 +165,13 @@ def _plot(rows: Sequence[BenchRow], target: Path) -> str:
     from systolic.report import save_png, times_plot
     from systolic.report.race_pictures import PICTURES, picture
 
-    found = picture(rows)
-    if found is None:
+    chart = picture(rows)
+    if chart is None:
         return f"no plot: no row of suite {', '.join(PICTURES)} has a time"
     with writing(target):
-        drawn = times_plot(found.points, title=found.title, x_title=found.x_title, provenance="simulated")
+        drawn = times_plot(chart.points, title=chart.title, x_title=chart.x_title, provenance="simulated")
         save_png(drawn, target)
-    return f"wrote {target}: {found.title}"
+    return f"wrote {target}: {chart.title}"
 
 
 def _case(spec: Spec) -> Case:
@@ -210,12 +216,14 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """Read the rows of a saved run, and its versions."""
     from systolic.bench.rows import read_rows
 
-    wanted = "the result of `systolic bench --json FILE`"
-    document = read_document(path, wanted)
+    expected_file = "the result of `systolic bench --json FILE`"
+    document = read_document(path, expected_file)
     if document.get("command") != "bench":
-        raise wrong_kind(path, document, wanted)
+        raise wrong_kind(path, document, expected_file)
     try:
         rows = read_rows(document.get("rows"))
         return list(rows), structured(document.get("versions"), dict[str, str | None])
     except UntrustedError as error:
-        raise WrongFileError(f"{path} is damaged, or of another version: {error}; this takes {wanted}") from error
+        raise WrongFileError(
+            f"{path} is damaged, or of another version: {error}; this takes {expected_file}"
+        ) from error

@@ -102,11 +102,11 @@ def calibrate(
         )
         bar.planned(rounds)
         started = time.perf_counter()
-        found = fit(found_samples, chip, chosen, done=bar.done)
+        calibration = fit(found_samples, chip, chosen, done=bar.done)
         fit_s = time.perf_counter() - started
-        after, _ = predicted_us(ready, found.chip)
+        after, _ = predicted_us(ready, calibration.chip)
     rows_after = compared_rows(published, programs, after, dispatch_us=dispatch_us)
-    halves = [_half(row, found) for row in rows_after]
+    halves = [_half(row, calibration) for row in rows_after]
     statistics = {half: _statistics(half, halves, rows_before, rows_after) for half in _HALVES}
     records = (
         {**asdict(row), "half": half, "predicted_before_us": old.predicted_us, "error_before": old.error}
@@ -114,22 +114,22 @@ def calibrate(
     )
 
     def show() -> None:
-        show_fit(found, statistics, dispatch_us, fit_s)
+        show_fit(calibration, statistics, dispatch_us, fit_s)
         show_rows(rows_before, rows_after, halves)
 
-    give(json_file, "calibrate", records, _summary(found, statistics, fit_s), show)
+    give(json_file, "calibrate", records, _summary(calibration, statistics, fit_s), show)
     if out_file is not None:
-        _write_constants(out_file, found, csv_file, dispatch_us)
+        _write_constants(out_file, calibration, csv_file, dispatch_us)
         note(f"constants {out_file}", quiet=quiet)
     return 0
 
 
 def _constants(names: str, chip: Chip) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    known = fittable(chip)
+    fittable_names = fittable(chip)
     for name in chosen:
-        if name not in known:
-            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(known)}")
+        if name not in fittable_names:
+            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(fittable_names)}")
     return chosen
 
 
@@ -145,7 +145,7 @@ def _statistics(
     """The errors of one half, with the shipped and with the fitted constants."""
 
     def of(rows: Sequence[ComparedRow]) -> ErrorStatistics:
-        return error_statistics([row for row, its in zip(rows, halves, strict=True) if its == half])
+        return error_statistics([row for row, row_half in zip(rows, halves, strict=True) if row_half == half])
 
     return of(before), of(after)
 

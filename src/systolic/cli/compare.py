@@ -80,14 +80,14 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
         "slower_percent": {
             f"{comparison.chip} {comparison.after}": comparison.slower * 100 for comparison in comparisons
         },
-        "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
+        "without_time": [f"{answer.chip} {answer.function}: {answer.reason}" for answer in lost],
         "not_compared": unmatched,
     }
 
     def show() -> None:
         _show(comparisons, lost, unmatched)
         if slower:
-            names = ", ".join(f"{escape(each.chip)} by {each.slower:.1%}" for each in slower)
+            names = ", ".join(f"{escape(comparison.chip)} by {comparison.slower:.1%}" for comparison in slower)
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
 
     give(json_file, "compare", map(_record, comparisons), summary, show)
@@ -110,12 +110,12 @@ def _matched(
             left.remove(same)
     for mine in list(alone):
         others = [other for other in left if other.chip == mine.chip]
-        if len(others) == 1 and sum(each.chip == mine.chip for each in alone) == 1:
+        if len(others) == 1 and sum(answer.chip == mine.chip for answer in alone) == 1:
             pairs.append((mine, others[0]))
             alone.remove(mine)
             left.remove(others[0])
-    unmatched = [f"{each.chip} {each.function} is only in the first file".replace("  ", " ") for each in alone]
-    unmatched += [f"{each.chip} {each.function} is only in the second file".replace("  ", " ") for each in left]
+    unmatched = [f"{answer.chip} {answer.function} is only in the first file".replace("  ", " ") for answer in alone]
+    unmatched += [f"{answer.chip} {answer.function} is only in the second file".replace("  ", " ") for answer in left]
     return pairs, unmatched
 
 
@@ -123,7 +123,7 @@ def _compared(mine: SavedAnswer, other: SavedAnswer) -> Comparison:
     before, after = mine.found, other.found
     if isinstance(before, Explanation) and isinstance(after, Explanation):
         return compare_explanations(before, after)
-    runs = [found.slice_run or found.run if isinstance(found, Explanation) else found for found in (before, after)]
+    runs = [answer.slice_run or answer.run if isinstance(answer, Explanation) else answer for answer in (before, after)]
     assert runs[0] is not None
     assert runs[1] is not None
     return compare_runs(runs[0], runs[1], names=(mine.function, other.function))

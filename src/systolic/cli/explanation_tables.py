@@ -39,10 +39,10 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
     show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
     programs = programs_table(explanation)
     show_section(out, "programs", programs if details else programs.shortened(_FEW_PROGRAMS))
-    if (whole := explanation.slice_run) is not None:
+    if (slice_run := explanation.slice_run) is not None:
         show_section(out, "limits of one device", ceilings_table(explanation))
-        out.print(f"\n{WAYS[whole.way]}", markup=False)
-        show_slice_tables(out, whole)
+        out.print(f"\n{WAYS[slice_run.way]}", markup=False)
+        show_slice_tables(out, slice_run)
     _timeline(out, explanation)
     title = f"time by line of the source: {HOW_SHARED}"
     lines = line_times_table(explanation)
@@ -62,8 +62,10 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
 def _heading(out: Console, explanation: Explanation) -> None:
     """What was compiled, the verdict, the figures, and what the time goes into."""
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
-    whole = explanation.slice_run
-    name = with_clock_state(explanation.chip) + (f" {whole.topology}, {whole.devices} devices" if whole else "")
+    slice_run = explanation.slice_run
+    name = with_clock_state(explanation.chip) + (
+        f" {slice_run.topology}, {slice_run.devices} devices" if slice_run else ""
+    )
     chip = f"[bold]{name}[/] {escape(explanation.chip_title)}"
     flags = f" · compiled with {escape(flags_text(explanation.flags))}" if explanation.flags else ""
     out.print(f"{chip}{flags} · {escape(versions)}")
@@ -92,8 +94,8 @@ def _details(out: Console, explanation: Explanation) -> None:
     show_section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
     show_section(out, "HBM traffic of each operand", traffic_table(explanation))
     for program in explanation.programs:
-        if (its := program.device_run) is not None:
-            show_section(out, f"operations of {program.label}", ops_table(its))
+        if (device_run := program.device_run) is not None:
+            show_section(out, f"operations of {program.label}", ops_table(device_run))
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:

@@ -40,7 +40,7 @@ class ChipNames(click.ParamType):
         if not isinstance(value, str):
             return value
         try:
-            return tuple({known.name: known for known in map(chip, value.split(","))}.values())
+            return tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             self.fail(str(error), param, ctx)
 
@@ -130,10 +130,10 @@ class FiniteFloat(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Text to a number."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
-        return found
+        return number
 
 
 class MemorySize(click.ParamType):

@@ -63,8 +63,8 @@ def rows_of(
       click.UsageError: there is no such row.
     """
     names = {chip.name for chip in chips}
-    every = (row for file in csv_files for row in read_published(file))
-    flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in every)
+    all_rows = (row for file in csv_files for row in read_published(file))
+    flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in all_rows)
     rows = tuple(row for row in flagged if not names or _chip_name(row) in names)
     if not rows:
         of_chips = f" of {', '.join(sorted(names))}" if names else ""

@@ -102,11 +102,11 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
     if not {"function", "chip"} <= row.keys() or not {"run", "reason"} & row.keys():
         return None
     try:
-        known = structured({name: row[name] for name in _ROW_NAMES if name in row}, _SimulatedRow)
+        simulated = structured({name: row[name] for name in _ROW_NAMES if name in row}, _SimulatedRow)
     except UntrustedError as error:
         raise ExplanationError(f"this is no row of `systolic simulate`: {error}") from error
     run = _read_run(row["run"]) if "run" in row else None
-    return SavedAnswer(function=known.function, chip=known.chip, found=run, reason=known.reason)
+    return SavedAnswer(function=simulated.function, chip=simulated.chip, found=run, reason=simulated.reason)
 
 
 def _read_run(document: Any) -> SimulatedRun | SliceRun:

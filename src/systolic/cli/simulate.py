@@ -116,7 +116,8 @@ def simulate(
             for (fn, chip), (called, values) in zip(pairs, calls, strict=True)
         )
     answers = [
-        _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)
+        _Answer(function=fn.text, chip=chip, outcome=outcome)
+        for (fn, chip), outcome in zip(pairs, outcomes, strict=True)
     ]
     for outcome in outcomes:
         if isinstance(outcome.error, NamedFunctionError):  # the call was wrong
@@ -144,9 +145,11 @@ def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
-                own, others = (each.outcome.slice_run or each.outcome.required() for each in (mine, other))
+                first_run, second_run = (
+                    answer.outcome.slice_run or answer.outcome.required() for answer in (mine, other)
+                )
                 errors[mine.chip.name] = ratio_error_percent(
-                    own.error, others.error, same_kernel=same_kernel(first, second)
+                    first_run.error, second_run.error, same_kernel=same_kernel(first, second)
                 )
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
@@ -163,27 +166,27 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
-    whole = measurement.slice_run
-    if whole is not None:
+    slice_run = measurement.slice_run
+    if slice_run is not None:
         return {
             **row,
-            "flags": whole.flags,
+            "flags": slice_run.flags,
             "provenance": measurement.provenance,
-            "topology": whole.topology,
-            "devices": whole.devices,
-            "assignment": whole.assignment,
-            "way": whole.way,
-            "time_us": whole.time_us,
-            "error_percent": whole.error_percent,
-            "time_error": dataclasses.asdict(whole.error),
-            "skew_us": whole.skew_us,
-            "exposed_us": whole.exposed_us,
-            "hidden_us": whole.hidden_us,
-            "link_busy_share": whole.link_busy_share,
-            "assumptions": whole.assumptions,
+            "topology": slice_run.topology,
+            "devices": slice_run.devices,
+            "assignment": slice_run.assignment,
+            "way": slice_run.way,
+            "time_us": slice_run.time_us,
+            "error_percent": slice_run.error_percent,
+            "time_error": dataclasses.asdict(slice_run.error),
+            "skew_us": slice_run.skew_us,
+            "exposed_us": slice_run.exposed_us,
+            "hidden_us": slice_run.hidden_us,
+            "link_busy_share": slice_run.link_busy_share,
+            "assumptions": slice_run.assumptions,
             "compile_s": measurement.compile_s,
             "from_cache": measurement.from_cache,
-            "run": cattrs.unstructure(whole),
+            "run": cattrs.unstructure(slice_run),
         }
     return {
         **row,
@@ -217,13 +220,15 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
         else:
-            whole = outcome.slice_run
-            show_run(out, answer.function, outcome.run) if whole is None else show_slice(out, answer.function, whole)
+            slice_run = outcome.slice_run
+            show_run(out, answer.function, outcome.run) if slice_run is None else show_slice(
+                out, answer.function, slice_run
+            )
     for chip, ratio in summary["speed_ratio_to_other"].items():
         error = summary["ratio_error_percent"][chip]
-        said = verdict_text(ratio_verdict(ratio, error), error)
+        verdict = verdict_text(ratio_verdict(ratio, error), error)
         names = answers[0].function, answers[1].function
-        out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {said}", markup=False)
+        out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {verdict}", markup=False)
 
 
 def _write_traces(answers: list[_Answer], function: str, path: Path, *, several: bool, quiet: bool) -> None:

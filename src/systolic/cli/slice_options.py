@@ -77,8 +77,8 @@ def slice_options(command: _F) -> _F:
         check_mesh(topology, mesh)
         if explicit and not mesh:
             raise click.UsageError("--explicit is about the axes of --mesh: give that too, such as data=2,model=4")
-        asked = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
-        return command(*args, asked_slice=asked, **rest)
+        asked_slice = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
+        return command(*args, asked_slice=asked_slice, **rest)
 
     made: Any = click.option(
         "--explicit",

@@ -62,13 +62,13 @@ def chosen_format() -> TableFormat:
 def console() -> Console:
     """Standard output; in CSV only tables go there, and what is said beside them to standard error."""
     form = chosen_format()
-    beside = form == "csv"
+    to_stderr = form == "csv"
     on_terminal = form == "table" and sys.stdout.isatty()
     kind = _MarkdownConsole if form == "markdown" else _PrintableConsole
     # Without emoji: of file.py:zero: rich would make a picture. Markdown unwrapped: a new line could begin a list.
     return kind(
         width=None if on_terminal else _WIDTH_OF_A_FILE,
-        stderr=beside,
+        stderr=to_stderr,
         no_color=None if on_terminal else True,
         highlight=False,
         soft_wrap=form == "markdown",
@@ -89,27 +89,27 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
     dropped give way from the right, and a line says which; where that does not help, the table is turned: a line for
     each cell. A table that goes elsewhere has all columns, and each row is one line.
     """
-    every = list(rows)
-    kept = [column for column in columns if not (column.optional and all(map(column.is_empty, every)))]
+    row_list = list(rows)
+    shown_columns = [column for column in columns if not (column.optional and all(map(column.is_empty, row_list)))]
     form = chosen_format()
     if form == "csv":
-        click.echo(_csv(kept, every))
+        click.echo(_csv(shown_columns, row_list))
         return
     if form == "markdown":
-        click.echo(f"\n{_markdown(kept, every)}\n")
+        click.echo(f"\n{_markdown(shown_columns, row_list)}\n")
         return
     dropped: list[str] = []
-    made = _table(kept, every)
-    while out.is_terminal and not _fits(out, made):
-        at = max((at for at, one in enumerate(kept) if one.droppable), default=None)
+    table = _table(shown_columns, row_list)
+    while out.is_terminal and not _fits(out, table):
+        at = max((at for at, column in enumerate(shown_columns) if column.droppable), default=None)
         if at is None:
-            made = _turned(kept, every)
+            table = _turned(shown_columns, row_list)
             break
-        dropped.insert(0, kept.pop(at).title)
-        made = _table(kept, every)
+        dropped.insert(0, shown_columns.pop(at).title)
+        table = _table(shown_columns, row_list)
     if not out.is_terminal:
-        out.width = max(out.width, _width(out, made))
-    out.print(made)
+        out.width = max(out.width, _width(out, table))
+    out.print(table)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
 
@@ -137,34 +137,34 @@ def _width(out: Console, made: Table) -> int:
 
 
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
-    for number, one in enumerate(columns):
-        is_text = one.kind != "number"
-        longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
+    table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        is_text = column.kind != "number"
+        longest = max((cell_len(shown_text(column.text(row))) for row in rows), default=0)
         is_whole = not is_text or (number == 0 and longest <= _LONGEST_KEY)
-        made.add_column(
-            Text(shown_text(one.title)),
+        table.add_column(
+            Text(shown_text(column.title)),
             justify="left" if is_text else "right",
             no_wrap=is_whole,
             overflow="fold",
             # Text folds, but not to single letters; a number is whole or not there.
-            min_width=max(cell_len(one.title), longest if is_whole else min(longest, _LEAST[one.kind])),
+            min_width=max(cell_len(column.title), longest if is_whole else min(longest, _LEAST[column.kind])),
         )
     for row in rows:
-        made.add_row(*_cells(columns, row))
-    return made
+        table.add_row(*_cells(columns, row))
+    return table
 
 
 def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), show_header=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for number, row in enumerate(rows):
         if number:
-            made.add_row()
-        for one, cell in zip(columns, _cells(columns, row), strict=True):
-            made.add_row(Text(shown_text(one.title)), cell)
-    return made
+            table.add_row()
+        for column, cell in zip(columns, _cells(columns, row), strict=True):
+            table.add_row(Text(shown_text(column.title)), cell)
+    return table
 
 
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[Text]:

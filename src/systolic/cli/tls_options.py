@@ -39,8 +39,8 @@ def certificates_of(
     Raises:
       click.UsageError: one is given without another.
     """
-    given = [file is not None for file in (authority, certificate, key)]
-    if not any(given) or scheduler is None:
+    present = [file is not None for file in (authority, certificate, key)]
+    if not any(present) or scheduler is None:
         return None
     if authority is None or certificate is None or key is None:
         raise click.UsageError("--tls-ca, --tls-cert and --tls-key go together: give all three")

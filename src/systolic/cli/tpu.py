@@ -166,29 +166,29 @@ def run(
         return _print(*start, *jobs.lines(where, job), *((_deletion(where),) if delete_after else ()))
     gcloud.program()
     parent = _results_folder(Path(results, name))
-    there, code = not creation, 1
+    exists, code = not creation, 1
     with _interruptible(), tempfile.TemporaryDirectory() as folder:
         count = pack(Path.cwd(), Path(folder, f"{job}.tar.gz"), job, command)
         complain("no file is copied: this is no git checkout" if count is None else f"copying {count} files")
         try:
             if creation:
                 _check_free(where)
-                there = True
+                exists = True
                 _make(where, creation)
             jobs.check_fit(where)
             code, written = jobs.run(where, job, Path(folder), parent)
             complain(f"results are in {written}" if written else "the command wrote no files")
         except (MachineError, OSError) as error:
             complain(f"systolic: {error}")
-            there = there and not isinstance(error, MachineNotFoundError | RefusedError)
+            exists = exists and not isinstance(error, MachineNotFoundError | RefusedError)
             delete_after = delete_after and not isinstance(error, BusyError)  # whose command is somebody else's
         except KeyboardInterrupt:
             complain("stopped")
             code = 130
         finally:
-            if there and delete_after:
+            if exists and delete_after:
                 code = code if _delete(where) else code or 1
-            elif there:
+            elif exists:
                 _tell_left(where)
     return code
 

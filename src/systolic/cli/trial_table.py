@@ -159,7 +159,7 @@ _WINNERS: tuple[Column[_Tried], ...] = (
     textual("config", lambda row: _config(_winner(row[1]))),
     numeric("µs", lambda row: _time_us(_winner(row[1])), us),
     numeric("provenance", lambda row: _provenance(_winner(row[1]))),
-    numeric("trials", lambda row: sum(one.tried is not None for one in row[1])),
+    numeric("trials", lambda row: sum(trial.tried is not None for trial in row[1])),
 )
 # A product with its winners before and after.
 _Change = tuple[Subject, Trial | None, Trial | None]

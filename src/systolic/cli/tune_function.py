@@ -27,8 +27,8 @@ def show_function(result: FunctionTuning) -> None:
         say(f"{what}: simulated {time_text(winner.time_us, result.error(winner))} with {winner.function}")
         if result.speed_ratio is not None and result.default_trial is not None and result.default_trial is not winner:
             error = result.ratio_error_percent(result.default_trial)
-            said = verdict_text(result.verdict, error, same_kernel=True)
-            say(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
+            verdict = verdict_text(result.verdict, error, same_kernel=True)
+            say(f"{result.speed_ratio:.2f} × as fast as it is now, {verdict}")
         if result.level_trials:
             say(f"{result.level_trials} other trials are level with it: their times are no further apart")
         say(_as_python(result.spec.name.rpartition(".")[2], winner))
@@ -43,8 +43,8 @@ def show_function(result: FunctionTuning) -> None:
         )
     if result.trials:
         show_table(console(), _columns(result), result.trials[:_SHOWN])
-    for each in result.left_out[:_SHOWN]:
-        say(f"left out: {each}")
+    for variant in result.left_out[:_SHOWN]:
+        say(f"left out: {variant}")
     if len(result.left_out) > _SHOWN:
         say(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
 
@@ -53,12 +53,12 @@ def _as_python(name: str, winner: Trial) -> str:
     """Return the winner as its user writes it. Only its user knows the other fields of a record."""
     chosen = winner.function.arguments if winner.function is not None else {}
     records: dict[str, str] = {}
-    for each, value in chosen.items():
-        argument, dot, field = each.partition(".")
+    for keyword, value in chosen.items():
+        argument, dot, field = keyword.partition(".")
         fields = f"{records.get(argument, f'dataclasses.replace({argument}')}, {field}={value!r}"
         records[argument] = fields if dot else repr(value)
     ends = {argument: ")" * text.startswith("dataclasses.") for argument, text in records.items()}
-    return f"functools.partial({name}{''.join(f', {each}={text}{ends[each]}' for each, text in records.items())})"
+    return f"functools.partial({name}{''.join(f', {key}={text}{ends[key]}' for key, text in records.items())})"
 
 
 def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
@@ -97,7 +97,7 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
         "unmodelled_trials": result.unmodelled_trials,
         "default": function_trial(result, result.default_trial) if result.default_trial is not None else None,
         "trials": [function_trial(result, trial) for trial in result.trials],
-        "left_out": [{"keywords": _values(each.keywords), "reason": each.reason} for each in result.left_out],
+        "left_out": [{"keywords": _values(variant.keywords), "reason": variant.reason} for variant in result.left_out],
         "considered": result.considered,
         "compiled": result.compiled,
         "seconds": result.seconds,

@@ -28,8 +28,8 @@ ENDS = {
 
 def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store: Path) -> None:
     """Print searches, of products or of functions, and what all of them share."""
-    found = versions()
-    say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    installed = versions()
+    say(f"times are simulated: compiled by libtpu {installed['libtpu']} (jax {installed['jax']}), executed on a model")
     for result in results:
         say("")
         show_one(result)

@@ -139,23 +139,29 @@ def validate(
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
-    summary = {name: found.record() for name, found in statistics.items()}
-    summary |= {name: asdict(found) for name, found in collective_statistics(rows).items()}
+    summary = {name: chip_statistics.record() for name, chip_statistics in statistics.items()}
+    summary |= {name: asdict(group_statistics) for name, group_statistics in collective_statistics(rows).items()}
     give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
-        timed = {str(program): found for program, found in predicted.items() if isinstance(found, Measurement)}
+        timed = {
+            str(program): prediction for program, prediction in predicted.items() if isinstance(prediction, Measurement)
+        }
         # Of a slice the run is that of one device, whose waits are for others.
-        runs = {name: found.run for name, found in timed.items() if found.run is not None and found.slice_run is None}
+        runs = {
+            name: measurement.run
+            for name, measurement in timed.items()
+            if measurement.run is not None and measurement.slice_run is None
+        }
         made_with = {name: text for name, text in versions().items() if text}
-        found = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
-        write_text(intervals_file, found.as_json())
+        errors = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
+        write_text(intervals_file, errors.as_json())
         note(f"intervals {intervals_file}", quiet=quiet)
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
-        used = [found for name in statistics if (found := in_use.get(name) or known_chip(name)) is not None]
+        used = [chip for name in statistics if (chip := in_use.get(name) or known_chip(name)) is not None]
         outputs = {"--constants": constants_file, "--plot": plot_file, "--page": page_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
@@ -187,11 +193,11 @@ def _show(
         out.print("")
     parts = [
         (name, sizes, part)
-        for name, found in statistics.items()
+        for name, chip_statistics in statistics.items()
         for sizes, part in (
-            ("all", found.every),
-            ("from 2048", found.from_2048),
-            ("from 2048, not in view", found.from_2048_not_in_view),
+            ("all", chip_statistics.every),
+            ("from 2048", chip_statistics.from_2048),
+            ("from 2048, not in view", chip_statistics.from_2048_not_in_view),
         )
         if part.rows
     ]

@@ -79,14 +79,14 @@ def is_there(file: Path) -> bool:
       StoreError: it is none that can hold trials: a folder, a device; or nobody may look.
     """
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
         raise StoreError(f"the trials in {shown_path(file)} cannot be read: {error}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{shown_path(file)} is no file that can hold trials; name another one")
-    return found.st_size > 0
+    return status.st_size > 0
 
 
 def shown_path(file: Path) -> str:
@@ -118,8 +118,8 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
             opened.execute("PRAGMA journal_mode = WAL")
         _check_version(opened, file)
         opened.execute("PRAGMA synchronous = FULL")
-        if thorough and (found := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
-            raise StoreDamagedError(f"{shown_path(file)} is damaged: {found}")
+        if thorough and (problem := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
+            raise StoreDamagedError(f"{shown_path(file)} is damaged: {problem}")
     except BaseException:
         opened.close()
         raise
@@ -175,12 +175,12 @@ def named_errors(file: Path) -> Iterator[None]:
 
 def _address(file: Path, *, writing: bool) -> str:
     """Return a URI for SQLite. A file that may not be written is opened so that nothing has to be."""
-    beside = os.access(file.parent, os.W_OK)
+    folder_writable = os.access(file.parent, os.W_OK)
     if writing:
         mode = "mode=rwc"
-    elif beside and os.access(file, os.W_OK):
+    elif folder_writable and os.access(file, os.W_OK):
         mode = "mode=rw"  # a reader, too, takes back what a killed writer left half done
-    elif beside or file.with_name(f"{file.name}-wal").exists():
+    elif folder_writable or file.with_name(f"{file.name}-wal").exists():
         mode = "mode=ro"
     else:
         # A folder where nothing may be written has no place for what readers of a journal share; but then the file does

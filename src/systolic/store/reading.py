@@ -102,11 +102,11 @@ def _check_flags(trial: Trial) -> None:
 
 def _check_possible(trial: Trial, subject: Subject) -> None:
     assert trial.config is not None
-    its = chip(subject.chip)
+    chip_model = chip(subject.chip)
     try:
         op = op_of(subject.spec)
-        op.judge(subject.spec, trial.config, its)
-        least_us = _POSSIBLE * op.least_time_us(subject.spec, trial.config, its)
+        op.judge(subject.spec, trial.config, chip_model)
+        least_us = _POSSIBLE * op.least_time_us(subject.spec, trial.config, chip_model)
     except (IllegalTilesError, UnsupportedDtypeError) as error:
         raise UntrustedError(str(error)) from error
     times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]

@@ -42,8 +42,10 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
     config = None if trial.tried is None else dataclasses.asdict(trial.tried)
     key = (subject.key, _config_text(config))
-    there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key).fetchall()
-    if there and not list(read_trials(there, subject, [])):
+    stored_rows = connection.execute(
+        f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key
+    ).fetchall()
+    if stored_rows and not list(read_trials(stored_rows, subject, [])):
         # What cannot be read knows nothing, whatever its columns say.
         connection.execute("DELETE FROM trials WHERE subject = ? AND config = ?", key)
     connection.execute(
@@ -59,8 +61,8 @@ def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> No
 
 def read_subjects(connection: sqlite3.Connection) -> list[Subject]:
     """Return all subjects that can be read."""
-    found = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
-    return [subject for subject, _ in found]
+    subjects = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
+    return [subject for subject, _ in subjects]
 
 
 def read_all(connection: sqlite3.Connection, bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
@@ -84,12 +86,12 @@ def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
     with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
-        for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
+        for rows_by_id, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
             for order in ("ASC", "DESC"):
                 with suppress(sqlite3.DatabaseError, UnicodeError):
                     query = f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"
                     for row in connection.execute(query):
-                        found.setdefault(row[0], row)
+                        rows_by_id.setdefault(row[0], row)
     return _joined(subjects.values(), trials.values(), [])
 
 
@@ -121,8 +123,8 @@ def _trial(row: Row, subject: Subject) -> Trial:
     _, _, config, *columns, text = row
     record = _json(text)
     trial = read_trial(record, subject)
-    own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if config != _config_text(record.get("function") or record["config"]).encode() or columns != own:
+    expected_columns = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
+    if config != _config_text(record.get("function") or record["config"]).encode() or columns != expected_columns:
         raise UntrustedError("its columns are not those of its record")
     return trial
 

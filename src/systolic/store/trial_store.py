@@ -148,10 +148,10 @@ class TrialStore:
         """
         bad: list[str] = []
         with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
-            found = read_all(connection, bad)
+            trials_by_subject = read_all(connection, bad)
         if bad:
             raise StoreDamagedError(f"{shown_path(self.file)} is damaged: {bad[0]}")
-        return found
+        return trials_by_subject
 
     def winner(self, subject: Subject) -> Trial | None:
         """The best kernel of a subject: the fastest that was measured, else the fastest.
@@ -199,15 +199,15 @@ class TrialStore:
             if not is_there(self.file):
                 return StoreHealth(file=self.file, there=False)
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
-                found = read_all(connection, bad)
+                trials_by_subject = read_all(connection, bad)
         except StoreError as error:
             return StoreHealth(file=self.file, there=True, problem=str(error))
         return StoreHealth(
             file=self.file,
             there=True,
             schema=database.SCHEMA_VERSION,
-            subjects=len(found),
-            trials=sum(len(trials) for _, trials in found),
+            subjects=len(trials_by_subject),
+            trials=sum(len(trials) for _, trials in trials_by_subject),
             unreadable=tuple(bad),
         )
 
@@ -217,9 +217,9 @@ class TrialStore:
         bad: list[str] = []
         yield bad
         if bad:
-            more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-            said = "; ".join(bad[:_NAMED]) + more
-            warn_user(f"left out of {shown_path(self.file)}: {said}", StoreWarning)
+            not_named = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+            problems = "; ".join(bad[:_NAMED]) + not_named
+            warn_user(f"left out of {shown_path(self.file)}: {problems}", StoreWarning)
 
     @contextmanager
     def _opened(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
@@ -254,9 +254,9 @@ class TrialStore:
         )
         self.file.replace(aside)
         for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
-            beside = self.file.with_name(self.file.name + ending)
-            if beside.exists():
-                beside.replace(aside.with_name(aside.name + ending))
+            journal = self.file.with_name(self.file.name + ending)
+            if journal.exists():
+                journal.replace(aside.with_name(aside.name + ending))
         count = 0
         try:
             saved = salvaged(aside)

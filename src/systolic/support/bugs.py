@@ -37,7 +37,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
     def __init__(self, summary: str, details: str) -> None:
         self.summary = summary
         self.details = details
-        installed = ", ".join(f"{name} {found}" for name, found in versions().items() if found is not None)
+        installed = ", ".join(f"{name} {version}" for name, version in versions().items() if version is not None)
         super().__init__(
             f"this is a bug of systolic, not of your code: {summary}\n"
             f"Versions: {installed}.\n"
@@ -97,12 +97,12 @@ def is_own(error: BaseException) -> bool:
       error: with its traceback, which does not travel between processes: to be asked where it was raised.
     """
     chain = list(_chain(error))
-    if any(isinstance(each, SystolicBug) for each in chain):
+    if any(isinstance(link, SystolicBug) for link in chain):
         return True
-    if any(isinstance(each, OSError | MemoryError) or _is_named(each) for each in chain):
+    if any(isinstance(link, OSError | MemoryError) or _is_named(link) for link in chain):
         return False
-    for each in reversed(chain):
-        for frame, _ in reversed(list(traceback.walk_tb(each.__traceback__))):
+    for link in reversed(chain):
+        for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
             whose = _whose(frame)
             if whose is not None:
                 return whose == "systolic"
@@ -139,25 +139,25 @@ def warn_user(text: str, category: type[Warning]) -> None:
     Where there is none, as in a command, at the outermost line of all.
     """
     frame = sys._getframe()
-    found = frame
+    user_frame = frame
     while frame is not None:
-        found = frame
+        user_frame = frame
         if _whose(frame) == "user" and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
             break
         frame = frame.f_back
-    module = found.f_globals.get("__name__", "<unknown>")
-    registry = found.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, category, found.f_code.co_filename, found.f_lineno, module, registry)
+    module = user_frame.f_globals.get("__name__", "<unknown>")
+    registry = user_frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, user_frame.f_code.co_filename, user_frame.f_lineno, module, registry)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An exception and what it was raised from, the first cause last."""
     seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__
 
 
 def _is_named(error: BaseException) -> bool:
@@ -203,8 +203,8 @@ def _libraries() -> tuple[str, ...]:
 
 def _innermost_own(error: BaseException) -> str:
     """The innermost line of systolic's that an exception went through: "systolic/a.py:12 in f", or ""."""
-    for each in reversed(list(_chain(error))):
-        for frame, line in reversed(list(traceback.walk_tb(each.__traceback__))):
+    for link in reversed(list(_chain(error))):
+        for frame, line in reversed(list(traceback.walk_tb(link.__traceback__))):
             if _whose(frame) == "systolic" and frame.f_code.co_filename.startswith(_OWN_FOLDER):
                 file = Path(frame.f_code.co_filename).relative_to(Path(_OWN_FOLDER).parent)
                 return f"{file.as_posix()}:{line} in {frame.f_code.co_name}"

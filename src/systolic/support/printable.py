@@ -9,4 +9,6 @@ def printable(text: str, *, keep: str = "") -> str:
     Args:
       keep: characters that stay all the same; by default the text becomes one line.
     """
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character in keep else ascii(character)[1:-1] for character in text
+    )

@@ -38,8 +38,8 @@ def read_json(text: str | bytes) -> Any:
       UntrustedError: it is no such text.
     """
     try:
-        whole = text if isinstance(text, str) else text.decode("utf-8-sig")
-        return json.loads(whole, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return json.loads(decoded, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
     except UntrustedError:
         raise
     except RecursionError as error:
@@ -88,10 +88,10 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
     """
     try:
         document = read_json(text)
-        wanted = {field.name: field.default for field in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
-        found = document.get("format") if isinstance(document, dict) else None
-        if found != wanted and (found, wanted) != (None, _FIRST_FORMAT):
-            raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
+        expected_format = {field.name: field.default for field in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
+        found_format = document.get("format") if isinstance(document, dict) else None
+        if found_format != expected_format and (found_format, expected_format) != (None, _FIRST_FORMAT):
+            raise UntrustedError(f"format {expected_format} is read here, and not that of {shown(found_format)}")
         return structured(document, kind)
     except UntrustedError as reason:
         raise error(f"this is no {what}: {reason}") from reason
@@ -219,12 +219,12 @@ def _whole(value: Any) -> int:
 
 def _number(value: Any) -> float:
     try:
-        found = float(value) if type(value) in (int, float) else math.nan
+        number = float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        number = math.inf
+    if not math.isfinite(number):
         raise UntrustedError(f"{shown(value)} is no finite number")
-    return found
+    return number
 
 
 def _text(value: Any) -> str:
@@ -237,9 +237,9 @@ def _text(value: Any) -> str:
 
 
 def _one_of(value: Any, kind: Any) -> Any:
-    known = get_args(kind)
-    if type(value) is not str or value not in known:
-        raise UntrustedError(f"{shown(value)} is none of {', '.join(known)}")
+    choices = get_args(kind)
+    if type(value) is not str or value not in choices:
+        raise UntrustedError(f"{shown(value)} is none of {', '.join(choices)}")
     return value
 
 
@@ -250,12 +250,12 @@ def _reason(error: BaseException) -> str:
         error = error.exceptions[0]
         places += _places(error)
     if isinstance(error, KeyError):
-        said = f"{error.args[0]} is missing"
+        reason = f"{error.args[0]} is missing"
     elif isinstance(error, cattrs.ForbiddenExtraKeysError):
-        said = f"{shown(min(error.extra_fields))} is not known"
+        reason = f"{shown(min(error.extra_fields))} is not known"
     else:
-        said = printable(str(error)) or type(error).__name__
-    return f"{'.'.join(places)}: {said}" if places else said
+        reason = printable(str(error)) or type(error).__name__
+    return f"{'.'.join(places)}: {reason}" if places else reason
 
 
 def _places(error: BaseException) -> list[str]:

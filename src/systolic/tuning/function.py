@@ -75,20 +75,20 @@ def tune_function(
     watcher: Watcher | None = None,
 ) -> FunctionTuning:
     begun = time.monotonic()
-    known = known_chip(chip)
+    chip_model = known_chip(chip)
     store = store or planner_in_use().store or TrialStore.at()
     store.check_writable()  # before the work, not after it
-    every = list(combinations(over))
+    combinations_tried = list(combinations(over))
     spec = FunctionSpec(name=_name(fn), arguments=_arguments(args))
-    subject = Subject.here(spec, known.name)
+    subject = Subject.here(spec, chip_model.name)
     with effort.pool() as pool:
-        read = _traced(pool, fn, args, every, known)
-    variants, left_out, default = _sorted_out(every, read)
+        read = _traced(pool, fn, args, combinations_tried, chip_model)
+    variants, left_out, default = _sorted_out(combinations_tried, read)
     programs = {variant.config: variant for variant in variants}
     first = [variant for variant in variants if variant.config == default]
     search = Search[FunctionConfig](
         subject=subject,
-        experiment=_Experiments(fn=fn, args=args, chip=known),
+        experiment=_Experiments(fn=fn, args=args, chip=chip_model),
         # The function as it is has to have a time, to be compared with.
         least_time_us=lambda config: 0.0 if config == default else programs[config].least_us,
         first=list(first),
@@ -98,14 +98,14 @@ def tune_function(
         watcher=watcher or Watcher(),
         effort=effort,
     )
-    kept = [trial for trial in store.trials(subject) if trial.function in programs]
+    kept_trials = [trial for trial in store.trials(subject) if trial.function in programs]
 
     def result(end: End) -> FunctionTuning:
         return FunctionTuning(
             fn=fn,
             args=abstract_arguments(args),
             spec=spec,
-            chip=known.name,
+            chip=chip_model.name,
             trials=tuple(best_first(search.found.values())),
             default=default,
             left_out=left_out,
@@ -116,7 +116,7 @@ def tune_function(
         )
 
     try:
-        return result(search.run(kept))
+        return result(search.run(kept_trials))
     except KeyboardInterrupt:
         raise Stopped(result("stopped")) from None
 
@@ -158,12 +158,12 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
         return fn
     values = arguments_of(keywords)
     fields = {name: value for name, value in values.items() if "." in name}
-    whole = {name: value for name, value in values.items() if name not in fields}
+    plain_values = {name: value for name, value in values.items() if name not in fields}
     inner, _ = without_jit_options(fn)
     if isinstance(fn, NamedFunction):
-        inner = NamedFunction(fn.text, {**fn.parameters, **whole})
-    elif whole:
-        inner = partial(inner, **whole)
+        inner = NamedFunction(fn.text, {**fn.parameters, **plain_values})
+    elif plain_values:
+        inner = partial(inner, **plain_values)
     made = with_fields(inner, fields) if fields else inner
     return made if isinstance(made, NamedFunction) else with_options_of(fn, made)
 
@@ -181,8 +181,8 @@ def _traced(
     shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
     name = function_name(fn)
     jobs = [
-        pool.submit(analyse_function, _bound(fn, each), shapes, values, chip, settings, label=f"reading {name}")
-        for each in every
+        pool.submit(analyse_function, _bound(fn, keywords), shapes, values, chip, settings, label=f"reading {name}")
+        for keywords in every
     ]
     result: list[FunctionAnalysis | str] = []
     for job in jobs:
@@ -199,20 +199,24 @@ def _sorted_out(
     every: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
 ) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
     """Return the variants to compile, those left out with reasons, and the configuration of the function as it is."""
-    whole = next((each for each in read if isinstance(each, FunctionAnalysis)), None)
+    reference = next((outcome for outcome in read if isinstance(outcome, FunctionAnalysis)), None)
     variants: dict[str, Variant] = {}
     left_out = []
     # Those with arguments first: one that is the function as it is goes by its arguments.
-    for keywords, known in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
-        reason = _reason(known, whole)
-        if isinstance(known, str) or reason:
+    for keywords, analysis in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
+        reason = _reason(analysis, reference)
+        if isinstance(analysis, str) or reason:
             left_out.append(LeftOut(keywords=keywords, reason=reason))
-        elif known.program not in variants:
-            config = FunctionConfig(keywords=keywords, program=known.program)
-            modelled_us = known.modelled_us or None  # without a kernel, or with one that has no step, the sum is empty
-            variants[known.program] = Variant(config=config, modelled_us=modelled_us, least_us=known.least_us)
+        elif analysis.program not in variants:
+            config = FunctionConfig(keywords=keywords, program=analysis.program)
+            modelled_us = (
+                analysis.modelled_us or None
+            )  # without a kernel, or with one that has no step, the sum is empty
+            variants[analysis.program] = Variant(config=config, modelled_us=modelled_us, least_us=analysis.least_us)
         elif keywords:
-            left_out.append(LeftOut(keywords=keywords, reason=f"the same program as {variants[known.program].config}"))
+            left_out.append(
+                LeftOut(keywords=keywords, reason=f"the same program as {variants[analysis.program].config}")
+            )
     first = read[0]
     default = variants.get(first.program) if isinstance(first, FunctionAnalysis) else None
     return list(variants.values()), tuple(left_out), None if default is None else default.config

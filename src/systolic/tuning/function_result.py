@@ -207,8 +207,8 @@ class FunctionTuning(Summarised):
         if mine is None or other is None:
             return None
         kernels = [
-            each is not None and each.traits is not None and each.traits.pallas_share >= _MOSTLY
-            for each in (self.winner, trial)
+            measured is not None and measured.traits is not None and measured.traits.pallas_share >= _MOSTLY
+            for measured in (self.winner, trial)
         ]
         return ratio_error_percent(mine, other, same_kernel=all(kernels))
 

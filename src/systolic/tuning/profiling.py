@@ -70,8 +70,8 @@ def profile_tiles(
     assert kind is not None
     experiments: dict[ProfiledTile, Experiment] = {}
     shipped = shipped_profiles(kind)
-    there = [profile.tile for profile in shipped.profiles] if shipped is not None else []
-    for tile in there if count is None else worth_profiling(dtype, chip, count, progress):
+    shipped_tiles = [profile.tile for profile in shipped.profiles] if shipped is not None else []
+    for tile in shipped_tiles if count is None else worth_profiling(dtype, chip, count, progress):
         try:
             experiments[tile] = profile_experiment(dtype, chip, tile)
         except IllegalTilesError as error:
@@ -112,21 +112,21 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
         if best:
             times.append(best)
         progress.done(f"model of {spec.m} × {spec.k} × {spec.n}")
-    every = sorted({tile for best in times for tile in best})
-    number = {tile: at for at, tile in enumerate(every)}
-    worth = np.zeros((len(times), len(every)))
+    tiles = sorted({tile for best in times for tile in best})
+    number = {tile: at for at, tile in enumerate(tiles)}
+    worth = np.zeros((len(times), len(tiles)))
     for row, best in enumerate(times):
         least = min(best.values())
         for tile, time_us in best.items():
             worth[row, number[tile]] = np.exp(-(time_us / least - 1) / _NEAR)
-    there = np.full((len(times), 1), 1e-3)
+    covered = np.full((len(times), 1), 1e-3)
     picked: list[int] = []
-    for _ in range(min(count, len(every))):
-        gain = np.log1p(worth / there).sum(axis=0)
+    for _ in range(min(count, len(tiles))):
+        gain = np.log1p(worth / covered).sum(axis=0)
         gain[picked] = -1
         picked.append(int(np.argmax(gain)))
-        there += worth[:, picked[-1:]]
-    return [every[at] for at in picked]
+        covered += worth[:, picked[-1:]]
+    return [tiles[at] for at in picked]
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
@@ -144,8 +144,8 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     # The last step may stand behind the loop.
     if len(rounds) < steps - 1:
         raise ValueError(f"{len(rounds)} rounds in place of {steps} steps")
-    ends = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
-    inner = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k != steps_k - 1] or ends
+    ends = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
+    inner = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k != steps_k - 1] or ends
     first, step, end = rounds[0], statistics.median(inner), statistics.median(ends)
     n_ends = steps // steps_k
     n_inner = steps - n_ends - (0 if tile.whole_k else 1)
@@ -213,5 +213,7 @@ def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
     """Return the tile with as many fill chunks as it is profiled with."""
     fill_chunks = 1
     if config.pipeline == "manual":
-        fill_chunks = next(one for one in (_FILL_CHUNKS, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)
+        fill_chunks = next(
+            chunks for chunks in (_FILL_CHUNKS, 2, 1) if chunks == 1 or config.tiles.tile_k % (chunks * 256) == 0
+        )
     return dataclasses.replace(ProfiledTile.of(spec, config), fill_chunks=fill_chunks)

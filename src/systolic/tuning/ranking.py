@@ -63,9 +63,9 @@ class Ranking(Generic[ConfigT]):
         self._number = {choice.config: number for number, choice in enumerate(self._choices)}
         self._features = np.array([features(choice.config) for choice in self._choices])
         modelled = [choice.modelled_us for choice in self._choices]
-        known = [time_us for time_us in modelled if time_us is not None]
+        modelled_times_us = [time_us for time_us in modelled if time_us is not None]
         # Without a model all are expected to take the same time, whatever that is, until one of them was tried.
-        usual_us = float(np.median(known)) if known else 1.0
+        usual_us = float(np.median(modelled_times_us)) if modelled_times_us else 1.0
         self._modelled = np.array([usual_us if time_us is None else time_us for time_us in modelled])
         self._unmodelled = np.array([time_us is None for time_us in modelled], bool)
         self._open = np.ones(len(self._choices), bool)

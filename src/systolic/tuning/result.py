@@ -63,8 +63,8 @@ class TuningResult(KeptTrials, Summarised):
         """
         try:
             subject, trials, ended, document = read_result(text)
-            asked = mapping(document.get("asked"), "asked")
-            spec = read_spec(asked.get("op"), asked.get("spec"))
+            question = mapping(document.get("asked"), "asked")
+            spec = read_spec(question.get("op"), question.get("spec"))
         except UntrustedError as error:
             raise SavedTuningError(f"this is no tuning result: {error}") from error
         return TuningResult.of(spec, chip(subject.chip), trials, **dataclasses.asdict(ended))

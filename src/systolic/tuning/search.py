@@ -138,7 +138,7 @@ class Search(Generic[ConfigT]):
 
     def best(self) -> Trial | None:
         """Return the fastest by simulated time, which all have; measured times come later."""
-        timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
+        timed = [trial for config, trial in self.found.items() if config is not None and trial.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
     def _run(self, runner: Runner, kept: Iterable[Trial], opponent: Opponent | None) -> End:
@@ -154,7 +154,7 @@ class Search(Generic[ConfigT]):
         while True:
             while len(under_way) < self.effort.workers:
                 over = self._over(sum(choice is not None for choice in under_way.values()))
-                choice = self._next([one.config for one in under_way.values() if one is not None])
+                choice = self._next([running.config for running in under_way.values() if running is not None])
                 if over is not None or choice is None:
                     end = over or end
                     break
@@ -184,11 +184,11 @@ class Search(Generic[ConfigT]):
 
     def _ended(self, under_way: Iterable[Running]) -> list[Running]:
         patience_s = _PATIENCE * WALL_TIMES * self.effort.time_limit_s
-        every = list(under_way)
-        ended = first_ended(every, patience_s)
+        jobs = list(under_way)
+        ended = first_ended(jobs, patience_s)
         if not ended:
             raise StalledError(
-                f"none of {len(every)} trials has ended in {patience_s / 60:.0f} minutes, though each is "
+                f"none of {len(jobs)} trials has ended in {patience_s / 60:.0f} minutes, though each is "
                 f"stopped after {patience_s / _PATIENCE / 60:.0f}: are there workers left? What had ended is "
                 f"kept in {self.store.file}; the same command goes on"
             )

@@ -131,6 +131,6 @@ def _called(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     try:
         signature.bind(*args, **keywords)
     except TypeError as error:
-        known = sorted({*signature.parameters, *_EFFORT} - {"spec", "fn", "args", "effort"})
-        raise TuneCallError(f"tune: {error}; its arguments are {', '.join(known)}") from None
+        argument_names = sorted({*signature.parameters, *_EFFORT} - {"spec", "fn", "args", "effort"})
+        raise TuneCallError(f"tune: {error}; its arguments are {', '.join(argument_names)}") from None
     return function(*args, **keywords)
