@@ -1,4 +1,4 @@
-"""`systolic bench`: suites of products by `systolic.matmul` and by XLA, beside the limits of the chip."""
+"""`systolic bench`: race suites of products by `systolic.matmul` against XLA and against the limits of the chip."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def bench(
 
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
-    happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
+    happens around a product. edges: sizes that no tile divides, and the next that tiles do. layers: two MLPs of
     Llama 3 in a row, two blocks of Qwen3's experts, and a gated product, with and without gradients. moe: layers of
-    experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also beside public
-    kernels. quantized: weights of eight and four bits, beside rows of bfloat16 and rows quantized in the call. sparse:
-    blocks at random, in a band or by a power law, masks, gradients, also beside the kernel of JAX's documentation.
+    experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also against public
+    kernels. quantized: weights of eight and four bits, with rows of bfloat16 and rows quantized in the call. sparse:
+    blocks at random, in a band or by a power law, masks, gradients, also against the kernel of JAX's documentation.
     sharded: MLPs of Llama 3 and products alone over a slice, ours on a mesh with explicit axes, and how much
     communication is exposed. Operands are shapes, for no time depends on what they hold, but for sizes of groups and
     places of blocks, which are fixed. Exit code 1: a product has no time; with --strict also a missed bar.
@@ -180,7 +180,7 @@ def _case(spec: Spec) -> Case:
 
 
 def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh: str) -> list[Case]:
-    """The cases on the slice that is asked for.
+    """Return the cases on the requested slice.
 
     Raises:
       click.UsageError: the suite needs one, or the mesh has none.
@@ -198,7 +198,7 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 def _raced(
     cases: Sequence[Case], chips: Sequence[Chip], workers: Workers, quiet: bool, **options: Any
 ) -> tuple[list[BenchRow], bool]:
-    """The rows, and whether Ctrl-C came before the last.
+    """Return the rows, and whether Ctrl-C came before the last.
 
     Raises:
       KeyboardInterrupt: it came before the first.

@@ -65,7 +65,7 @@ def calibrate(
 ) -> int:
     """Fit constants of a chip's model to half of the published programs in CSV, and check them on the other half.
 
-    The form of CSV is that of `systolic validate`. Programs are sorted by their published times; one is fitted to and
+    CSV has the columns of `systolic validate`. Programs are sorted by their published times; one is fitted to and
     the next is checked, in turn. At least four programs are needed. A constant's bracket is as far as it can move alone
     while the fit stays within 15 % of the best: a wide one means that these rows do not determine it.
 
@@ -142,7 +142,7 @@ def _half(row: ComparedRow, found: Calibration) -> str | None:
 def _statistics(
     half: str, halves: Sequence[str | None], before: Sequence[ComparedRow], after: Sequence[ComparedRow]
 ) -> tuple[ErrorStatistics, ErrorStatistics]:
-    """The errors of one half, with the shipped and with the fitted constants."""
+    """Return the errors of one half, with the shipped and with the fitted constants."""
 
     def of(rows: Sequence[ComparedRow]) -> ErrorStatistics:
         return error_statistics([row for row, row_half in zip(rows, halves, strict=True) if row_half == half])

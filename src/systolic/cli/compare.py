@@ -99,7 +99,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
 def _matched(
     first: list[SavedAnswer], second: list[SavedAnswer]
 ) -> tuple[list[tuple[SavedAnswer, SavedAnswer]], list[str]]:
-    """Answers of the same chip and function; and of the same chip alone, where either has one function left."""
+    """Pair answers of the same chip and function, or of the chip alone if either file has one function left on it."""
     pairs, alone, left = [], [], list(second)
     for mine in first:
         same = next((other for other in left if (other.chip, other.function) == (mine.chip, mine.function)), None)

@@ -34,7 +34,7 @@ _FEW_LINES = 4
 
 
 def show_explanation(out: Console, explanation: Explanation, *, details: bool) -> None:
-    """Prints the verdict, the figures, the findings, the timeline and lines; with `details` the tables behind them."""
+    """Print the verdict, the figures, the findings, the timeline and lines; with `details` all tables."""
     _heading(out, explanation)
     show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
     programs = programs_table(explanation)
@@ -60,7 +60,6 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
 
 
 def _heading(out: Console, explanation: Explanation) -> None:
-    """What was compiled, the verdict, the figures, and what the time goes into."""
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
     slice_run = explanation.slice_run
     name = with_clock_state(explanation.chip) + (
@@ -82,7 +81,6 @@ def _heading(out: Console, explanation: Explanation) -> None:
 
 
 def _details(out: Console, explanation: Explanation) -> None:
-    """The tables behind the findings."""
     run = explanation.run
     if explanation.vmem is not None:
         limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
@@ -99,7 +97,7 @@ def _details(out: Console, explanation: Explanation) -> None:
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:
-    """The whole run and each window: words, and a line of blocks for each lane, as high as it is busy."""
+    """Print the whole run and each window: words, and a line of blocks for each lane, as high as it is busy."""
     run = explanation.run
     if not run.later_core.spans:
         return

@@ -1,4 +1,4 @@
-"""`systolic ladder`: eight matmul kernels, checked, compiled, simulated and drawn beside XLA."""
+"""`systolic ladder`: check, compile and simulate eight matmul kernels, and draw them with XLA."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _error(row: LadderRow) -> str | None:
 
 
 def _findings(rows: Sequence[LadderRow]) -> list[str]:
-    """Why a row has no time, or how its tiles were found; a text that several sizes share once."""
+    """Return why rows have no time, and how their tiles were chosen; a text that several sizes share appears once."""
     several = len({row.chip for row in rows}) > 1
     lines = by_reason(
         (

@@ -47,7 +47,7 @@ def plan(
 ) -> int:
     """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled now.
 
-    Exit code 2: the chip does not multiply this dtype, or --tiles break rules, of which each is named.
+    Exit code 2: the chip does not multiply this dtype, or --tiles break rules; each rule is named.
 
     \b
     Examples:

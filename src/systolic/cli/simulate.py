@@ -37,7 +37,7 @@ _SPANS_OF_A_TRACE = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """One function on one chip: what came of it."""
+    """The outcome of one function on one chip."""
 
     function: str
     chip: Chip
@@ -130,7 +130,7 @@ def simulate(
 
 
 def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ...]:
-    """The chips, one of them with constants of the user's own."""
+    """Return the chips, one of them with the user's constants."""
     fitted = load_constants(constants_file)
     if fitted.chip not in {chip.name for chip in chips}:
         raise click.UsageError(f"{constants_file} holds constants of {fitted.chip}, which is not among --chip")
@@ -138,7 +138,7 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
 
 
 def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
-    """How much faster the function is on each chip than the one that it is compared with."""
+    """Return the ratio of the compared functions' times on each chip, and its error."""
     ratios, errors = {}, {}
     if len(names) == 2:
         for mine, other in zip(answers[::2], answers[1::2], strict=True):

@@ -17,7 +17,7 @@ _MOST_COPIES = 8
 
 
 def show_run(out: Console, title: str, run: SimulatedRun) -> None:
-    """Prints a verdict, and tables of operations, loops, units and copies."""
+    """Print a verdict, and tables of operations, loops, units and copies."""
     time = escape(time_text(run.time_us, run.error))
     out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {time}[/]{_verdict(run)}")
     if len(run.cores) > 1:
@@ -27,7 +27,7 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
 
 
 def show_parts(out: Console, run: SimulatedRun) -> None:
-    """Prints tables of operations, loops, units and copies, and what was assumed."""
+    """Print tables of operations, loops, units and copies, and the assumptions."""
     core = run.later_core
     longest = sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]
     show_table(out, _op_columns(run), longest)

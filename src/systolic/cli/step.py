@@ -31,7 +31,6 @@ class _Trial(StaticParameter):
     """NAME=VALUE, or mesh=NAME=SIZE,…"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Text to a pair."""
         if isinstance(value, str) and value.startswith(f"{_MESH}="):
             return _MESH, value.removeprefix(f"{_MESH}=")
         return super().convert(value, param, ctx)
@@ -142,7 +141,7 @@ def step(
 
 
 def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> AskedStep:
-    """The step, or one that differs in one parameter."""
+    """Return the step, or one that differs in one parameter."""
     mesh, parameters = asked_slice.mesh, dict(maker.parameters)
     if trial is not None and trial[0] == _MESH:
         mesh = trial[1]

@@ -1,4 +1,4 @@
-"""What `systolic step` writes and prints of predicted steps."""
+"""Print predicted steps for `systolic step`, and write their traces and pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AskedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnswer:
-    """The run of a step, or why there is none."""
+    """The run of a step, or the reason why there is none."""
 
     asked: AskedStep
     run: StepRun | None

@@ -1,4 +1,4 @@
-"""Tables on standard output, in the form that `--format` names, and what is said beside them."""
+"""Print tables on standard output, in the form that `--format` names."""
 
 from __future__ import annotations
 
@@ -33,34 +33,30 @@ _LONGEST_KEY = 32  # characters, up to which the first column, which says what a
 
 
 class _PrintableConsole(Console):
-    """A console on which no name of a file can move the cursor or change colours."""
+    """A console on which no file name can move the cursor or change colors."""
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
-        """Text that is shown as it stands, but for what no terminal shows."""
         return super().render_str(shown_text(text), **style)
 
 
 class _MarkdownConsole(_PrintableConsole):
-    """A console on which no name can be Markdown."""
+    """A console on which no name can become Markdown."""
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
-        """Text that Markdown shows as it stands."""
         return Text(markdown_text(super().render_str(text, **style).plain))
 
 
 def choose_format(context: click.Context, form: TableFormat) -> None:
-    """Has the tables of this call written in a form."""
     context.meta[_CHOSEN] = form
 
 
 def chosen_format() -> TableFormat:
-    """The form that this call asked for."""
     context = click.get_current_context(silent=True)
     return "table" if context is None else context.meta.get(_CHOSEN, "table")
 
 
 def console() -> Console:
-    """Standard output; in CSV only tables go there, and what is said beside them to standard error."""
+    """Return standard output; with CSV only tables go there, and all other lines go to standard error."""
     form = chosen_format()
     to_stderr = form == "csv"
     on_terminal = form == "table" and sys.stdout.isatty()
@@ -77,13 +73,13 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Prints a line beside the tables."""
+    """Print a line between the tables."""
     form, words = chosen_format(), shown_text(text)
     click.echo(markdown_text(words) if form == "markdown" else words, err=form == "csv")
 
 
 def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """Prints a plain table. Cells are shown as they are, without markup.
+    """Print a plain table. Cells are shown as they are, without markup.
 
     Columns that are optional are left out where they hold nothing. On a terminal that is too narrow, those that may be
     dropped give way from the right, and a line says which; where that does not help, the table is turned: a line for
@@ -115,7 +111,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
 
 
 def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
-    """Prints a table with its title, or, where there is none, what is said in its place."""
+    """Print a table with its title, or the text `otherwise` if there is no table."""
     if found is None:
         if otherwise:
             out.print(f"\n{otherwise}")
@@ -127,12 +123,11 @@ def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, ot
 
 
 def _fits(out: Console, made: Table) -> bool:
-    """Whether no number is cut and no text is folded to less than it may: folding may break a word."""
+    """True if no number is cut and no text is folded below its minimum width: folding may break a word."""
     return sum((column.min_width or 0) + _BETWEEN for column in made.columns) - _BETWEEN <= out.width
 
 
 def _width(out: Console, made: Table) -> int:
-    """Characters with which nothing is folded."""
     return Measurement.get(out, out.options.update(max_width=100_000), made).maximum
 
 
@@ -172,7 +167,7 @@ def _cells(columns: Sequence[Column[Row]], row: Row) -> list[Text]:
 
 
 def _csv(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
-    """Values as they are, not rounded: what reads CSV rounds by itself."""
+    """Return values unrounded: a reader of CSV does its own rounding."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(column.title for column in columns)

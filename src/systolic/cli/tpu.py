@@ -83,7 +83,7 @@ def create(name: str, zone: str, project: str, dry_run: bool, **machine: Any) ->
 @_options(*_PLACE_OPTIONS)
 @click.argument("ssh_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SSH_ARGUMENTS]")
 def ssh(name: str, zone: str, project: str, dry_run: bool, ssh_arguments: tuple[str, ...]) -> int:
-    """Open a shell on a machine. What follows -- goes to ssh. The exit code is that of the shell.
+    """Open a shell on a machine. What follows -- goes to ssh. The exit code is the shell's.
 
     \b
     Examples:
@@ -209,7 +209,7 @@ def _read_command(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _results_folder(folder: Path) -> Path:
-    """Make a folder, which git ignores if it was not there: results are no part of the next run's copy."""
+    """Make a folder, which git ignores if it is new: results are no part of the next run's copy."""
     is_new = not folder.exists()
     make_folder(folder, folder)
     if is_new:
@@ -236,7 +236,7 @@ def _deletion(where: Address) -> Line:
 
 
 def _delete(where: Address) -> bool:
-    """Delete a machine; if that fails, return False after loud words."""
+    """Delete a machine; if that fails, print a warning that it still costs money, and return False."""
     try:
         gcloud.call(_deletion(where), where.name)
     except MachineNotFoundError as error:
@@ -273,7 +273,7 @@ def _print(*lines: Line) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Stop at a closed terminal or a `kill` as at Ctrl-C: what was to be deleted at the end still is."""
+    """Stop at a closed terminal or a `kill` as at Ctrl-C, so that machines are still deleted at the end."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = [(number, signal.signal(number, signal.default_int_handler)) for number in numbers]
     try:

@@ -129,7 +129,7 @@ def _winner(trials: list[Trial]) -> Trial | None:
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:
-    """What two winners are compared by; how long the compiler took is not part of it."""
+    """Return the fields by which two winners are compared; the compiler's time is not one of them."""
     return None if winner is None else (winner.tried, winner.time_us)
 
 

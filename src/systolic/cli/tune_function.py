@@ -1,4 +1,4 @@
-"""What `systolic tune` prints and writes of a function: the winner's static arguments, and its trials."""
+"""Print and write results of `systolic tune` for functions: the winner's static arguments, and the trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _SHOWN = 10  # trials, and combinations that are left out
 
 
 def show_function(result: FunctionTuning) -> None:
-    """Print the search of one function on one chip."""
     what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:
@@ -50,7 +49,7 @@ def show_function(result: FunctionTuning) -> None:
 
 
 def _as_python(name: str, winner: Trial) -> str:
-    """Return the winner as its user writes it. Only its user knows the other fields of a record."""
+    """Return the winner as Python source. Only the user knows the other fields of a record."""
     chosen = winner.function.arguments if winner.function is not None else {}
     records: dict[str, str] = {}
     for keyword, value in chosen.items():
@@ -79,7 +78,6 @@ def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
 
 
 def function_record(result: FunctionTuning) -> dict[str, Any]:
-    """Return a search as a row of `--json`."""
     winner = result.winner
     return {
         "chip": result.chip,
@@ -106,7 +104,6 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
 
 
 def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
-    """Return a trial as JSON, with its static arguments by name and the error of its time."""
     error, config = result.error(trial), trial.function
     return {
         **dataclasses.asdict(trial),
@@ -122,7 +119,7 @@ def _values(keywords: Any) -> dict[str, str]:
 
 
 def volume(trial: Trial) -> int:
-    """Return the product of all sizes among the static arguments, to be drawn along an axis."""
+    """Return the product of all sizes among the static arguments, for the plot's axis."""
     values = trial.function.arguments.values() if trial.function is not None else ()
     sizes = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)

@@ -1,4 +1,4 @@
-"""`systolic validate`: simulated times beside times that other people measured on real TPUs."""
+"""`systolic validate`: compare simulated times with times that other people measured on real TPUs."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def validate(
 
     The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
     timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
-    block_matmul_f32_scratch, some of them with _rhs_transposed and _relu behind. With a column kind, operations of
+    block_matmul_f32_scratch, some of them followed by _rhs_transposed and _relu. With a column kind, operations of
     other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
     over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
-    row's compiler flags, and with them its clock state, are those of a column flags, else those that notes and software
+    row's compiler flags, and with them its clock state, are in a column flags, or else in what its notes and software
     state. A row that cannot be compared is listed with the reason. Exit code 1: not one could be predicted.
 
     \b
@@ -148,7 +148,7 @@ def validate(
         timed = {
             str(program): prediction for program, prediction in predicted.items() if isinstance(prediction, Measurement)
         }
-        # Of a slice the run is that of one device, whose waits are for others.
+        # A slice's run is one device's run, which waits for others.
         runs = {
             name: measurement.run
             for name, measurement in timed.items()
@@ -258,11 +258,7 @@ def _command(
     dispatch_us: float,
     files: Mapping[str, Path | None],
 ) -> str:
-    """The call that makes a file. Of files elsewhere only the names: what is made is for other machines too.
-
-    Args:
-      files: by the option that names them.
-    """
+    """Return the command that makes a file. Absolute paths are cut to names, as it is for other machines too."""
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(chip.name for chip in chips)]

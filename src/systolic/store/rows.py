@@ -1,4 +1,4 @@
-"""Rows of a store: written, and read with suspicion of each."""
+"""Write rows of a store, and read them with checks of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
-    """Add trials, or replace those of the same configurations, unless these know more: a time, or a measured one."""
+    """Add trials, replacing the same configurations' unless these know more: a time, or a measured one."""
     for subject, trials in records:
         sizes = kept_as(subject.spec).words(subject.spec)[0]
         connection.execute(

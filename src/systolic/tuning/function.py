@@ -1,4 +1,4 @@
-"""The fastest static arguments of anybody's function: those that no rule forbids are compiled and simulated."""
+"""Search the fastest static arguments of any function: variants that no rule forbids are compiled and simulated."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def tune_function(
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:
-    """Yields no static argument at all, which is the function as it is, and then every combination of them.
+    """Yield no static argument at all, which is the function as it is, and then every combination of them.
 
     Raises:
       FunctionConfigError: there is nothing to choose from, there are too many, or a value cannot be kept.
@@ -153,7 +153,7 @@ class _Experiments:
 
 
 def _bound(fn: Function, keywords: Keywords) -> Function:
-    """Return the function with static arguments over those that it has. It may be sent to a worker."""
+    """Return the function with these static arguments over its own. It may be sent to a worker."""
     if not keywords:
         return fn
     values = arguments_of(keywords)
@@ -171,7 +171,7 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
 def _traced(
     pool: WorkerPool, fn: Function, args: Sequence[Any], every: Sequence[Keywords], chip: Chip
 ) -> list[FunctionAnalysis | str]:
-    """What tracing shows of each; a text says why it cannot be traced.
+    """Return the analysis of each variant by tracing; a text says why it cannot be traced.
 
     Raises:
       NamedFunctionError: there is no such function.
@@ -253,7 +253,7 @@ def _arguments(args: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tuple[float, ...]:
-    """Where a variant stands among others: octaves of its sizes; of what is no size, its place among the values.
+    """Return a variant's coordinates: octaves of its sizes; for other values their index.
 
     The function as it is stands in the middle: what its sizes are is not known.
     """

@@ -1,4 +1,4 @@
-"""The fastest configuration of a product: the search over every legal one."""
+"""Search every legal configuration of a product for the fastest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from systolic.tuning.search import Effort, Opponent, Search, Watcher
 
 
 def known_chip(chip: str | Chip) -> Chip:
-    """The chip that trials are kept by.
+    """Return the chip that trials are kept by.
 
     Raises:
       UnknownChipError: no such chip, or a record that is not registered (`chips.register`).
@@ -114,7 +114,7 @@ def tune_product(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Experiments:
-    """The program of a configuration, and XLA's."""
+    """The programs of a configuration, and XLA's."""
 
     programs: Programs
     chip: Chip

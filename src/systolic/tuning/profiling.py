@@ -1,6 +1,6 @@
-"""Profiles of tiles: each is compiled once, and simulated as if copies took no time, to see what its steps cost.
+"""Profile tiles: compile each once, and simulate it as if copies took no time, to get the cost of its steps.
 
-Which tiles: those that the model ranks high for common sizes, each the more the less is there already for a size.
+Tiles are chosen that the model ranks high for common sizes, weighted towards sizes that have few good tiles so far.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 def profile_tiles(
     pool: WorkerPool, dtype: str, chip: Chip, *, count: int | None, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
-    """Profiles of the tiles that are most worth it, and why others of these have none.
+    """Return profiles of the most valuable tiles, and why others have none.
 
     Args:
-      pool: of the processes that compile.
+      pool: compiles.
       dtype: of both operands.
-      count: of tiles; None: those that have a profile in the package.
-      progress: is told of sizes that tiles are ranked for, then of tiles that are compiled.
+      count: of tiles; None: the tiles that have a profile in the package.
+      progress: counts sizes while tiles are ranked, then compiled tiles.
     """
     result: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
@@ -130,7 +130,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """What the steps cost of a kernel that was simulated without copies, on the grid of `profile_experiment`.
+    """Return the costs of a kernel's steps, simulated without copies on the grid of `profile_experiment`.
 
     Raises:
       ValueError: its steps are not the rounds of one loop.
@@ -154,7 +154,6 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
 
 
 def without_copies(chip: Chip) -> Chip:
-    """Return the chip with copies that take no time."""
     machine = dataclasses.replace(
         chip.machine,
         hbm_bytes_per_s=1e18,
@@ -210,7 +209,7 @@ def _cuts(spec: MatmulSpec, config: KernelConfig) -> Sequence[tuple[int, int]]:
 
 
 def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-    """Return the tile with as many fill chunks as it is profiled with."""
+    """Return the tile with the fill chunks that it is profiled with."""
     fill_chunks = 1
     if config.pipeline == "manual":
         fill_chunks = next(
