@@ -1,4 +1,4 @@
-"""Cases of a race: specs with their names, and those of products as networks have them."""
+"""Cases of a race: specs with their names, and specs of products as networks have them."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def fused_spec(
     rhs_fn: RhsFn = "",
     dtype_out: str = "",
 ) -> MatmulSpec:
-    """`lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `ops.matmul.named` knows by their names.
+    """Return `lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `ops.matmul.named` knows by name.
 
     Args:
-      dtype: what is multiplied.
+      dtype: the operands'.
       bias: [n], in the dtype in which a network of this dtype keeps its activations.
       residual: [m, n], in the same.
       scale: [n] float32.
       lhs_fn: a cast from another float; a mask [m, k] of int8; scales of rows and columns, as after a norm.
       rhs_fn: an int8 weight times a float32 scale for each column.
-      dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where integers
-        are not all that comes of the sum.
+      dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where functions
+        after the sum give other values than integers.
     """
     row_dtype = "float32" if dtype == "float32" else "bfloat16"
     row = FusedOperand(rows=False, columns=n > 1, dtype=row_dtype)

@@ -70,13 +70,13 @@ class MoeSpec(OneDtype):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Rows of every operand, and matrices of groups that have rows; of drhs those of all groups, zeros too."""
+        """Bytes of every operand's rows, and matrices of groups that have rows; drhs writes all groups, zeros too."""
         matrices = self.groups if self.kind == "drhs" else sum(size > 0 for size in self.sizes)
         return dtype_bytes(self.dtype) * (self.m * (self.k + self.n) + self.weights * matrices * self.k * self.n)
 
     @property
     def planned(self) -> GroupedSpec | GroupedGradientSpec:
-        """The spec that tiles are chosen for: the planner knows the mean rows of a group."""
+        """The spec of tile choices: the planner knows the mean rows of a group."""
         rows, out = max(-(-self.m // self.groups), 1), self.dtype
         if self.kind == "drhs":
             return GroupedGradientSpec(
@@ -122,7 +122,7 @@ def moe(dtype: str) -> Iterator[Case]:
 
 
 def group_of(spec: MoeSpec) -> str:
-    """Return the kind; of forward the size of groups, which decides what binds."""
+    """Return the group of cases: the kind; for forward also the size of groups, which decides the limit."""
     if spec.kind != "forward":
         return spec.kind
     rows_per_group = spec.m / spec.groups

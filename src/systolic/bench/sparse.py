@@ -1,4 +1,4 @@
-"""Block-sparse products as they are raced: patterns of blocks with a fixed seed, forward, and both gradients."""
+"""Block-sparse products of a race: patterns of blocks with a fixed seed, forward, and both gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pattern = Literal["random", "banded", "power law", "causal"]
 SIZES: tuple[tuple[int, int, int], ...] = ((16384, 16384, 16384), (8192, 4096, 14336))
 BLOCKS = (512, 256, 128)
 DENSITY = 0.1  # of the docs' example, and the least at which pruned models are usually kept
-DENSITIES = (0.05, 0.2, 0.4, 0.8)  # beside it, of one product
+DENSITIES = (0.05, 0.2, 0.4, 0.8)  # further ones, of one product
 _SEED = 1  # another one than a plan's programs have
 _EXPONENT = 1.0  # of the power law: the line of rank r has about 1 / r of the blocks of the first one
 _PADDED_TO = 8
@@ -30,9 +30,9 @@ class PatternSpec:
     """One product, or both gradients of a dsd, with blocks where a pattern has them.
 
     Attributes:
-      planned: the product; of a backward pass the forward one.
+      planned: the product; in a backward pass the forward one.
       pattern: random places; those next to the diagonal; a power law over lines; a lower triangle of elements.
-      backward: whether it is both gradients, in the blocks and in the dense operand.
+      backward: compute both gradients, in the blocks and in the dense operand.
     """
 
     planned: SparseSpec
@@ -73,7 +73,7 @@ class PatternSpec:
 
     @property
     def least_hbm_bytes(self) -> int:
-        """A backward pass reads blocks, the dense operand and the cotangent, and writes gradients of the first two."""
+        """A backward pass reads blocks, the dense operand and the cotangent, and writes both gradients."""
         forward, planned = self.planned.least_hbm_bytes, self.planned
         return 2 * forward - planned.m * planned.n * dtype_bytes(planned.dtype_out) if self.backward else forward
 

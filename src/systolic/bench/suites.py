@@ -111,8 +111,8 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
 
     Args:
       name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
-      dtype: what is multiplied.
-      precision: of float32.
+      dtype: the operands'.
+      precision: float32's.
 
     Raises:
       UnknownSuiteError: no suite of that name.
@@ -135,10 +135,10 @@ def _llm(dtype: str, precision: PrecisionName) -> Iterator[Case]:
 
 
 def _covering(rows: Sequence[int]) -> Iterator[tuple[str, int, int, int]]:
-    """Every weight with the next number of rows in turn; then the first half of them again, each one number back.
+    """Return every weight with the next number of rows in turn; then the first half again, each with the number before.
 
     All weights with all rows would be some 220 products. This way no weight and no number of rows is left out, none
-    comes much more often than another, and nobody has chosen.
+    comes much more often than another, and none was picked by hand.
     """
     for turn, (weight, k, n) in enumerate(WEIGHTS):
         yield weight, rows[turn % len(rows)], k, n
@@ -169,7 +169,7 @@ FEW_TOKENS, MANY_TOKENS = (16, 128, 256), (2048, 8192)
 
 
 def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Two MLPs in a row, two blocks of experts, and one gated product with its gradient; of floats, which have one."""
+    """Yield two MLPs in a row, two blocks of experts, and one gated product with its gradient, for floats."""
     if dtype not in ("bfloat16", "float32"):
         return
     model, k, n = _LLAMA
@@ -215,9 +215,9 @@ _QUANTIZED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
 
 
 def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block.
+    """Yield rows in bfloat16 times weights of a few bits, named by the format and its block.
 
-    Behind them the same rows, quantized in the call, and gated products.
+    After them come the same rows, quantized in the call, and gated products.
     """
     if dtype != "bfloat16":
         return

@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: systolic's, which is then said to be a bug, or that of whoever called it."""
+"""Decide whether an exception is a bug of systolic or a mistake of its caller."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _HANDS_OVER: set[CodeType] = set()
 
 
 class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks of it
-    """Systolic's own code raised what it should not have raised; nothing that was given to it is to blame.
+    """Systolic's own code raised an unexpected exception; the caller's input is not to blame.
 
-    `__cause__` is what was raised. Where a worker process raised it, it comes without its traceback.
+    `__cause__` is that exception. If a worker process raised it, its traceback is missing.
 
     Attributes:
-      summary: type, text and place of what was raised, in one line.
+      summary: the exception's type, text and place in one line.
       details: its traceback as text.
     """
 
@@ -47,7 +47,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
 
     @classmethod
     def of(cls, error: BaseException) -> SystolicBug:
-        """The bug that an exception shows; a bug shows itself."""
+        """Return the bug of an exception; a bug returns itself."""
         if isinstance(error, SystolicBug):
             return error
         text = " ".join(str(error).split())
@@ -58,7 +58,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         return bug
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception's cause does not travel by itself.
+        # Pickling an exception drops its cause.
         cause = self.__cause__
         try:
             pickle.loads(pickle.dumps(cause))
@@ -74,10 +74,10 @@ def _rebuilt(summary: str, details: str, cause: BaseException | None) -> Systoli
 
 
 def runs_user_code(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Marks a function that does nothing but run what the user gave: all that it raises is the user's.
+    """Mark a function that only runs the user's code: all that it raises is the user's.
 
     JAX raises some errors without any frame of the user's, such as that a function returns no array. Without the mark
-    they would be taken for those of the function of systolic that called JAX.
+    they would be blamed on the function of systolic that called JAX.
     """
     waiting = [function.__code__]
     while waiting:  # and lambdas and comprehensions in it
@@ -88,10 +88,10 @@ def runs_user_code(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether an exception is a bug of systolic.
+    """True if an exception is a bug of systolic.
 
-    The innermost frame decides that is the user's or systolic's; those of JAX, of the standard library and of other
-    packages do not count. Errors that systolic names are answers. A full disk is nobody's mistake.
+    The innermost frame of the user's or of systolic decides; frames of JAX, of the standard library and of other
+    packages do not count. Errors that systolic names are answers. A full disk is no bug.
 
     Args:
       error: with its traceback, which does not travel between processes: to be asked where it was raised.
@@ -110,16 +110,16 @@ def is_own(error: BaseException) -> bool:
 
 
 def raise_own(error: BaseException) -> None:
-    """Raises a `SystolicBug` if an exception is one, see `is_own`; else returns.
+    """Raise a `SystolicBug` if an exception is one, see `is_own`; else return.
 
-    For the places that take whatever a user's function raises for an answer.
+    For code that treats any exception of a user's function as an answer.
     """
     if is_own(error):
         raise SystolicBug.of(error)
 
 
 def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Has a function of the library raise `SystolicBug` where its own code fails; see `is_own`."""
+    """Make a library function raise `SystolicBug` if its own code fails; see `is_own`."""
 
     @functools.wraps(function)
     def reporting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -129,14 +129,14 @@ def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
             raise_own(error)
             raise
 
-    # It raises by itself only where it is called with arguments that the function does not take.
+    # The call itself raises only where it is called with arguments that the function does not take.
     return runs_user_code(reporting)
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """Warns at the line of the user's that called systolic, however deep below it this is.
+    """Warn at the line of the user's that called systolic, however deep below it this is.
 
-    Where there is none, as in a command, at the outermost line of all.
+    Without such a line, as in a command, warn at the outermost line.
     """
     frame = sys._getframe()
     user_frame = frame
@@ -151,7 +151,7 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was raised from, the first cause last."""
+    """Yield an exception and its causes, the first cause last."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -165,7 +165,7 @@ def _is_named(error: BaseException) -> bool:
 
 
 def _whose(frame: FrameType) -> Literal["systolic", "user"] | None:
-    """Whose a frame is; None: one that does not count."""
+    """Return the owner of a frame; None: it does not count."""
     code = frame.f_code
     if code in _HANDS_OVER:
         return "user"
@@ -202,7 +202,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _innermost_own(error: BaseException) -> str:
-    """The innermost line of systolic's that an exception went through: "systolic/a.py:12 in f", or ""."""
+    """Return the innermost line of systolic in the traceback: "systolic/a.py:12 in f", or ""."""
     for link in reversed(list(_chain(error))):
         for frame, line in reversed(list(traceback.walk_tb(link.__traceback__))):
             if _whose(frame) == "systolic" and frame.f_code.co_filename.startswith(_OWN_FOLDER):

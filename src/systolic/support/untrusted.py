@@ -1,4 +1,4 @@
-"""Values from files and programs that may be broken or hostile: read strictly, and refused in one line."""
+"""Read values from files and programs that may be broken or hostile: strictly, with errors of one line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FIRST_FORMAT = 1  # records were without one before
 
 
 class UntrustedError(ValueError):
-    """What was read is not what it has to be; the message is one line, with the place and the value."""
+    """A value is not as required; the message is one line, with the place and the value."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text, as RFC 8259 has it.
+    """Return the value of a JSON text, as RFC 8259 has it.
 
     Python's own reader also takes NaN and Infinity, keeps the last of several equal keys, and ends a text of a hundred
     thousand brackets with a `RecursionError`.
@@ -53,14 +53,14 @@ def read_json(text: str | bytes) -> Any:
 
 
 def structured(value: Any, kind: type[_T]) -> _T:
-    """A record out of what `read_json` has read. Nothing is converted: "5.0" and true are no numbers.
+    """Return a record made from values of `read_json`. Nothing is converted: "5.0" and true are no numbers.
 
     A number is finite and in the `Range` of its field, a whole number is below 2⁶³ either way, text has no half of a
     surrogate pair, no field is missing or unknown.
 
     Args:
-      kind: a dataclass, whose own checks raise `ValueError`. Where fields have to agree with each other, its method
-        `check_saved` says so by a `ValueError`.
+      kind: a dataclass, whose own checks raise `ValueError`. If fields have to agree with each other, its method
+        `check_saved` raises a `ValueError`.
 
     Raises:
       UntrustedError: it is none.
@@ -74,7 +74,7 @@ def structured(value: Any, kind: type[_T]) -> _T:
 
 
 def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = ValueError) -> _T:
-    """A record out of JSON text that `json.dumps(cattrs.unstructure(record))` wrote.
+    """Return a record from JSON text that `json.dumps(cattrs.unstructure(record))` wrote.
 
     Args:
       text: the JSON text.
@@ -98,7 +98,7 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
 
 
 def shown(value: Any) -> str:
-    """A value for a message: one line, cut short, without control characters."""
+    """Return a value for a message: one line, cut short, without control characters."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer with thousands of digits
@@ -244,7 +244,7 @@ def _one_of(value: Any, kind: Any) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The first thing that is wrong, and where: cattrs raises a tree with a note of the place at each level."""
+    """Return the first error and its place: cattrs raises a tree with a note of the place at each level."""
     places = _places(error)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -259,12 +259,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _places(error: BaseException) -> list[str]:
-    """Return the places that an error was noted at, the outermost first."""
     return [str(note.name) for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "name")]
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """The value, if it is a JSON object.
+    """Return the value if it is a JSON object.
 
     Raises:
       UntrustedError: it is none.

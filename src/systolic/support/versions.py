@@ -9,7 +9,7 @@ _PACKAGES = ("systolic", "jax", "jaxlib", "libtpu")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what a result depends on; None for what is not installed."""
+    """Return the versions of packages that a result depends on; None for a package that is not installed."""
     result: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
