@@ -21,8 +21,8 @@ Which = Literal["mlp", "gated"]
 class LayersSpec(OneDtype):
     """Several MLPs in a row, [m, k] → [m, n] → [m, k]; or only their first half, where `which` is gated.
 
-    With `backward` the gradients of x and of all weights are results too. With `experts` there is a copy of each
-    weight for each of them, and skewed numbers of rows.
+    With `backward` the gradients of x and of all weights are results too. With `experts` there is a copy of each weight
+    for each of them, and skewed numbers of rows.
     """
 
     m: int

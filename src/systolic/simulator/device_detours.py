@@ -43,8 +43,8 @@ class DetourSequencer(Protocol):
 class DetourDevice:
     """The device that takes a detour: it answers with its own words.
 
-    What it stores is kept apart until all devices are back. Copies and flags are the first device's: what the others do
-    is noted, so that it shows whether it is the same.
+    Its stores are kept separately until all devices are back. Copies and flags are the first device's: the other
+    devices' acts are recorded and compared with them.
     """
 
     def __init__(self, sequencer: DetourSequencer, device: int) -> None:

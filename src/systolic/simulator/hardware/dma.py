@@ -168,7 +168,7 @@ class DmaEngine:
     def land(self, core: int, program: str, flag: int, time: int, amount: int, label: str = "") -> None:
         """Let a SparseCore or another device add to a flag that a core's program waits on.
 
-        With a label, `waited` gets the waiting core, and the wait's begin and end.
+        With a label, `waited` is called with the waiting core, and the begin and end of its wait.
         """
         self._land(self._flags.flag(core, program, flag), time, amount, label)
 

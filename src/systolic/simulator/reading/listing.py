@@ -95,8 +95,7 @@ def physical(register: str) -> str:
     """Return the physical register, `%s5_s20` → `s20`; for a vector register the virtual one, `%v5_v20` → `w5`.
 
     Most vector instructions are not kept, so that a physical vector register's contents are not known; a kept one's
-    result
-    is found under its virtual name.
+    result is found under its virtual name.
     """
     virtual, number = register.rsplit("_", 1)
     return f"w{virtual.removeprefix('%')[1:]}" if number[0] == "v" and number[1:].isdigit() else number

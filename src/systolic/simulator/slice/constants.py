@@ -2,8 +2,8 @@
 
 The runtime loads them one after the other, each at a multiple of `_SLOT_BYTES`, in the order of their allocations'
 numbers, and leaves in scalar memory where they begin. The top-level program adds that to an allocation, and hands the
-sum to an operation or copies from there. So the allocations that are added to that word are constants, and
-their sizes give their places. These have to account for the whole segment: else none of them is known.
+sum to an operation or copies from there. So the allocations that are added to that word are constants, and their sizes
+give their places. These have to account for the whole segment: else none of them is known.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The barrier by which all devices begin a program together: it is not executed, since no time of a program holds it.
 
 Device 0 collects a message of every other, compares on the vector side which launch they belong to, and answers each.
-Trace marks enclose it. The agreement on the outcome between the two cores of a device belongs to
-it too.
+Trace marks enclose it. The agreement on the outcome between the two cores of a device belongs to it too.
 """
 
 from __future__ import annotations
