@@ -1,4 +1,4 @@
-"""Which parts of systolic work on this machine, and why others do not: versions, compiler, devices, folders, extras."""
+"""Check which parts of systolic work on this machine: versions, compiler, devices, folders, extras."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Part:
     """One thing that this machine has or lacks.
 
     Attributes:
-      state: "absent" is what a machine need not have; "broken" should work and does not.
-      about: what was found, in a line.
-      fix: what to do; "" where there is nothing to be done.
+      state: "absent" is optional and missing; "broken" should work and does not.
+      about: the finding, in one line.
+      fix: what to do; "": nothing.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Installation:
     """This machine, as systolic sees it.
 
     Attributes:
-      versions: of what results depend on; None is not installed.
+      versions: of packages that results depend on; None is not installed.
     """
 
     versions: dict[str, str | None]
@@ -61,12 +61,11 @@ class Installation:
 
     @property
     def ok(self) -> bool:
-        """Whether everything works that should."""
         return all(part.state != "broken" for part in self.parts)
 
 
 def installation(*, compiles: bool = True) -> Installation:
-    """Looks at everything. Starts no TPU, and changes no file but those of a cache or store that is damaged.
+    """Check everything. Starts no TPU, and changes only files of a damaged cache or store.
 
     Args:
       compiles: compile and run a small product too, which takes some seconds; else that is not tried.
@@ -80,7 +79,7 @@ def installation(*, compiles: bool = True) -> Installation:
 
 
 def _products(compiles: bool) -> tuple[Part, Part]:
-    """The compiler with the simulator, and interpret mode."""
+    """Check the compiler with the simulator, and interpret mode."""
     try:
         check_available()
         missing = ""
@@ -121,7 +120,7 @@ def _simulated(pool: WorkerPool) -> str:
 
 
 def interpreted_product() -> str:
-    """Runs the kernel of a small product on the CPU, and compares it with NumPy's. For a worker.
+    """Run the kernel of a small product on the CPU, and compare it with NumPy's. For a worker.
 
     Raises:
       ArithmeticError: they differ.

@@ -10,7 +10,7 @@ and in a test:
         systolic_check(attention, q, k, v, chip="v6e", reference=plain_attention)
         systolic_time(attention, q, k, v, chip="v6e", tolerance=0.02)
 
-Times are compared with `systolic_times.json` beside the test's file, which belongs into version control;
+Times are compared with `systolic_times.json` next to the test's file, which belongs in version control;
 `pytest --systolic-update` writes it.
 """
 
@@ -53,8 +53,8 @@ class KeptTime:
     """A simulated time, as the file has it.
 
     Attributes:
-      stalls_us: the time that is waited, by cause.
-      versions: of what compiled and simulated.
+      stalls_us: waiting time by cause.
+      versions: of the packages that compiled and simulated.
     """
 
     time_us: Time
@@ -63,7 +63,7 @@ class KeptTime:
 
     @classmethod
     def of(cls, run: SimulatedRun) -> KeptTime:
-        """What is kept of a run."""
+        """Return the kept part of a run."""
         found = {name: each for name, each in versions().items() if each is not None and name != "python"}
         stalls = {cause: share * run.time_us for cause, share in run.stalls.items()}
         return cls(time_us=run.time_us, stalls_us=stalls, versions=found)
@@ -84,10 +84,10 @@ class TimesFile:
     file: Path
 
     def read(self) -> dict[str, KeptTime]:
-        """The times by the name of the test.
+        """Return the times by the name of the test.
 
         Raises:
-          NoTimeKeptError: it is no such file.
+          NoTimeKeptError: the file cannot be read.
         """
         try:
             content = structured(read_json(read_regular(self.file)), _Content)
@@ -102,7 +102,7 @@ class TimesFile:
             raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
 
     def keep(self, name: str, time: KeptTime) -> None:
-        """Adds a time, or replaces it. Processes that do so at once take turns.
+        """Add a time, or replace it. Concurrent processes take turns.
 
         Raises:
           NoTimeKeptError: the file cannot be read or written, or the time is none.
@@ -117,7 +117,7 @@ class TimesFile:
             raise NoTimeKeptError(f"cannot write {self.file}: {error.strerror}") from error
 
     def compare(self, name: str, now: KeptTime, tolerance: float) -> None:
-        """Compares a time with the one that is kept.
+        """Compare a time with the kept one.
 
         Raises:
           KernelSlowerError: it is longer by more than `tolerance`.
@@ -164,7 +164,6 @@ def _slower(name: str, before: KeptTime, now: KeptTime, slower: float, tolerance
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--systolic-update`."""
     group = parser.getgroup("systolic", "kernels for TPUs")
     group.addoption(
         "--systolic-update", action="store_true", help=f"Keep the simulated times of this run in {TIMES_FILE}."
@@ -173,7 +172,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def systolic_check() -> Callable[..., CheckReport]:
-    """Checks a function as `systolic.check` does, and fails the test at a finding of grade error.
+    """Check a function as `systolic.check` does, and fail the test at a finding of grade error.
 
     `systolic_check(fn, *args, chip="v6e", reference=plain, warnings=False, …)` returns the report; with
     `warnings=True` the test fails at warnings, too.
@@ -187,10 +186,10 @@ def systolic_check() -> Callable[..., CheckReport]:
 
 @pytest.fixture
 def systolic_time(request: pytest.FixtureRequest) -> Callable[..., SimulatedRun]:
-    """Simulates a function, and fails the test where it takes longer than it did when its time was kept.
+    """Simulate a function, and fail the test if it takes longer than its kept time.
 
-    `systolic_time(fn, *args, chip="v6e", tolerance=0.02, name="")` returns the run. The time is known by the test, the
-    chip and, where a test has several, `name`. `chip` may be several.
+    `systolic_time(fn, *args, chip="v6e", tolerance=0.02, name="")` returns the run. The time's key is the test, the
+    chip and, if a test has several, `name`. `chip` may be several.
     """
     times = TimesFile(file=request.path.parent / TIMES_FILE)
     update = request.config.getoption("--systolic-update")

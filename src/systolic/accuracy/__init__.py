@@ -1,1 +1,1 @@
-"""Errors of simulated times, as the comparison with published times has shown them."""
+"""Errors of simulated times, from the comparison with published times."""

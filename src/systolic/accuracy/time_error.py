@@ -1,7 +1,7 @@
-"""Errors of simulated times, by kind of program, as the comparison with published times has shown them.
+"""Errors of simulated times by kind of program, from the comparison with published times.
 
-`systolic validate … --intervals FILE` makes `time_errors.json`, and nobody edits it. What it says holds for the
-constants with which it was made, and for programs like those that were compared; of others it says why there is no
+`systolic validate … --intervals FILE` makes `time_errors.json`, and it is not edited by hand. It holds for the
+constants with which it was made, and for programs like the compared ones; for others it has the reason why there is no
 number.
 """
 
@@ -36,14 +36,14 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """Traits of a program, which decide which published programs it is like.
+    """Traits of a program, by which similar published programs are found.
 
     Attributes:
-      pallas_share: of its time, that Pallas kernels take.
-      matrix_share: of its time, in which rows go through the matrix units.
-      hbm_share: of its time, in which bytes cross HBM.
-      copies_per_us: on one core; None where it is not known.
-      unlike: what it does that no published program does, in few words; "" for nothing.
+      pallas_share: share of its time in Pallas kernels.
+      matrix_share: share of its time in which rows go through the matrix units.
+      hbm_share: share of its time in which bytes cross HBM.
+      copies_per_us: on one core; None: not known.
+      unlike: a property that no published program has, in few words; "": none.
     """
 
     pallas_share: float
@@ -67,14 +67,14 @@ class CheckedKind:
     """The comparison of one kind of program with published times, on one chip in one clock state.
 
     Attributes:
-      kind: of program, as `ProgramTraits.kind` says it.
-      programs: different programs that were compared.
+      kind: of program, see `ProgramTraits.kind`.
+      programs: number of different compared programs.
       bias_percent: the median of published over simulated time, less 1.
       error_percent: nine of ten published times lie within so much of the simulated one; None: too few programs.
       ratio_programs: on this chip, with another one of the same kernel and like sizes, of any kind.
       ratio_percent: the same as `error_percent` of the ratio of two times of the same kernel.
-      least_us: of the shortest program.
-      most_copies_per_us: of the program with most copies, in its time.
+      least_us: the shortest program's time.
+      most_copies_per_us: the largest among the programs.
     """
 
     chip: str
@@ -88,7 +88,7 @@ class CheckedKind:
     most_copies_per_us: Amount
 
     def unlike(self, traits: ProgramTraits) -> str:
-        """Why a program of this kind is unlike those that were compared; "" where it is like them."""
+        """Return why a program of this kind differs from the compared ones; "" if it does not."""
         if traits.time_us < self.least_us / _ALIKE:
             return f"shorter than what was checked, which takes {float(f'{self.least_us:.3g}'):,.10g} µs and more"
         if (traits.copies_per_us or 0.0) > self.most_copies_per_us * _ALIKE:
@@ -100,12 +100,12 @@ class CheckedKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeErrors:
-    """All that was found, and with what.
+    """All errors, and how they were made.
 
     Attributes:
-      command: that made it.
-      versions: of what compiled and compared.
-      machines: of each chip, what `machine_digest` says of the constants.
+      command: made it.
+      versions: the packages' that compiled and compared.
+      machines: each chip's `machine_digest`.
     """
 
     command: str
@@ -115,12 +115,12 @@ class TimeErrors:
     schema: int = SCHEMA
 
     def as_json(self) -> str:
-        """Writes JSON text, which `from_json` reads and people can compare."""
+        """Write JSON text for `from_json`, sorted for people who compare it."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> TimeErrors:
-        """Reads what `as_json` wrote.
+        """Read the text of `as_json`.
 
         Raises:
           TimeErrorsError: it is none, or of another schema.
@@ -134,7 +134,7 @@ class TimeErrors:
         return errors
 
     def of(self, chip: Chip, traits: ProgramTraits) -> TimeError:
-        """Finds the error of a simulated time of such a program on this chip."""
+        """Return the error of a simulated time of such a program on this chip."""
         kind = traits.kind
         if traits.unlike:
             return TimeError(kind=kind, reason=f"{traits.unlike}, unlike anything that was checked")
@@ -164,7 +164,7 @@ class TimeError:
       kind: of the program, in words.
       percent: nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
       ratio_percent: the same of the ratio of two times of the same kernel; None: not known.
-      programs: published programs behind these numbers.
+      programs: published programs of these numbers.
       reason: why `percent` is not known, in few words.
     """
 
@@ -189,16 +189,16 @@ NOT_SAID = TimeError(reason="not said when it was simulated")
 
 
 def percent_text(percent: float) -> str:
-    """A percentage with two digits at the most that say something, rounded up: an error is not made smaller."""
+    """Return a percentage of at most two significant digits, rounded up: an error is not made smaller."""
     tenths = math.ceil(percent * 10 - 1e-9) / 10
     return f"{tenths:.1f} %" if tenths < 3 else f"{math.ceil(percent - 1e-9)} %"
 
 
 def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool) -> float | None:
-    """Works out the error of the ratio of two simulated times; None: not known.
+    """Return the error of the ratio of two simulated times; None: not known.
 
-    Both are off by their errors; where these are independent, their squares add up. Errors of one kernel are less so:
-    where published times of one kernel have shown that their ratio is off by less, it is.
+    Independent errors add up by their squares. Errors of one kernel are less independent:
+    if published times of one kernel show a smaller error of their ratio, that one is used.
     """
     if mine.percent is None or other.percent is None:
         return None
@@ -208,7 +208,7 @@ def ratio_error_percent(mine: TimeError, other: TimeError, *, same_kernel: bool)
 
 
 def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
-    """Says whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
+    """Return whether the first of two programs is faster, by the ratio of the other's simulated time to its own.
 
     Args:
       error_percent: how far the ratio may be off; None: not known.
@@ -221,16 +221,15 @@ def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
 
 
 def machine_digest(machine: MachineModel) -> str:
-    """Makes a few letters of the constants, equal for equal constants alone."""
+    """Return a few letters that are equal only for equal constants."""
     return hashlib.sha256(json.dumps(asdict(machine), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def shipped_time_errors() -> TimeErrors:
-    """Reads the errors that came with this package."""
     return TimeErrors.from_json((resources.files(str(__package__)) / _FILE).read_text(encoding="utf-8"))
 
 
 def time_error(chip: Chip, traits: ProgramTraits) -> TimeError:
-    """Finds the error of a simulated time of such a program on this chip, in what came with this package."""
+    """Return the error of a simulated time of such a program on this chip, from this package's file."""
     return shipped_time_errors().of(chip, traits)

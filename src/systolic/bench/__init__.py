@@ -1,4 +1,4 @@
-"""Is it right, and how fast is it beside XLA."""
+"""Check results against an exact reference, and race kernels against XLA."""
 
 from systolic.bench.accuracy import Accuracy, ResultError, check, operands, reference, tolerance
 from systolic.bench.comparison import abstract_operands, xla_matmul

@@ -1,4 +1,4 @@
-"""Is a product right? Operands, an exact reference, and a tolerance that follows from k and the dtypes.
+"""Check a product against an exact reference, with a tolerance that follows from k and the dtypes.
 
 A tolerance that is too wide passes a kernel that lost a row of k; one that is too narrow fails an honest rounding. So
 it is derived, in `tolerance`, and tests plant faults to see that they are caught.
@@ -33,7 +33,7 @@ class Accuracy:
 
     @property
     def ok(self) -> bool:
-        """Within the tolerance. A NaN anywhere in the result is an error that compares with nothing: never ok."""
+        """Within the tolerance. NaN anywhere in the result makes the error NaN, which is never ok."""
         return self.max_abs_error <= self.tolerance
 
 
@@ -42,7 +42,7 @@ def _is_integer(dtype: str) -> bool:
 
 
 def operands(spec: MatmulSpec, seed: int = 0) -> tuple[Shaped[np.ndarray, "m k"], Shaped[np.ndarray, "k n"]]:
-    """`lhs[m, k]` and `rhs[k, n]` in the problem's dtypes: standard normal floats, integers of the full range."""
+    """Return `lhs[m, k]` and `rhs[k, n]` in the spec's dtypes: standard normal floats, integers of the full range."""
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, dtype: str) -> np.ndarray:
@@ -55,20 +55,20 @@ def operands(spec: MatmulSpec, seed: int = 0) -> tuple[Shaped[np.ndarray, "m k"]
 
 
 def reference(lhs: Shaped[np.ndarray, "m k"], rhs: Shaped[np.ndarray, "k n"]) -> Shaped[np.ndarray, "m n"]:
-    """`lhs @ rhs` in float64; for integers exact, in int64."""
+    """Return `lhs @ rhs` in float64; for integers exact, in int64."""
     wide = lhs.astype(np.float64), rhs.astype(np.float64)
     if not (_is_integer(lhs.dtype.name) and _is_integer(rhs.dtype.name)):
         return wide[0] @ wide[1]
-    # Whole numbers below 2^53 are exact in float64, whose product is a hundred times faster than that of int64.
+    # Whole numbers below 2^53 are exact in float64, whose product is a hundred times faster than int64's.
     if lhs.shape[1] * np.abs(wide[0]).max() * np.abs(wide[1]).max() < 2**53:
         return (wide[0] @ wide[1]).astype(np.int64)
     return lhs.astype(np.int64) @ rhs.astype(np.int64)
 
 
 def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
-    """The largest absolute error that rounding explains, for `operands`; zero for integers.
+    """Return the largest absolute error that rounding explains, for `operands`; zero for integers.
 
-    Let u be the unit rounding of the accumulator (2^-24 for float32) and v that of the output (2^-8 for bfloat16:
+    Let u be the unit rounding of the accumulator (2^-24 for float32) and v the output's (2^-8 for bfloat16:
     seven bits and a hidden one, half a step). Operands are standard normal, so a sum of j products has the standard
     deviation √j. The sum over k is taken in s = `output_roundings` chunks of c = k/s terms, each from zero, and the
     running sum is rounded to the output at the end of each. Every rounding adds an independent error of at most the
@@ -107,7 +107,7 @@ def tolerance(spec: MatmulSpec, output_roundings: int) -> float:
 
 
 def max_abs_error(result: Shaped[np.ndarray, "m n"], wanted: Shaped[np.ndarray, "m n"], spec: MatmulSpec) -> float:
-    """The largest deviation of `result` from `wanted`; NaN if one element is NaN.
+    """Return the largest deviation of `result` from `wanted`; NaN if one element is NaN.
 
     Raises:
       ResultError: the result has not the problem's shape or output dtype.
@@ -126,7 +126,7 @@ def check(
     output_roundings: int,
     seed: int = 0,
 ) -> Accuracy:
-    """Runs `multiply(lhs, rhs)`, which returns an array, on `operands(problem, seed)` and compares with `reference`.
+    """Run `multiply(lhs, rhs)`, which returns an array, on `operands(spec, seed)` and compare with `reference`.
 
     Raises:
       ResultError: the result has not the problem's shape or output dtype.

@@ -1,4 +1,4 @@
-"""How fast is fast enough: the bars of the suites, and which of them a run clears."""
+"""The bars of the suites: the speed that each asks for, and which of them a run clears."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cleared:
     group: str
     bar: str  # in words
     limit: float
-    value: float  # the geometric mean, or that of the worst row
+    value: float  # the geometric mean, or the worst row's value
     case: str  # the worst row; "" of a mean
     rows: int  # that it is about
     missed: int  # rows of them
@@ -61,7 +61,7 @@ class Standing:
     timed: int  # rows with a time of ours
     compared: int  # rows with both times
     geometric_mean: float | None  # of XLA's time in repeated calls over ours
-    geometric_mean_alone: float | None  # the same without the copy that XLA starts ahead of the call
+    geometric_mean_alone: float | None  # the same without the copy that XLA starts before the call
     geometric_mean_with_prefetch: float | None
     worst: float | None
     worst_case: str
@@ -136,7 +136,7 @@ def _standing(rows: Sequence[BenchRow]) -> Standing:
 
 
 def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """Yield the bars of a group. bfloat16 has all of them; other dtypes the mean, and those of any kernel."""
+    """Yield the bars of a group. bfloat16 has all of them; other dtypes the mean, and the bars of any kernel."""
     group, chip = rows[0].case.group, rows[0].case.chip
     bfloat16 = [row for row in rows if row.case.dtype == "bfloat16"]
 
@@ -184,7 +184,7 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 
 def _split(rows: Sequence[BenchRow], m: int) -> tuple[list[BenchRow], list[BenchRow]]:
-    """Return products of m rows and more, and those of fewer."""
+    """Return products of m rows and more, and products of fewer."""
     return [row for row in rows if (row.case.m or 0) >= m], [row for row in rows if (row.case.m or 0) < m]
 
 
@@ -203,7 +203,7 @@ def _quantized_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 
 
 def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
-    """Yield means of one kind of product in layers of experts; a few rows of the suite say little about these."""
+    """Yield bars on means of one kind of product in layers of experts; few rows of the suite say little about them."""
     group, bars = rows[0].case.group, chip_bars(rows[0].case.chip)
     for what, least, values in (
         ("of the model's limit", bars.least_moe_share, [row.share_of_model for row in rows]),
@@ -216,8 +216,8 @@ def _moe_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
 def _moe_suite_bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
     """Yield the bar of all kinds together against XLA."""
     if (least := chip_bars(rows[0].case.chip).least_moe_xla_ratio) is not None:
-        every = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
-        yield from _mean_bar(every, least)
+        moe_rows = [replace(row, case=replace(row.case, group="moe")) for row in rows if row.case.dtype == "bfloat16"]
+        yield from _mean_bar(moe_rows, least)
 
 
 def _docs_ratio(row: BenchRow) -> float | None:
@@ -233,10 +233,12 @@ def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
 
 
 def _mean_of(rows: Sequence[BenchRow], what: str, limit: float, values: Sequence[float | None]) -> Iterator[Cleared]:
-    known = [value for value in values if value is not None]
-    if known:
-        value = geometric_mean(known)
-        yield _cleared(rows, f"{what}, geometric mean, at least", limit, value, "", len(known), int(value < limit))
+    known_values = [value for value in values if value is not None]
+    if known_values:
+        value = geometric_mean(known_values)
+        yield _cleared(
+            rows, f"{what}, geometric mean, at least", limit, value, "", len(known_values), int(value < limit)
+        )
 
 
 def _worst_bar(
@@ -247,18 +249,18 @@ def _worst_bar(
     least: float | None = None,
     most: float | None = None,
 ) -> Iterator[Cleared]:
-    """Yield the bar of the worst row against the least value that is good enough, or against the most."""
-    known = {row.case.name: found for row in rows if (found := value(row)) is not None}
-    if not known:
+    """Yield the bar of the worst row against `least` or against `most`."""
+    values_by_case = {row.case.name: row_value for row in rows if (row_value := value(row)) is not None}
+    if not values_by_case:
         return
     if least is not None:
-        worst, bar, limit = min(known, key=known.__getitem__), f"{what}, at least", least
-        missed = sum(found < limit for found in known.values())
+        worst, bar, limit = min(values_by_case, key=values_by_case.__getitem__), f"{what}, at least", least
+        missed = sum(case_value < limit for case_value in values_by_case.values())
     else:
         assert most is not None
-        worst, bar, limit = max(known, key=known.__getitem__), f"{what}, at most", most
-        missed = sum(found > limit for found in known.values())
-    yield _cleared(rows, bar, limit, known[worst], worst, len(known), missed)
+        worst, bar, limit = max(values_by_case, key=values_by_case.__getitem__), f"{what}, at most", most
+        missed = sum(case_value > limit for case_value in values_by_case.values())
+    yield _cleared(rows, bar, limit, values_by_case[worst], worst, len(values_by_case), missed)
 
 
 def _cleared(

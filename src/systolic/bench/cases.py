@@ -1,4 +1,4 @@
-"""Cases of a race: specs with their names, and those of products as networks have them."""
+"""Cases of a race: specs with their names, and specs of products as networks have them."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def fused_spec(
     rhs_fn: RhsFn = "",
     dtype_out: str = "",
 ) -> MatmulSpec:
-    """`lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `ops.matmul.named` knows by their names.
+    """Return `lhs[m, k] @ rhs[k, n]` as a network has it, with functions that `ops.matmul.named` knows by name.
 
     Args:
-      dtype: what is multiplied.
+      dtype: the operands'.
       bias: [n], in the dtype in which a network of this dtype keeps its activations.
       residual: [m, n], in the same.
       scale: [n] float32.
       lhs_fn: a cast from another float; a mask [m, k] of int8; scales of rows and columns, as after a norm.
       rhs_fn: an int8 weight times a float32 scale for each column.
-      dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where integers
-        are not all that comes of the sum.
+      dtype_out: "": the operands' own; int32 of integers; bfloat16 where that would lose too much, or where functions
+        after the sum give other values than integers.
     """
-    kept = "float32" if dtype == "float32" else "bfloat16"
-    row = FusedOperand(rows=False, columns=n > 1, dtype=kept)
+    row_dtype = "float32" if dtype == "float32" else "bfloat16"
+    row = FusedOperand(rows=False, columns=n > 1, dtype=row_dtype)
     float_row = dataclasses.replace(row, dtype="float32")
     dtype_lhs = {"float32": "bfloat16"}.get(dtype, "float32") if lhs_fn == "cast" else dtype
     read: dict[str, tuple[FusedOperand, ...]] = {
@@ -74,11 +74,11 @@ def fused_spec(
     epilogue = Epilogue(
         bias=row if bias else None,
         activation=activation,
-        residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=kept) if residual else None,
+        residual=FusedOperand(rows=m > 1, columns=n > 1, dtype=row_dtype) if residual else None,
         scale=float_row if scale else None,
     )
     # Of integers a network keeps the sum itself, or what it makes of it in bfloat16, which is what it keeps of others.
-    usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else kept
+    usual_out = "int32" if epilogue.is_identity and accumulator_dtype(dtype) == "int32" else row_dtype
     return MatmulSpec(
         m=m,
         k=k,

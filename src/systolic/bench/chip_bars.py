@@ -1,4 +1,4 @@
-"""What `systolic bench` asks of this package's kernels where it depends on the chip, from `chip_bars.json`.
+"""The bars of `systolic bench` that depend on the chip, from `chip_bars.json`.
 
 `docs/matmul.md` names the products that miss it.
 """

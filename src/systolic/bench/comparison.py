@@ -1,4 +1,4 @@
-"""The product of two plain matrices by XLA, with which kernels are compared."""
+"""XLA's product of two plain matrices, the baseline of every kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def abstract_operands(spec: MatmulSpec) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of `lhs[m, k]` and `rhs[k, n]`."""
+    """Return shapes and dtypes of `lhs[m, k]` and `rhs[k, n]`."""
     import jax
     import jax.numpy as jnp
 
@@ -24,7 +24,7 @@ def abstract_operands(spec: MatmulSpec) -> tuple[jax.ShapeDtypeStruct, jax.Shape
 
 
 def xla_matmul(spec: MatmulSpec) -> Callable[..., Any]:
-    """`jnp.matmul` with the problem's output dtype: what every kernel is compared with."""
+    """Return `jnp.matmul` with the spec's output dtype, the baseline of every kernel."""
     import jax.numpy as jnp
 
     return functools.partial(jnp.matmul, preferred_element_type=jnp.dtype(spec.dtype_out))

@@ -1,4 +1,4 @@
-"""The programs that a case races: those of its op, unless its suite knows more of them."""
+"""The programs that a case races: its op's programs, unless its suite has more."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from systolic.spec import SliceMesh
 
 
 class Contest:
-    """The programs of specs of one kind: those of their op."""
+    """The programs of specs of one kind: their op's."""
 
     def planned(self, spec: Any) -> Any:
         """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""
         return spec
 
     def mesh(self, spec: Any) -> SliceMesh | None:
-        """Return the slice that it runs on, and the mesh; None: one device."""
+        """Return the slice and the mesh that it runs on; None: one device."""
         return op_of(spec).mesh(spec)
 
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:

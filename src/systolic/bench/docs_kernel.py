@@ -1,4 +1,4 @@
-"""A block-sparse product in the way of JAX's documentation, as many users have it: one block a step.
+"""A block-sparse product as in JAX's documentation, which many users have: one block a step.
 
 It is `lessons/kernels/block_sparse.py` with all its arguments spelled out, and the array of zeros that becomes the
 result is copied to VMEM block by block, as there ("Scalar Prefetch and Block-Sparse Computation").
@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def one_block_a_step(rows: Any, columns: Any, blocks: Array, rhs: Array, zeros: Array, *, count: int, bn: int) -> Array:
-    """The first `count` blocks at (rows, columns), sorted by rows, times rhs; `zeros` in rows without a block."""
+    """Return the first `count` blocks, sorted by rows, times rhs; `zeros` in rows without a block."""
     _, bm, bk = blocks.shape
 
     def kernel(

@@ -1,6 +1,6 @@
-"""The programs of MLPs: `systolic.gated_matmul` and `systolic.matmul` with x as its residual, beside plain JAX.
+"""The programs of MLPs: `systolic.gated_matmul` and `systolic.matmul` with x as its residual, against plain JAX.
 
-Those of experts are `systolic.grouped_matmul`, gated and with x as its residual, beside `jax.lax.ragged_dot`.
+For experts `systolic.grouped_matmul`, gated and with x as its residual, against `jax.lax.ragged_dot`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from systolic.ops.op_programs import RacedPrograms
 
 
 def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Both programs. Arguments are x, all weights, and in the backward pass the cotangent of the result.
+    """Return both programs. Arguments are x, all weights, and in the backward pass the cotangent of the result.
 
-    Behind these are numbers of rows, of experts, whose values a simulation has to know.
+    After these come the experts' numbers of rows, whose values a simulation has to know.
     """
     shapes = (spec.m, spec.k), *spec.weights, *([spec.result] if spec.backward else [])
     arguments: tuple[Any, ...] = tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype)) for shape in shapes)
@@ -42,12 +42,12 @@ def raced(spec: LayersSpec, chip: Chip, implementation: Any = "pallas") -> Raced
 
 
 def in_a_row(spec: LayersSpec, mlp: Callable[..., Array], x: Array, *given: Array) -> Any:
-    """Run the MLPs; where the spec asks for gradients, return those of x and of all weights too."""
-    each = len(spec.weights) // spec.layers
+    """Run the MLPs; if the spec asks for gradients, return x's and all weights' gradients too."""
+    weights_per_layer = len(spec.weights) // spec.layers
 
     def network(x: Array, *weights: Array) -> Array:
-        for first in range(0, len(weights), each):
-            x = mlp(x, *weights[first : first + each])
+        for first in range(0, len(weights), weights_per_layer):
+            x = mlp(x, *weights[first : first + weights_per_layer])
         return x
 
     if not spec.backward:
@@ -68,7 +68,6 @@ def _ours(implementation: Any, chip: Chip, x: Array, w_gate: Array, w_up: Array,
 
 
 def plain(x: Array, w_gate: Array, w_up: Array, *w_down: Array) -> Array:
-    """An MLP in plain JAX; without `w_down`, its first half."""
     h = jax.nn.silu(x @ w_gate) * (x @ w_up)
     return x + h @ w_down[0] if w_down else h
 

@@ -2,7 +2,7 @@
 
 h = silu(x @ w_gate) · (x @ w_up)          x + h @ w_down
 
-With experts each row has the weights of one of them, as in a block of experts behind its router: rows are sorted by
+With experts each row has the weights of one of them, as in a block of experts after its router: rows are sorted by
 expert already, in both programs.
 """
 
@@ -19,10 +19,10 @@ Which = Literal["mlp", "gated"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersSpec(OneDtype):
-    """So many MLPs in a row, [m, k] → [m, n] → [m, k]; or only their first half, where `which` is gated.
+    """Several MLPs in a row, [m, k] → [m, n] → [m, k]; or only their first half, where `which` is gated.
 
-    With `backward` the gradients of x and of all weights are results too. With `experts` there are so many of each
-    weight, and skewed numbers of rows.
+    With `backward` the gradients of x and of all weights are results too. With `experts` there is a copy of each weight
+    for each of them, and skewed numbers of rows.
     """
 
     m: int
@@ -37,9 +37,9 @@ class LayersSpec(OneDtype):
     @property
     def weights(self) -> tuple[tuple[int, ...], ...]:
         """Shapes of all weights, in the order in which they are multiplied."""
-        every = (self.experts,) if self.experts else ()
-        down = ((*every, self.n, self.k),) if self.which == "mlp" else ()
-        return ((*every, self.k, self.n), (*every, self.k, self.n), *down) * self.layers
+        leading = (self.experts,) if self.experts else ()
+        down = ((*leading, self.n, self.k),) if self.which == "mlp" else ()
+        return ((*leading, self.k, self.n), (*leading, self.k, self.n), *down) * self.layers
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -70,13 +70,13 @@ class MoeSpec(OneDtype):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Rows of every operand, and matrices of groups that have rows; of drhs those of all groups, zeros too."""
+        """Bytes of every operand's rows, and matrices of groups that have rows; drhs writes all groups, zeros too."""
         matrices = self.groups if self.kind == "drhs" else sum(size > 0 for size in self.sizes)
         return dtype_bytes(self.dtype) * (self.m * (self.k + self.n) + self.weights * matrices * self.k * self.n)
 
     @property
     def planned(self) -> GroupedSpec | GroupedGradientSpec:
-        """The spec that tiles are chosen for: the planner knows the mean rows of a group."""
+        """The spec of tile choices: the planner knows the mean rows of a group."""
         rows, out = max(-(-self.m // self.groups), 1), self.dtype
         if self.kind == "drhs":
             return GroupedGradientSpec(
@@ -114,16 +114,22 @@ def moe(dtype: str) -> Iterator[Case]:
         return
     for kind, (turn, (model, groups, k, n)) in itertools.product(_KINDS, enumerate(MODELS)):
         once: dict[int, Routing] = {ROWS[turn % len(ROWS)]: "even", ROWS[(turn + 1) % len(ROWS)]: "one expert"}
-        every: list[tuple[int, Routing]] = [*((m, "skewed") for m in ROWS), *once.items()]
-        for m, routing in every:
+        routings: list[tuple[int, Routing]] = [*((m, "skewed") for m in ROWS), *once.items()]
+        for m, routing in routings:
             spec = MoeSpec(kind=kind, m=m, k=k, n=n, groups=groups, routing=routing, dtype=dtype)
             name, series = f"{model} {kind} {m} {routing}", f"{model} {kind} {routing}"
             yield Case(suite="moe", group=group_of(spec), name=name, spec=spec, series=series)
 
 
 def group_of(spec: MoeSpec) -> str:
-    """Return the kind; of forward the size of groups, which decides what binds."""
+    """Return the group of cases: the kind; for forward also the size of groups, which decides the limit."""
     if spec.kind != "forward":
         return spec.kind
-    each = spec.m / spec.groups
-    return "few rows" if each <= _FEW else "hundreds of rows" if each <= _HUNDREDS else "thousands of rows"
+    rows_per_group = spec.m / spec.groups
+    return (
+        "few rows"
+        if rows_per_group <= _FEW
+        else "hundreds of rows"
+        if rows_per_group <= _HUNDREDS
+        else "thousands of rows"
+    )

@@ -16,7 +16,7 @@ from systolic.bench.moe_programs import product_of
 from systolic.ops.op_programs import Peer
 from systolic.support.bugs import runs_user_code
 
-# Of megablox, whose caller chooses: those of MaxText's configs/base.yml for its layers of experts, and whole rows, as
+# megablox's tiles, which its caller chooses: MaxText's configs/base.yml for its layers of experts, and whole rows, as
 # tokamax's tuned entries for the same kernel have them, for groups of many rows and of few (rows, columns).
 _TILES = (512, 1024, 1024)
 _WHOLE_ROWS = ((512, 1024), (128, 1536))
@@ -36,8 +36,8 @@ def peers(spec: MoeSpec) -> Iterator[Peer]:
 
 
 def _whole_rows(spec: MoeSpec) -> tuple[int, int, int]:
-    many, few = _WHOLE_ROWS
-    rows, columns = many if spec.m >= many[0] * spec.groups else few
+    many_rows, few_rows = _WHOLE_ROWS
+    rows, columns = many_rows if spec.m >= many_rows[0] * spec.groups else few_rows
     return _fitting((rows, spec.k, columns), spec)
 
 
@@ -60,5 +60,5 @@ def _by_tokamax(spec: MoeSpec, *given: Array) -> Array:
 
 @runs_user_code
 def _tokamax(tokamax: Any, lhs: Array, rhs: Array, sizes: Array) -> Array:
-    """The kernel that chooses its tiles itself; the other one is megablox with tiles by the device that it finds."""
+    """Call tokamax's v2 kernel, which chooses its tiles; its other one is megablox, tiled for the device it finds."""
     return tokamax.ragged_dot(lhs, rhs, sizes, preferred_element_type=lhs.dtype, implementation="mosaic_tpu_v2")

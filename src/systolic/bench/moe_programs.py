@@ -54,15 +54,15 @@ def product_of(spec: MoeSpec, product: GroupedProduct, *given: Array) -> Array:
     if spec.kind == "gated":
         x, gate, up = arrays
         return jax.nn.silu(product(x, gate, sizes)) * product(x, up, sizes)
-    one, other = arrays
+    first, second = arrays
     if spec.kind == "forward":
-        return product(one, other, sizes)
+        return product(first, second, sizes)
     # The derivative of one operand does not depend on what it holds.
     if spec.kind == "dlhs":
-        rows = jnp.zeros((spec.m, spec.k), one.dtype)
-        return jax.vjp(lambda lhs: product(lhs, other, sizes), rows)[1](one)[0]
-    matrices = jnp.zeros((spec.groups, spec.k, spec.n), one.dtype)
-    return jax.vjp(lambda rhs: product(one, rhs, sizes), matrices)[1](other)[0]
+        rows = jnp.zeros((spec.m, spec.k), first.dtype)
+        return jax.vjp(lambda lhs: product(lhs, second, sizes), rows)[1](first)[0]
+    matrices = jnp.zeros((spec.groups, spec.k, spec.n), first.dtype)
+    return jax.vjp(lambda rhs: product(first, rhs, sizes), matrices)[1](second)[0]
 
 
 def _ours(chip: Chip, implementation: Any, lhs: Array, rhs: Array, sizes: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Races of what ops give to users against XLA: both programs of a case compiled by the same compiler and simulated."""
+"""Race ops against XLA: both programs of a case are compiled by the same compiler and simulated."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def race(
 
     Args:
       cases: what to compute.
-      chips: for which.
-      runner: of both programs; programs that several cases share run once.
-      against: nothing; XLA's programs, also with 64 MiB of scoped VMEM, of which the fastest counts; or all, public
+      chips: to compile for.
+      runner: runs both programs; programs that several cases share run once.
+      against: nothing; XLA's programs, also with 64 MiB of scoped VMEM, the fastest counts; or all, public
         kernels too, where a case has some.
       xla_default_flags: race XLA with the chip's flags only.
 
     Raises:
-      Stopped: by Ctrl-C, with the rows of which every program had ended.
+      Stopped: by Ctrl-C, with the rows whose programs had all ended.
     """
     fields = [_Field.of(case, chip, against, xla_default_flags) for chip in chips for case in cases]
     experiments: dict[Key, Experiment] = {}
@@ -79,9 +79,9 @@ class _Field:
     """The programs of one case on one chip.
 
     Attributes:
-      programs: None: there are none, and `error` says why.
+      programs: None: `error` says why there are none.
       peers: public kernels.
-      flagged: the chip with the flags that XLA's usual program is raced with too.
+      flagged: the chip with the further flags that XLA's usual program is raced with.
     """
 
     case: Case
@@ -109,7 +109,7 @@ class _Field:
         return () if self.programs is None or self.against == "nothing" else tuple(self.programs.xla_forms)
 
     def experiments(self) -> Iterator[tuple[Who, Any, Experiment]]:
-        """Yield whose program it is, of which spec, and the program."""
+        """Yield the name of the racer, the spec, and the program."""
         spec = self.case.spec
         if self.programs is not None and dtype_on(spec, self.chip) in self.chip.dtypes:
             yield "ours", spec, self._experiment("ours", self.programs, self.programs.ours)
@@ -241,7 +241,6 @@ def _xla_time(outcome: Outcome, *, flags: Mapping[str, str] | None = None, form:
 
 
 def _faster(best: XlaTime, other: XlaTime, limits: Limits) -> XlaTime:
-    """Return the one that is faster in repeated calls."""
     before, after = best.repeated_us(limits), other.repeated_us(limits)
     if after is None or (before is not None and after >= before):
         return best

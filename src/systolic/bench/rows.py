@@ -26,10 +26,10 @@ class RacedCase:
 
     Attributes:
       m, k, n, groups, density: where the spec has such a size.
-      series: of rows that differ in m alone, or in density.
-      precision: of float32, where the spec has it.
-      flags: of both programs.
-      topology: of the slice that m, k and n are cut over; all else is of the slowest device.
+      series: rows that differ only in m, or in density.
+      precision: float32's, if the spec has it.
+      flags: both programs'.
+      topology: the slice that m, k and n are cut over; all other fields are the slowest device's.
     """
 
     suite: str
@@ -76,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedKernel:
-    """The kernel and configuration that the planner chose, and its time by arithmetic."""
+    """The planner's kernel and configuration, and its time by arithmetic."""
 
     kernel: str = ""
     config: str = ""
@@ -85,14 +85,14 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurTime:
-    """The end of our program: its time, or the reason why there is none.
+    """Our program's time, or the reason why there is none.
 
     Attributes:
       error: how far the time may be off.
       even_us: our time at the next larger sizes that tiles divide.
       hbm_bytes: simulated, read and written.
       other_ops_us: outside the longest operation: a copy to pad or to transpose.
-      exposed_us: of the time, communication that nothing hides.
+      exposed_us: communication that nothing hides.
     """
 
     status: Status
@@ -111,14 +111,14 @@ class OurTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XlaTime:
-    """The end of XLA's fastest program.
+    """The time of XLA's fastest program.
 
     Attributes:
-      prefetch_us: of the copy that XLA starts ahead of the call.
+      prefetch_us: the copy that XLA starts before the call.
       reason: why there is no time.
-      flags: in addition to those of both programs, where it is faster with them.
+      flags: in addition to both programs' flags, if it is faster with them.
       without_flags_us: XLA's time in repeated calls without them.
-      form: how the program is written, where that is not the usual way.
+      form: how the program is written, if not the usual way.
     """
 
     time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "xla_us"})
@@ -132,7 +132,7 @@ class XlaTime:
 
     @property
     def with_prefetch_us(self) -> float | None:
-        """The time with the copy of an operand into VMEM that XLA starts ahead of the call."""
+        """The time with the copy of an operand into VMEM that XLA starts before the call."""
         return None if self.time_us is None else self.time_us + (self.prefetch_us or 0.0)
 
     def repeated_us(self, limits: Limits) -> float | None:
@@ -144,7 +144,7 @@ class XlaTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerTime:
-    """The end of a public kernel's program."""
+    """The time of a public kernel's program."""
 
     name: str
     config: str  # how it is called, where that is a choice
@@ -209,7 +209,7 @@ class BenchRow:
 
     @property
     def over_even(self) -> float | None:
-        """Our time over that at the next larger sizes that tiles divide."""
+        """Our time over the time at the next larger sizes that tiles divide."""
         return over(self.ours_us, self.ours.even_us)
 
     @property
@@ -234,7 +234,7 @@ class BenchRow:
         return over(self.limits.model_us, self.ours_us)
 
     def record(self) -> dict[str, Any]:
-        """Return a flat row of a saved result: fields, and what follows from them."""
+        """Return a flat row of a saved result: fields and derived ratios."""
         nested = dataclasses.asdict(self)
         flat = {
             saved: nested[part][name] for part, kind in _PARTS.items() for name, saved in _saved_names(kind).items()
@@ -247,13 +247,13 @@ _PARTS: dict[str, Any] = {"case": RacedCase, "limits": Limits, "plan": PlannedKe
 
 
 def _saved_names(kind: Any) -> dict[str, str]:
-    """Return the name in a saved row of each field of a part."""
+    """Return the saved name of each field of a part."""
     return {entry.name: entry.metadata.get(_SAVED_NAME, entry.name) for entry in dataclasses.fields(kind)}
 
 
 @functools.cache
 def _saved_row() -> Any:
-    """Make the record of a saved row, whose fields are those of all parts."""
+    """Make the record of a saved row, with the fields of all parts."""
     flat: list[tuple[str, Any, Any]] = []
     for kind in (*_PARTS.values(), BenchRow):
         hints = get_type_hints(kind, include_extras=True)
@@ -266,10 +266,10 @@ def _saved_row() -> Any:
 
 
 def read_rows(rows: Any) -> tuple[BenchRow, ...]:
-    """Read rows of a result, as `BenchRow.record` wrote them.
+    """Read rows that `BenchRow.record` wrote.
 
     Args:
-      rows: what `read_json` has read.
+      rows: values from `read_json`.
 
     Raises:
       UntrustedError: they are none, or a value is out of its range.
@@ -290,5 +290,5 @@ def _nested(row: Any) -> BenchRow:
 
 
 def over(time_us: float | None, other_us: float | None) -> float | None:
-    """Return a ratio of times; None where one is not known or the second is none."""
+    """Return a ratio of times; None if one is not known or the second is zero."""
     return None if time_us is None or not other_us else time_us / other_us

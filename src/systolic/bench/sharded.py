@@ -26,17 +26,17 @@ _LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedSpec(OneDtype):
-    """One product, or MLPs, on all devices of a slice; m, k and n are those of the whole.
+    """One product, or MLPs, on all devices of a slice; m, k and n are sizes of the whole.
 
     - mlp: two MLPs in a row whose hidden axis n is cut over `model`, so that each sums its result over it.
-    - columns: `x[data, -] @ w[-, model]`, for which nothing is sent.
+    - columns: `x[data, -] @ w[-, model]`, without communication.
     - rows: `x[data, model] @ w[model, -]`, whose result is summed over `model`.
     - gathered: `x[data, -] @ w[data, model]`, whose weight is gathered over `data`, as FSDP keeps weights.
 
     Attributes:
       topology: the slice, in chips along each axis.
       mesh: axes of the mesh with their sizes: `data`, which cuts the m tokens, and `model`; one may be missing.
-      backward: of an mlp, whether gradients of x and all weights are results too.
+      backward: an mlp's results include the gradients of x and all weights.
 
     Raises:
       SliceError: the mesh has other axes, or one that does not divide what it cuts.
@@ -76,7 +76,7 @@ class ShardedSpec(OneDtype):
 
     @property
     def result(self) -> Cuts:
-        """The cuts of the result; gradients are cut as what they are gradients of."""
+        """The cuts of the result; a gradient is cut as its primal."""
         return self._cut(DATA, None if self.kind in ("mlp", "rows") else MODEL)
 
     def _cut(self, *axes: str | None) -> Cuts:
@@ -98,7 +98,7 @@ class ShardedSpec(OneDtype):
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes that have to cross one device's HBM for its part; sent bytes are not counted."""
+        """Bytes that have to cross one device's HBM for its part, without the sent bytes."""
         return self.part.least_hbm_bytes
 
 
@@ -107,20 +107,20 @@ def sharded(dtype: str) -> Iterator[Case]:
     if dtype not in ("bfloat16", "float32"):  # what has gradients, and what JAX sums over devices
         return
     model, k, n = _MODEL_SIZES
-    whole = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())
+    base = ShardedSpec(kind="mlp", m=0, k=k, n=n, dtype=dtype, topology="", mesh=())
     for m, backward in (*((m, False) for m in _TOKENS), *((m, True) for m in _GRADIENT_TOKENS)):
         name = f"{model} {_LAYERS} MLPs {m}{' and gradients' if backward else ''}"
-        spec = replace(whole, m=m, backward=backward)
+        spec = replace(base, m=m, backward=backward)
         yield Case(suite=SUITE, group="gradients" if backward else "MLPs", name=name, spec=spec)
     for kind, m in itertools.product([kind for kind in get_args(Kind) if kind != "mlp"], _TOKENS):
         sizes = {"k": n, "n": k} if kind == "rows" else {}
         name = f"{model} {'down' if kind == 'rows' else 'gate'} by {kind} {m}"
-        spec = replace(whole, kind=kind, m=m, **sizes)
+        spec = replace(base, kind=kind, m=m, **sizes)
         yield Case(suite=SUITE, group=kind, name=name, spec=spec)
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
-    """Return cases of the suite on a slice.
+    """Return the suite's cases on a slice.
 
     Raises:
       SliceError: a case is not of the suite, or is not cut evenly.

@@ -1,4 +1,4 @@
-"""The programs of sharded products: ours on a mesh with explicit axes, XLA's on one whose axes are left to it."""
+"""The programs of sharded products: ours on a mesh with explicit axes, XLA's on a mesh of automatic axes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from systolic.ops.op_programs import RacedPrograms, Shardings
 
 
 def raced(spec: ShardedSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
-    """Return both programs, of the same arrays, with arguments and results that are cut the same way."""
+    """Return both programs of the same arrays, with arguments and results cut the same way."""
     cuts = [PartitionSpec(*cuts) for _, cuts in spec.arguments]
     result = PartitionSpec(*spec.result)
     ours, xla = functools.partial(_ours, implementation, chip), plain

@@ -1,4 +1,4 @@
-"""Block-sparse products as they are raced: patterns of blocks with a fixed seed, forward, and both gradients."""
+"""Block-sparse products of a race: patterns of blocks with a fixed seed, forward, and both gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pattern = Literal["random", "banded", "power law", "causal"]
 SIZES: tuple[tuple[int, int, int], ...] = ((16384, 16384, 16384), (8192, 4096, 14336))
 BLOCKS = (512, 256, 128)
 DENSITY = 0.1  # of the docs' example, and the least at which pruned models are usually kept
-DENSITIES = (0.05, 0.2, 0.4, 0.8)  # beside it, of one product
+DENSITIES = (0.05, 0.2, 0.4, 0.8)  # further ones, of one product
 _SEED = 1  # another one than a plan's programs have
 _EXPONENT = 1.0  # of the power law: the line of rank r has about 1 / r of the blocks of the first one
 _PADDED_TO = 8
@@ -30,9 +30,9 @@ class PatternSpec:
     """One product, or both gradients of a dsd, with blocks where a pattern has them.
 
     Attributes:
-      planned: the product; of a backward pass the forward one.
+      planned: the product; in a backward pass the forward one.
       pattern: random places; those next to the diagonal; a power law over lines; a lower triangle of elements.
-      backward: whether it is both gradients, in the blocks and in the dense operand.
+      backward: compute both gradients, in the blocks and in the dense operand.
     """
 
     planned: SparseSpec
@@ -73,15 +73,15 @@ class PatternSpec:
 
     @property
     def least_hbm_bytes(self) -> int:
-        """A backward pass reads blocks, the dense operand and the cotangent, and writes gradients of the first two."""
-        forward, its = self.planned.least_hbm_bytes, self.planned
-        return 2 * forward - its.m * its.n * dtype_bytes(its.dtype_out) if self.backward else forward
+        """A backward pass reads blocks, the dense operand and the cotangent, and writes both gradients."""
+        forward, planned = self.planned.least_hbm_bytes, self.planned
+        return 2 * forward - planned.m * planned.n * dtype_bytes(planned.dtype_out) if self.backward else forward
 
     @property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns of the blocks, sorted and padded."""
-        its = self.planned
-        return _places(self.pattern, its.grid_rows, its.grid_columns, its.blocks, its.most_blocks)
+        planned = self.planned
+        return _places(self.pattern, planned.grid_rows, planned.grid_columns, planned.blocks, planned.most_blocks)
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,7 +89,7 @@ def _places(pattern: Pattern, rows: int, columns: int, blocks: int, most_blocks:
     random = np.random.default_rng(_SEED)
     row, column = np.indices((rows, columns))
     if pattern == "causal":
-        wanted = row * columns >= column * rows
+        present = row * columns >= column * rows
     else:
         if pattern == "banded":  # nearest to the diagonal first
             order = np.abs(row * columns - column * rows) + 0.5 * random.random((rows, columns))
@@ -97,10 +97,10 @@ def _places(pattern: Pattern, rows: int, columns: int, blocks: int, most_blocks:
             weight = np.ones(rows) if pattern == "random" else 1 / (1 + random.permutation(rows)) ** _EXPONENT
             # The smallest of exponential times with such rates are a draw with such weights without repetition.
             order = random.exponential(size=(rows, columns)) / weight[:, None]
-        wanted = order <= np.partition(order.ravel(), blocks - 1)[blocks - 1]
-    found = np.nonzero(wanted)
-    more = most_blocks - len(found[0])
-    filled = np.pad(found[0], (0, more), constant_values=rows), np.pad(found[1], (0, more))
+        present = order <= np.partition(order.ravel(), blocks - 1)[blocks - 1]
+    positions = np.nonzero(present)
+    padding = most_blocks - len(positions[0])
+    filled = np.pad(positions[0], (0, padding), constant_values=rows), np.pad(positions[1], (0, padding))
     return filled[0].astype(np.int32), filled[1].astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""The programs of the sparse suite: ours, dense XLA, and what else users write or copy."""
+"""The programs of the sparse suite: ours, dense XLA, and other kernels that users write or copy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def raced(spec: PatternSpec, chip: Chip, implementation: Any = "pallas") -> Race
 
 
 def peers(spec: PatternSpec) -> Iterator[Peer]:
-    """Yield the kernel of JAX's documentation, and XLA's products of gathered blocks; both of dsd."""
+    """Yield the kernel of JAX's documentation, and XLA's products of gathered blocks, both for dsd."""
     if spec.planned.kind != "dsd" or spec.backward:
         return
     columns = next(size for size in (_DOCS_COLUMNS, 256, 128) if spec.n % size == 0)
@@ -52,17 +52,17 @@ def _by_docs(count: int, columns: int, blocks: Array, rhs: Array, rows: Any, pla
 
 @runs_user_code
 def _gathered(spec: SparseSpec, blocks: Array, rhs: Array, rows: Any, places: Any, _whole: Array) -> Array:
-    """A row of blocks of rhs for each block, a batch of products, and their sums."""
+    """Gather a row of blocks of rhs for each block, multiply the batch, and sum."""
     cut = rhs.reshape(spec.grid_columns, spec.block_columns, spec.n)
-    each = lax.dot_general(blocks, cut[places], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
-    total = jax.ops.segment_sum(each, rows, spec.grid_rows, indices_are_sorted=True)
+    products = lax.dot_general(blocks, cut[places], (((2,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+    total = jax.ops.segment_sum(products, rows, spec.grid_rows, indices_are_sorted=True)
     return total.reshape(spec.m, spec.n).astype(spec.dtype_out)
 
 
 def _backward(
     spec: SparseSpec, chip: Chip, implementation: Any, blocks: Array, rhs: Array, rows: Any, columns: Any, _whole: Array
 ) -> tuple[Array, Array]:
-    """Both gradients, for a cotangent that is as large as the result; rhs stands for it where sizes agree."""
+    """Return both gradients for a cotangent as large as the result; it is taken from rhs."""
 
     def product(blocks: Array, rhs: Array) -> Any:
         matrix = BlockSparse.of_sorted(blocks, rows, columns, spec.sparse_shape)

@@ -111,8 +111,8 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
 
     Args:
       name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
-      dtype: what is multiplied.
-      precision: of float32.
+      dtype: the operands'.
+      precision: float32's.
 
     Raises:
       UnknownSuiteError: no suite of that name.
@@ -135,10 +135,10 @@ def _llm(dtype: str, precision: PrecisionName) -> Iterator[Case]:
 
 
 def _covering(rows: Sequence[int]) -> Iterator[tuple[str, int, int, int]]:
-    """Every weight with the next number of rows in turn; then the first half of them again, each one number back.
+    """Return every weight with the next number of rows in turn; then the first half again, each with the number before.
 
     All weights with all rows would be some 220 products. This way no weight and no number of rows is left out, none
-    comes much more often than another, and nobody has chosen.
+    comes much more often than another, and none was picked by hand.
     """
     for turn, (weight, k, n) in enumerate(WEIGHTS):
         yield weight, rows[turn % len(rows)], k, n
@@ -169,7 +169,7 @@ FEW_TOKENS, MANY_TOKENS = (16, 128, 256), (2048, 8192)
 
 
 def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Two MLPs in a row, two blocks of experts, and one gated product with its gradient; of floats, which have one."""
+    """Yield two MLPs in a row, two blocks of experts, and one gated product with its gradient, for floats."""
     if dtype not in ("bfloat16", "float32"):
         return
     model, k, n = _LLAMA
@@ -178,10 +178,10 @@ def _layers(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
             spec = LayersSpec(m=m, k=k, n=n, dtype=dtype, backward=backward)
             name = f"{model} 2 MLPs {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
-    model, k, n, experts, each = _EXPERTS
+    model, k, n, experts, rows_per_token = _EXPERTS
     for group, tokens in (("few tokens", FEW_TOKENS), ("many tokens", MANY_TOKENS)):
         for m, backward in itertools.product(tokens, (False, True)):
-            spec = LayersSpec(m=each * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
+            spec = LayersSpec(m=rows_per_token * m, k=k, n=n, dtype=dtype, backward=backward, experts=experts)
             name = f"{model} 2 blocks of experts {m}{' and gradients' if backward else ''}"
             yield Case(suite="layers", group=group, name=name, spec=spec)
     model, k, n = _LLAMA
@@ -215,9 +215,9 @@ _QUANTIZED_GATED = ("int4/128", "int8/128", "w8a8", "fp8")
 
 
 def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
-    """Rows in bfloat16 times weights of a few bits; their names begin with the format, and its block.
+    """Yield rows in bfloat16 times weights of a few bits, named by the format and its block.
 
-    Behind them the same rows, quantized in the call, and gated products.
+    After them come the same rows, quantized in the call, and gated products.
     """
     if dtype != "bfloat16":
         return
@@ -225,11 +225,11 @@ def _quantized(dtype: str, _precision: PrecisionName) -> Iterator[Case]:
         *((label, name, block, None) for label, name, block in _QUANTIZED_FORMATS),
         *((label, name, None, row_format) for label, row_format, name in _QUANTIZED_ROWS_FORMATS),
     ]
-    weights = [(*one, False) for one in WEIGHTS if one[0] in _QUANTIZED_WEIGHTS]
+    weights = [(*weight, False) for weight in WEIGHTS if weight[0] in _QUANTIZED_WEIGHTS]
     _, k, n = _LLAMA
     products = [*itertools.product(formats, _QUANTIZED_ROWS, weights)]
     products += itertools.product(
-        [one for one in formats if one[0] in _QUANTIZED_GATED], _QUANTIZED_ROWS, [("llama3-8b mlp", k, n, True)]
+        [row for row in formats if row[0] in _QUANTIZED_GATED], _QUANTIZED_ROWS, [("llama3-8b mlp", k, n, True)]
     )
     for (label, name, block, row_format), (group, rows), (weight, k, n, gated) in products:
         label = f"gated-{label}" if gated else label

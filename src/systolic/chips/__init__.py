@@ -1,6 +1,6 @@
 """The hardware: every TPU generation that systolic knows, each number with its source.
 
-Whatever is true of one generation alone is in its file here, and in no other file of the package.
+Facts of only one generation are in its file here, and in no other file of the package.
 """
 
 from systolic.chips.chip import (
@@ -29,7 +29,7 @@ CHIPS = {chip.name: chip for chip in (V4, V5E, V5P, V6E, V7X)}
 
 
 class ChipNameError(ValueError):
-    """A chip cannot be known by such a name, or another one has it."""
+    """The name is not valid for a chip, or another one has it."""
 
 
 def chip(name: str) -> Chip:
@@ -57,7 +57,7 @@ def chip_names() -> list[str]:
 
 
 def known_chip(name: str) -> Chip | None:
-    """Return the chip of that name, None where it is not known: saved results may be of any."""
+    """Return the chip of that name, or None: saved results may be of any."""
     try:
         return chip(name)
     except UnknownChipError:
@@ -65,17 +65,17 @@ def known_chip(name: str) -> Chip | None:
 
 
 def with_clock_state(name: str) -> str:
-    """A chip's name, which says a clock state unless it is the default one; then that stands beside it."""
+    """Return a chip's name, followed by its clock state even if that is the default one."""
     chip_record = known_chip(name)
     default = None if chip_record is None or "@" in name else chip_record.clock_state
     return name if default is None else f"{name} (clock state {default.name}, the default)"
 
 
 def register(chip: Chip) -> Chip:
-    """Makes a chip known by its name and aliases to this process, as those are that have a file here.
+    """Make a chip known by its name and aliases to this process, like the chips with a file here.
 
-    Functions that take a chip take the record too, registered or not. Worker processes get records; a name that a
-    function looks up for itself while it is traced in a worker is known there only of chips that have a file.
+    Functions that take a chip take the record too, registered or not. Worker processes get records; a function
+    that looks a name up while it is traced in a worker finds only chips that have a file.
 
     Returns:
       The chip.

@@ -20,9 +20,9 @@ class DotOperands:
     Attributes:
       floats: floating-point operands.
       integers: integers that a float may meet: they are converted to it.
-      integer_pairs: dtypes of which two alike are multiplied with an int32 sum.
-      converts: whether operands are converted before they meet, so that any two are taken, with a sum of either kind.
-      exact_partners: what a float32 may meet at `Precision.HIGHEST`.
+      integer_pairs: dtypes whose pairs are multiplied with an int32 sum.
+      converts: operands are converted first, so that any two are taken, with a sum of either kind.
+      exact_partners: partners of float32 at `Precision.HIGHEST`.
     """
 
     floats: frozenset[str]
@@ -32,7 +32,7 @@ class DotOperands:
     exact_partners: frozenset[str]
 
     def refusal(self, lhs: str, rhs: str, total: str, *, exact: bool) -> str | None:
-        """Why a dot of `lhs` and `rhs` with sums of `total` is refused; None if it is taken.
+        """Return why a dot of `lhs` and `rhs` with sums of `total` is refused; None if it is taken.
 
         Args:
           lhs: dtype of the left operand.
@@ -69,7 +69,7 @@ _SHORTS = frozenset({"int16", "uint16"})
 _UNSIGNED = frozenset({"uint8", "uint16", "uint32"})
 _ARITHMETIC = _BYTES | _FLOAT8
 
-# Vector operations by JAX's name, and the dtypes of operands of which every chip refuses them.
+# Vector operations by JAX's name, and the operand dtypes that every chip refuses.
 VECTOR_REFUSALS: Mapping[str, frozenset[str]] = {
     "add": _ARITHMETIC,
     "add_any": _ARITHMETIC,

@@ -44,7 +44,7 @@ class MachineModel:
     branch_delay_slots: int  # bundles after a branch that still run
     granule_bytes: int  # in which copies are counted
     hbm_address_bytes: int  # in which copies count addresses in HBM
-    hbm_pointer_bytes: int  # in which a program is handed addresses in HBM: those of its parameters and operands
+    hbm_pointer_bytes: int  # unit of addresses in HBM that a program is handed: its parameters' and operands'
     vmem_address_bytes: int  # and in VMEM
 
 
@@ -65,7 +65,7 @@ class SparseCoreModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
-    """Constants by which `cost.estimate` estimates how long a step of a kernel takes that was never simulated.
+    """Constants of `cost.estimate` for the time of a kernel's step that was never simulated.
 
     Cycles are cycles of one core. A *subtile* is the part of the output tile that is multiplied at a time; a register
     is a vector register of 1024 words of 32 bits; a bundle is one instruction word of straight code.
@@ -74,12 +74,12 @@ class StepEstimate:
     fill_cycles: float  # of a subtile: to load the first weights
     drain_cycles_per_row: float  # of a subtile: to get the last results out
     step_cycles: float  # scalar code of one step of the pipeline
-    weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind as many rows
+    weight_cycles: float  # to load one tile of weights into a matrix unit; hides behind the same number of rows
     weight_gap_cycles: float  # between one tile of weights and the next, which nothing hides
     bundles_per_cycle: float  # of straight code, for each cycle that a subtile's products keep the matrix units busy
     bundles_per_register: float  # and for each register of the subtile's output
     bundles_per_made_register: float  # and for each register of an operand that is computed from what is stored
-    highest_bundles: float  # code of six passes over float32, over that of six products
+    highest_bundles: float  # code of six passes over float32, relative to six products
     most_summed_rows: int | None  # above which the vector unit adds up parts along k; None: code never grows by that
     unsummed_bundles: float  # code of products with more rows, over that without
 
@@ -96,7 +96,7 @@ class CodeCosts:
     ring_step_cycles: float  # scalar code of a step of the grouped and quantized kernels
     stretch_cycles: float  # scalar code around one stretch of straight code of the block-sparse kernels
     sum_register_cycles: float  # to add a register of products to the sum in VMEM
-    chunk_register_cycles: float  # to add a register of a fill chunk's sum to that of the chunks before
+    chunk_register_cycles: float  # to add a register of a fill chunk's sum to the sum of the chunks before
     quantized_register_cycles: float  # to quantize a float32 register of rows
     bits_register_cycles: float  # to make 1024 weights of the bits of a float format
     push_bundles: float  # between two registers of weights pushed into the same matrix unit
@@ -114,7 +114,7 @@ class CloudOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOffered:
-    """Why the Cloud TPU API makes no machine with this chip, and where it is said how to get one."""
+    """Why the Cloud TPU API makes no machine with this chip, and where to read how to get one."""
 
     reason: str  # the main clause of a sentence that goes on with "that this command calls"
     instructions_url: str
@@ -124,7 +124,7 @@ class NotOffered:
 class ClockState:
     """A setting of the clock, which a program asks for by compiler flags. A chip has it as `v7x@p7`."""
 
-    name: str  # in lower case, as behind the @
+    name: str  # in lower case, as after the @
     clock_hz: float
     flags: Mapping[str, str]  # the default state needs none
     source: str
@@ -136,12 +136,12 @@ class Chip:
 
     A generation with several clock states is one chip a state: `v7x` runs in the default state, `v7x@p7` in another.
 
-    `sources` names for each field where the number is from; for the fields of `machine`, `sparse_core`, `links` and
+    `sources` has the source of each field's number; for the fields of `machine`, `sparse_core`, `links` and
     `code_costs` as `machine.NAME` and so on. Clock states name theirs, and compiler flags are the user's.
     """
 
-    name: str  # in lower case; behind an @, the clock state where it is not the default one
-    aliases: tuple[str, ...]  # other names of it, in lower case, also that of accelerator types
+    name: str  # in lower case; after an @, the clock state if not the default
+    aliases: tuple[str, ...]  # other names of it, in lower case, also of accelerator types
     title: str
     device_kind: str  # jax.Device.device_kind
     topology: str  # a topology of few devices that libtpu compiles for
@@ -192,12 +192,12 @@ class Chip:
 
     @property
     def given_flags(self) -> dict[str, str]:
-        """The compiler flags that a user gave: all but those of the clock state, which the chip's name tells."""
+        """The user's compiler flags: all except the clock state's, which the chip's name tells."""
         of_state = self.clock_state.flags if self.clock_state is not None else {}
         return {name: value for name, value in self.compiler_flags.items() if name not in of_state}
 
     def in_clock_state(self, name: str) -> Chip:
-        """The chip in another clock state: clock and compiler flags change.
+        """Return the chip in another clock state: clock and compiler flags change.
 
         Bytes a second of HBM stay, so that bytes a cycle change. Latencies stay as they are in cycles: no published
         time says which part of them belongs to HBM's own clock.
@@ -232,11 +232,10 @@ class Chip:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
-        """Operand dtypes that a dot takes on this chip."""
         return (*self.peak_ops_per_s_per_chip, *self.emulated_dtypes)
 
     def peak_ops_per_s(self, dtype: str) -> float:
-        """Peak operations a second of one **device** for operands of `dtype`, at the rate at which they are computed.
+        """Return peak operations a second of one **device** for operands of `dtype`, as they are computed.
 
         float32 has the rate of bfloat16: at default precision an f32 dot is one bfloat16 pass.
 

@@ -1,7 +1,7 @@
 """Constants of a chip's model that were fitted to measured times: kept in a file, checked, and put in place.
 
 A file holds what `systolic calibrate --out` writes, one JSON object: `chip`, `constants` (name → number), `fitted_on`
-and `checked_on` (the programs of either half), and where they are from.
+and `checked_on` (the programs of either half), and their source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINKS_OF_CHIP = (
     "signal_chip_bit",
     "copy_remote_bit",
     "route_entries",
-)  # likewise
+)  # the same for links
 
 
 class ConstantsError(WrongCallError, ValueError):
@@ -39,7 +39,7 @@ class ConstantsError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """Constants that were fitted for one chip, and the programs that were in view then, by name."""
+    """Constants that were fitted for one chip, and the names of the programs that were in view."""
 
     chip: str
     constants: Mapping[str, float]
@@ -49,14 +49,14 @@ class FittedConstants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Between what a constant is looked for, both ends included."""
+    """The range of a constant, both ends included."""
 
     least: float
     most: float
 
 
 def fittable(chip: Chip) -> dict[str, Bounds]:
-    """The constants of `chip.machine` that published times say something about, and what each can be.
+    """Return the constants of `chip.machine` that published times can determine, and their bounds.
 
     No copy engine beats the published bandwidth. The other bounds are generous: several times what any chip shows.
     """
@@ -73,12 +73,12 @@ def fittable(chip: Chip) -> dict[str, Bounds]:
 
 
 def is_cycles(name: str) -> bool:
-    """Says whether the constant counts whole cycles; some are fractions of one."""
+    """True if the constant counts whole cycles; some are fractions of one."""
     return next(field.type for field in fields(MachineModel) if field.name == name) == "int"
 
 
 def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
-    """The chip with these constants in place of its own, and their source beside them.
+    """Return the chip with these constants in place of its own, and their source in its table.
 
     Raises:
       ConstantsError: they are another chip's, a name that cannot be fitted, or a value that no hardware has: a rate
@@ -100,7 +100,7 @@ _SPARSE_COUNTS = ("cores_per_device", "tiles_per_core")
 
 
 def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
-    """Checks that a program that was prepared for one machine model can run on another.
+    """Check that a program that was prepared for one machine model can run on another.
 
     Raises:
       ConstantsError: a constant that the program was read and compiled for has another value, there is no rate for a
@@ -109,11 +109,11 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
     if not isinstance(machine, MachineModel):
         raise ConstantsError(f"machine={shown(machine)} is no `MachineModel`, such as `systolic.chip('v5e').machine`")
     for name in _OF_THE_PROGRAM:
-        mine, its = getattr(prepared_for, name), getattr(machine, name)
-        if mine != its:
+        prepared_value, machine_value = getattr(prepared_for, name), getattr(machine, name)
+        if prepared_value != machine_value:
             raise ConstantsError(
-                f"{name}={shown(its)}: this program was compiled for {name}={mine}, which cannot change; prepare it "
-                "for a chip with another"
+                f"{name}={shown(machine_value)}: this program was compiled for {name}={prepared_value}, which cannot "
+                "change; prepare it for a chip with another"
             )
     if missing := prepared_for.mxu_rows_per_cycle.keys() - machine.mxu_rows_per_cycle.keys():
         raise ConstantsError(f"mxu_rows_per_cycle has no rate for operands of {', '.join(sorted(missing))}")
@@ -124,7 +124,7 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
 
 
 def check_sparse_core(model: SparseCoreModel | None, prepared_for: SparseCoreModel | None) -> None:
-    """Checks that constants of SparseCores are those of a chip that has as many cores and tiles.
+    """Check constants of SparseCores against a chip with the same numbers of cores and tiles.
 
     Raises:
       ConstantsError: it has none, or others, or a value is one that no hardware has.
@@ -135,7 +135,7 @@ def check_sparse_core(model: SparseCoreModel | None, prepared_for: SparseCoreMod
 
 
 def check_links(links: Links | None, prepared_for: Links | None) -> None:
-    """Checks that constants of links are those of a chip whose programs name other chips in the same way.
+    """Check constants of links against a chip whose programs name other chips in the same way.
 
     Raises:
       ConstantsError: it has none, or others, or a value is one that no hardware has.
@@ -179,7 +179,7 @@ def _checked(name: str, value: Any, source: str) -> float:
 
 
 def load_constants(path: Path) -> FittedConstants:
-    """Reads a file of constants. Whether they suit a chip is `with_constants`' to say.
+    """Read a file of constants. `with_constants` checks whether they suit a chip.
 
     Raises:
       ConstantsError: no such file, no JSON, or not of this form.

@@ -1,4 +1,4 @@
-"""Compiler flags that a user gives for a program, put into the chip that it is compiled for."""
+"""Compiler flags that a user gives for a program, added to the chip that it is compiled for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FlagValue = str | int | float | bool
 
 
 class FlagError(WrongCallError, ValueError):
-    """A compiler flag that is none, or that this package sets itself."""
+    """An invalid compiler flag, or one that this package sets itself."""
 
 
 def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
     """Return the flags as the compiler takes them: text, with True as `true` and 65536.0 as `65536`.
 
-    Whether it knows them the compiler says itself; how it spells a truth value `compiler/driver.py` finds out.
+    The compiler itself checks names; `compiler/driver.py` finds how it spells a truth value.
 
     Raises:
       FlagError: a name or a value that no flag has, or a flag that says where listings go.
@@ -48,7 +48,7 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
 
 
 def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
-    """The chip with these compiler flags for every program, besides those of its clock state.
+    """Return the chip with these compiler flags for every program, in addition to its clock state's.
 
     The limit of scoped VMEM is a field of a chip too, and changes with its flag.
 
@@ -76,10 +76,10 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
 
 
 def with_slice_flags(chip: Chip) -> Chip:
-    """The chip with the compiler flags that programs for slices of it need; those that it has already hold."""
+    """Return the chip with the compiler flags that programs for its slices need; its own take precedence."""
     return replace(chip, compiler_flags={**chip.slice_flags, **chip.compiler_flags})
 
 
 def flags_text(flags: Mapping[str, str]) -> str:
-    """The flags in one line, as a command takes them; "" where there are none."""
+    """Return the flags in one line, as a command takes them; "" if there are none."""
     return " ".join(f"{name}={value}" for name, value in flags.items())

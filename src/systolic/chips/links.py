@@ -1,4 +1,4 @@
-"""The links between chips: how fast one is, how long a hop takes, and which axes of a slice close to a ring."""
+"""The links between chips: bandwidth, latency of a hop, and the axes of a slice that close to a ring."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Links:
     bytes_per_s: float  # that a copy reaches over one link in one direction
     hop_s: float  # from a chip to its neighbour, for a copy's first byte and for a signal
     wrap_extent: int  # an axis of so many chips, or of a multiple, has a link from its last chip to its first
-    wraps_alone: bool  # each axis by itself; else either all axes of a slice are such multiples, or none wraps
+    wraps_alone: bool  # each axis alone; else either all axes of a slice are such multiples, or none wraps
     signal_chip_bit: int  # in the address of a signal, the chip's number is from this bit on
     copy_remote_bit: int  # in a copy's operand, this bit says that it goes to another chip
     # Of a chip's table of routes: in a slice of more chips, programs name a chip by an entry of the sender's table, in
@@ -26,6 +26,6 @@ class Links:
     die_hop_s: float | None = None  # and how long that way takes
 
     def wrap(self, extents: tuple[int, ...]) -> tuple[bool, ...]:
-        """Says of each axis of a slice whether it closes to a ring."""
+        """Return for each axis of a slice whether it closes to a ring."""
         closed = tuple(extent % self.wrap_extent == 0 for extent in extents)
         return closed if self.wraps_alone else (all(closed),) * len(extents)

@@ -16,7 +16,7 @@ _LIBTPU_AXES = 3
 
 
 class SliceError(WrongCallError, ValueError):
-    """No slice of such a shape, or no such device in it; the message says what there is instead."""
+    """No slice of such a shape, or no such device in it; the message names the possible ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class SliceDevice:
 
     Attributes:
       id: `jax.Device.id`.
-      chip: number of its chip.
-      coords: of the chip, along each axis of the slice.
-      core: which of its chip's devices it is.
+      chip: its chip's number.
+      coords: the chip's, along each axis of the slice.
+      core: its index among its chip's devices.
     """
 
     id: int
@@ -64,7 +64,7 @@ class SliceShape:
 
     @staticmethod
     def parse(chip: Chip, text: str) -> SliceShape:
-        """Reads a shape such as "2x4" or "2x2x1".
+        """Read a shape such as "2x4" or "2x2x1".
 
         Raises:
           SliceError: it is no such text, has other dimensions than slices of this chip have, or the chip has no links.
@@ -75,12 +75,12 @@ class SliceShape:
 
     @property
     def name(self) -> str:
-        """The shape as `parse` reads it."""
+        """The shape as text, for `parse`."""
         return "x".join(map(str, self.extents))
 
     @property
     def topology(self) -> str:
-        """The name by which libtpu knows the slice."""
+        """libtpu's name of the slice."""
         return f"{self.chip.topology.partition(':')[0]}:{self.name}"
 
     @property
@@ -96,7 +96,7 @@ class SliceShape:
 
     @property
     def wrap(self) -> tuple[bool, ...]:
-        """Says of each axis whether a link goes from its last chip to its first."""
+        """Whether a link goes from the last chip of each axis to its first."""
         return self.links.wrap(self.extents)
 
     @property
@@ -125,11 +125,6 @@ class SliceShape:
         return tuple(map(self.device, range(self.chips * self.devices_per_chip)))
 
     def device(self, number: int) -> SliceDevice:
-        """The device with that id.
-
-        Raises:
-          SliceError: the slice has none.
-        """
         cores = self.devices_per_chip
         count = self.chips * cores
         if not 0 <= number < count:
@@ -145,7 +140,6 @@ class SliceShape:
         return tuple(result)
 
     def chip_at(self, coords: tuple[int, ...]) -> int:
-        """The number of the chip at a place."""
         number = 0
         for extent, at in zip(reversed(self.extents), reversed(coords), strict=True):
             number = number * extent + at

@@ -1,4 +1,4 @@
-"""Values that stand beside their sources in a chip's file, and their way into the record and its table of sources."""
+"""Values with their sources in a chip's file, and their way into the record and its table of sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.chips.chip import Chip
 
 _T = TypeVar("_T")
 
-# Records of a chip of which each field has a source.
+# Records of a chip whose fields each have a source.
 _PARTS = ("sparse_core", "code_costs", "links", "machine")
 
 
@@ -28,7 +28,7 @@ def sourced(value: _T, source: str) -> _T:
 def with_sources(chip: Chip) -> Chip:
     """Return the chip with plain values, and with their sources in its table.
 
-    A chip that was made of another one by `dataclasses.replace` keeps the sources of the values that it keeps.
+    A chip made from another by `dataclasses.replace` keeps the sources of unchanged values.
     """
     chip, sources = _taken_apart(chip)
     table = {**chip.sources, **sources}

@@ -1,4 +1,4 @@
-"""Sources that several chips name, and what all chips have alike."""
+"""Sources that several chips name, and values common to all chips."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ONE_DEVICE = "a chip is one device"
 
 
 def compiler(topology: str) -> str:
-    """Return the source of what the compiler says of itself when it compiles for a topology."""
+    """Return the source of a value that the compiler reports for a topology."""
     return f"libtpu 0.0.42.1: {topology} compiles as this device kind; VMEM limits as its refusals name them"
 
 

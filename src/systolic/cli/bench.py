@@ -1,4 +1,4 @@
-"""`systolic bench`: suites of products by `systolic.matmul` and by XLA, beside the limits of the chip."""
+"""`systolic bench`: race suites of products by `systolic.matmul` against XLA and against the limits of the chip."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def bench(
 
     Every time is `simulated`: both programs compiled by the same compiler in the same run and executed on the chip's
     model. square: 512³ to 16384³. llm: weights of Llama 3, DeepSeek-V3 and Gemma 2, prefill and decode. fused: what
-    happens around a product. edges: sizes that no tile divides, beside the next that tiles do. layers: two MLPs of
+    happens around a product. edges: sizes that no tile divides, and the next that tiles do. layers: two MLPs of
     Llama 3 in a row, two blocks of Qwen3's experts, and a gated product, with and without gradients. moe: layers of
-    experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also beside public
-    kernels. quantized: weights of eight and four bits, beside rows of bfloat16 and rows quantized in the call. sparse:
-    blocks at random, in a band or by a power law, masks, gradients, also beside the kernel of JAX's documentation.
+    experts of six models, forward, both gradients and gated, with even and uneven sizes of groups, also against public
+    kernels. quantized: weights of eight and four bits, with rows of bfloat16 and rows quantized in the call. sparse:
+    blocks at random, in a band or by a power law, masks, gradients, also against the kernel of JAX's documentation.
     sharded: MLPs of Llama 3 and products alone over a slice, ours on a mesh with explicit axes, and how much
     communication is exposed. Operands are shapes, for no time depends on what they hold, but for sizes of groups and
     places of blocks, which are fixed. Exit code 1: a product has no time; with --strict also a missed bar.
@@ -130,24 +130,30 @@ def bench(
 
     check_target(json_file)
     check_drawing_target(plot_file)
-    found, stopped, asked = versions(), False, 0
+    package_versions, stopped, race_count = versions(), False, 0
     if saved_file is not None:
-        found_rows, found = _saved(saved_file)
+        found_rows, package_versions = _saved(saved_file)
     else:
         if suites is not None and spec is not None:
             raise click.UsageError("give either --suite or --spec")
         cases = cases_of(suites or ("square",), dtype, precision, only, rows) if spec is None else [_case(spec)]
         cases = _sliced(cases, chips, topology, mesh)
         found_rows, stopped = _raced(cases, chips, workers, quiet, against=against, xla_default_flags=xla_default_flags)
-        asked = len(cases) * len(chips)
+        race_count = len(cases) * len(chips)
     result = summary(found_rows)
     records = (row.record() for row in found_rows)
-    give(json_file, "bench", records, dataclasses.asdict(result), lambda: show(found_rows, result, found, bars=strict))
+    give(
+        json_file,
+        "bench",
+        records,
+        dataclasses.asdict(result),
+        lambda: show(found_rows, result, package_versions, bars=strict),
+    )
     if plot_file is not None:
         note(_plot(found_rows, plot_file), quiet=quiet)
     if stopped:
         note(
-            f"stopped: {len(found_rows)} of {asked} rows are finished; the same command compiles only the others",
+            f"stopped: {len(found_rows)} of {race_count} rows are finished; the same command compiles only the others",
             quiet=False,
         )
         return STOPPED
@@ -159,13 +165,13 @@ def _plot(rows: Sequence[BenchRow], target: Path) -> str:
     from systolic.report import save_png, times_plot
     from systolic.report.race_pictures import PICTURES, picture
 
-    found = picture(rows)
-    if found is None:
+    chart = picture(rows)
+    if chart is None:
         return f"no plot: no row of suite {', '.join(PICTURES)} has a time"
     with writing(target):
-        drawn = times_plot(found.points, title=found.title, x_title=found.x_title, provenance="simulated")
+        drawn = times_plot(chart.points, title=chart.title, x_title=chart.x_title, provenance="simulated")
         save_png(drawn, target)
-    return f"wrote {target}: {found.title}"
+    return f"wrote {target}: {chart.title}"
 
 
 def _case(spec: Spec) -> Case:
@@ -174,7 +180,7 @@ def _case(spec: Spec) -> Case:
 
 
 def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh: str) -> list[Case]:
-    """The cases on the slice that is asked for.
+    """Return the cases on the requested slice.
 
     Raises:
       click.UsageError: the suite needs one, or the mesh has none.
@@ -192,7 +198,7 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 def _raced(
     cases: Sequence[Case], chips: Sequence[Chip], workers: Workers, quiet: bool, **options: Any
 ) -> tuple[list[BenchRow], bool]:
-    """The rows, and whether Ctrl-C came before the last.
+    """Return the rows, and whether Ctrl-C came before the last.
 
     Raises:
       KeyboardInterrupt: it came before the first.
@@ -210,12 +216,14 @@ def _saved(path: Path) -> tuple[list[BenchRow], dict[str, str | None]]:
     """Read the rows of a saved run, and its versions."""
     from systolic.bench.rows import read_rows
 
-    wanted = "the result of `systolic bench --json FILE`"
-    document = read_document(path, wanted)
+    expected_file = "the result of `systolic bench --json FILE`"
+    document = read_document(path, expected_file)
     if document.get("command") != "bench":
-        raise wrong_kind(path, document, wanted)
+        raise wrong_kind(path, document, expected_file)
     try:
         rows = read_rows(document.get("rows"))
         return list(rows), structured(document.get("versions"), dict[str, str | None])
     except UntrustedError as error:
-        raise WrongFileError(f"{path} is damaged, or of another version: {error}; this takes {wanted}") from error
+        raise WrongFileError(
+            f"{path} is damaged, or of another version: {error}; this takes {expected_file}"
+        ) from error

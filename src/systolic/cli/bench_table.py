@@ -57,7 +57,7 @@ _LEGEND = (
 def show(
     rows: Sequence[BenchRow], summary: BenchSummary, versions: Mapping[str, str | None], *, bars: bool = False
 ) -> None:
-    """Print a run; `bars` are those that the project sets itself, and say nothing to its users."""
+    """Print a run; `bars` are the ones that the project sets itself; they say nothing to its users."""
     out = console()
     chips = list(dict.fromkeys(row.case.chip for row in rows))
     what = ", ".join(dict.fromkeys(_dtype(row) for row in rows))
@@ -121,7 +121,6 @@ def _standing(standing: Standing) -> str:
 
 
 def missed_line(bar: Cleared) -> str:
-    """Return a bar that does not hold, in one line."""
     where = f" at {bar.case}" if bar.case else ""
     name = bar.group if bar.group == bar.suite else f"{bar.suite} {bar.group}"
     rows = f" ({bar.missed} of {bar.rows} rows)" if bar.case else ""

@@ -65,7 +65,7 @@ def calibrate(
 ) -> int:
     """Fit constants of a chip's model to half of the published programs in CSV, and check them on the other half.
 
-    The form of CSV is that of `systolic validate`. Programs are sorted by their published times; one is fitted to and
+    CSV has the columns of `systolic validate`. Programs are sorted by their published times; one is fitted to and
     the next is checked, in turn. At least four programs are needed. A constant's bracket is as far as it can move alone
     while the fit stays within 15 % of the best: a wide one means that these rows do not determine it.
 
@@ -77,7 +77,7 @@ def calibrate(
     check_target(json_file)
     check_target(out_file)
     if len(chips) != 1:
-        raise click.UsageError(f"--chip {','.join(known.name for known in chips)}: constants are fitted for one chip")
+        raise click.UsageError(f"--chip {','.join(chip.name for chip in chips)}: constants are fitted for one chip")
     chip = chips[0]
     chosen = _constants(names, chip)
     published = rows_of((csv_file,), chips)
@@ -102,11 +102,11 @@ def calibrate(
         )
         bar.planned(rounds)
         started = time.perf_counter()
-        found = fit(found_samples, chip, chosen, done=bar.done)
+        calibration = fit(found_samples, chip, chosen, done=bar.done)
         fit_s = time.perf_counter() - started
-        after, _ = predicted_us(ready, found.chip)
+        after, _ = predicted_us(ready, calibration.chip)
     rows_after = compared_rows(published, programs, after, dispatch_us=dispatch_us)
-    halves = [_half(row, found) for row in rows_after]
+    halves = [_half(row, calibration) for row in rows_after]
     statistics = {half: _statistics(half, halves, rows_before, rows_after) for half in _HALVES}
     records = (
         {**asdict(row), "half": half, "predicted_before_us": old.predicted_us, "error_before": old.error}
@@ -114,22 +114,22 @@ def calibrate(
     )
 
     def show() -> None:
-        show_fit(found, statistics, dispatch_us, fit_s)
+        show_fit(calibration, statistics, dispatch_us, fit_s)
         show_rows(rows_before, rows_after, halves)
 
-    give(json_file, "calibrate", records, _summary(found, statistics, fit_s), show)
+    give(json_file, "calibrate", records, _summary(calibration, statistics, fit_s), show)
     if out_file is not None:
-        _write_constants(out_file, found, csv_file, dispatch_us)
+        _write_constants(out_file, calibration, csv_file, dispatch_us)
         note(f"constants {out_file}", quiet=quiet)
     return 0
 
 
 def _constants(names: str, chip: Chip) -> tuple[str, ...]:
     chosen = tuple(dict.fromkeys(name.strip() for name in names.split(",")))
-    known = fittable(chip)
+    fittable_names = fittable(chip)
     for name in chosen:
-        if name not in known:
-            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(known)}")
+        if name not in fittable_names:
+            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(fittable_names)}")
     return chosen
 
 
@@ -142,10 +142,10 @@ def _half(row: ComparedRow, found: Calibration) -> str | None:
 def _statistics(
     half: str, halves: Sequence[str | None], before: Sequence[ComparedRow], after: Sequence[ComparedRow]
 ) -> tuple[ErrorStatistics, ErrorStatistics]:
-    """The errors of one half, with the shipped and with the fitted constants."""
+    """Return the errors of one half, with the shipped and with the fitted constants."""
 
     def of(rows: Sequence[ComparedRow]) -> ErrorStatistics:
-        return error_statistics([row for row, its in zip(rows, halves, strict=True) if its == half])
+        return error_statistics([row for row, row_half in zip(rows, halves, strict=True) if row_half == half])
 
     return of(before), of(after)
 
@@ -155,7 +155,9 @@ def _summary(
 ) -> dict[str, Any]:
     return {
         "chip": found.chip.name,
-        "constants": {one.name: {**asdict(one), "determined": one.determined} for one in found.constants},
+        "constants": {
+            constant.name: {**asdict(constant), "determined": constant.determined} for constant in found.constants
+        },
         "objective": "mean over programs of |log(predicted / device time)|",
         "objective_before": found.objective_before,
         "objective_after": found.objective_after,
@@ -172,8 +174,8 @@ def _summary(
 def _write_constants(target: Path, found: Calibration, csv_file: Path, dispatch_us: float) -> None:
     document = {
         "chip": found.chip.name,
-        "constants": {one.name: one.fitted for one in found.constants},
-        "brackets": {one.name: [one.low, one.high] for one in found.constants},
+        "constants": {constant.name: constant.fitted for constant in found.constants},
+        "brackets": {constant.name: [constant.low, constant.high] for constant in found.constants},
         "fitted_on": found.fitted_on,
         "checked_on": found.checked_on,
         "published": csv_file.name,

@@ -19,7 +19,7 @@ def show_fit(
     dispatch_us: float,
     fit_s: float,
 ) -> None:
-    """The verdict, the constants and their brackets, and both halves' errors before and after."""
+    """Print the verdict, the constants and their brackets, and both halves' errors before and after."""
     out = console()
     heading(out, [found.chip.name], f"predicted {SIMULATED}")
     out.print(_verdict(found, statistics))
@@ -58,7 +58,7 @@ def _value(name: str, value: float) -> str:
 
 
 def show_rows(before: Sequence[ComparedRow], after: Sequence[ComparedRow], halves: Sequence[str | None]) -> None:
-    """Every row with the half that its program was in, and its error with the shipped and the fitted constants."""
+    """Print every row with its program's half, and its error with the shipped and the fitted constants."""
     out = console()
     out.print("")
     show_table(out, _ROWS, list(zip(after, before, halves, strict=True)))

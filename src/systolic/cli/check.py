@@ -56,7 +56,7 @@ def check(
     """Say what is wrong with a function's Pallas kernels: rules, the compiler's verdict, and a run on the CPU.
 
     FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It runs in TPU interpret mode,
-    on smaller arguments where these are large, with race detection, NaN in memory that nobody wrote and several orders
+    on smaller arguments where these are large, with race detection, NaN in memory never written and several orders
     of copies. Without the TPU compiler the rules and the run have the word. Exit code 1: there is a finding of grade
     error.
 

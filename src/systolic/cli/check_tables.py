@@ -31,7 +31,7 @@ _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
 
 def show_check(out: Console, report: CheckReport) -> None:
-    """Prints a verdict, what each kernel moves and takes, the compiler's and the run's word, and the findings."""
+    """Print a verdict, each kernel's traffic and memory, the results of the compiler and the run, and the findings."""
     how = "rules on the traced program, the TPU compiler's verdict, a run in TPU interpret mode on the CPU"
     heading(out, report.chips, how, made_with=report.versions, flags=report.flags)
     out.print(f"[bold]{escape(report.function)}[/]({escape(', '.join(report.arguments))}): {_verdict(report)}")
@@ -42,9 +42,9 @@ def show_check(out: Console, report: CheckReport) -> None:
     for line in _verdicts(report):
         out.print(line, markup=False)
     out.print(_run(report), markup=False)
-    for found in report.findings:
+    for finding in report.findings:
         out.print("")
-        _show_finding(out, found)
+        _show_finding(out, finding)
 
 
 def _verdict(report: CheckReport) -> str:
@@ -54,7 +54,7 @@ def _verdict(report: CheckReport) -> str:
 
 
 def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:
-    """The kernels of the first chip, and of others where they are cut otherwise."""
+    """Return the kernels of the first chip, and those of other chips whose blocks differ."""
     seen: dict[tuple[object, ...], KernelUse] = {}
     for kernel in kernels:
         seen.setdefault((kernel.name, kernel.where, kernel.grid, kernel.operands), kernel)

@@ -104,7 +104,7 @@ def _show(chosen: Sequence[Chip], *, with_sources: bool) -> None:
 
 
 def _states(chip: Chip) -> str:
-    """The default state first; a chip in another is named with it."""
+    """Return the chip's clock states, the default first; a chip in another state is named with it."""
     return ", ".join(f"{state.name} {state.clock_hz / 1e9:.2f}" for state in chip.clock_states)
 
 

@@ -51,11 +51,11 @@ class Commands(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Lists them by task."""
+        """List the commands by task."""
         return [name for commands in TASKS.values() for name in commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports one; None: there is none of this name."""
+        """Import a command; return None if there is none of this name."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module = _MODULES.get(cmd_name, cmd_name)
@@ -63,7 +63,7 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes a table for each task, with sentences that are not cut."""
+        """Write a table for each task, with sentences that are not cut."""
         widest = max(map(len, self.list_commands(ctx)))
         for task, commands in TASKS.items():
             with formatter.section(task):

@@ -71,21 +71,23 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
             f"{_chips(first)} and {_chips(second)}"
         )
     limit = None if fail_above is None else fail_above / 100
-    slower = [each for each in comparisons if limit is not None and not each.slower <= limit]
+    slower = [comparison for comparison in comparisons if limit is not None and not comparison.slower <= limit]
     failed = bool(slower) or (limit is not None and bool(lost))
     summary = {
         "provenance": "simulated",
         "fail_above_percent": fail_above,
         "failed": failed,
-        "slower_percent": {f"{each.chip} {each.after}": each.slower * 100 for each in comparisons},
-        "without_time": [f"{each.chip} {each.function}: {each.reason}" for each in lost],
+        "slower_percent": {
+            f"{comparison.chip} {comparison.after}": comparison.slower * 100 for comparison in comparisons
+        },
+        "without_time": [f"{answer.chip} {answer.function}: {answer.reason}" for answer in lost],
         "not_compared": unmatched,
     }
 
     def show() -> None:
         _show(comparisons, lost, unmatched)
         if slower:
-            names = ", ".join(f"{escape(each.chip)} by {each.slower:.1%}" for each in slower)
+            names = ", ".join(f"{escape(comparison.chip)} by {comparison.slower:.1%}" for comparison in slower)
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
 
     give(json_file, "compare", map(_record, comparisons), summary, show)
@@ -97,7 +99,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
 def _matched(
     first: list[SavedAnswer], second: list[SavedAnswer]
 ) -> tuple[list[tuple[SavedAnswer, SavedAnswer]], list[str]]:
-    """Answers of the same chip and function; and of the same chip alone, where either has one function left."""
+    """Pair answers of the same chip and function, or of the chip alone if either file has one function left on it."""
     pairs, alone, left = [], [], list(second)
     for mine in first:
         same = next((other for other in left if (other.chip, other.function) == (mine.chip, mine.function)), None)
@@ -108,12 +110,12 @@ def _matched(
             left.remove(same)
     for mine in list(alone):
         others = [other for other in left if other.chip == mine.chip]
-        if len(others) == 1 and sum(each.chip == mine.chip for each in alone) == 1:
+        if len(others) == 1 and sum(answer.chip == mine.chip for answer in alone) == 1:
             pairs.append((mine, others[0]))
             alone.remove(mine)
             left.remove(others[0])
-    unmatched = [f"{each.chip} {each.function} is only in the first file".replace("  ", " ") for each in alone]
-    unmatched += [f"{each.chip} {each.function} is only in the second file".replace("  ", " ") for each in left]
+    unmatched = [f"{answer.chip} {answer.function} is only in the first file".replace("  ", " ") for answer in alone]
+    unmatched += [f"{answer.chip} {answer.function} is only in the second file".replace("  ", " ") for answer in left]
     return pairs, unmatched
 
 
@@ -121,7 +123,7 @@ def _compared(mine: SavedAnswer, other: SavedAnswer) -> Comparison:
     before, after = mine.found, other.found
     if isinstance(before, Explanation) and isinstance(after, Explanation):
         return compare_explanations(before, after)
-    runs = [found.slice_run or found.run if isinstance(found, Explanation) else found for found in (before, after)]
+    runs = [answer.slice_run or answer.run if isinstance(answer, Explanation) else answer for answer in (before, after)]
     assert runs[0] is not None
     assert runs[1] is not None
     return compare_runs(runs[0], runs[1], names=(mine.function, other.function))

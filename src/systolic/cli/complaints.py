@@ -1,4 +1,4 @@
-"""What is said on standard error, and what to do when nobody takes standard output any more."""
+"""Write messages to standard error, and handle a standard output that can no longer be written."""
 
 from __future__ import annotations
 
@@ -15,25 +15,23 @@ _LOST = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 
 
 def shown_text(text: str) -> str:
-    """Lines and tabs as they are; what else a terminal would obey is escaped."""
+    """Escape everything that a terminal would obey, except newlines and tabs."""
     return printable(text, keep="\n\t")
 
 
 def complain(text: str) -> None:
-    """What is wrong, on standard error."""
     click.echo(shown_text(text), err=True)
 
 
 def note(text: str, *, quiet: bool) -> None:
-    """One line on standard error."""
     if not quiet:
         complain(text)
 
 
 def lost_output(error: OSError) -> bool:
-    """Whether an error is that nobody takes standard output any more; says so, unless its reader has just left.
+    """True if standard output can no longer be written; print a message unless its reader has just left.
 
-    What is still to be written is then thrown away: Python would fail on it once more as it ends.
+    Output that is still buffered is then thrown away: Python would fail on it once more at exit.
     """
     if error.filename is not None or error.errno not in _LOST:
         return False

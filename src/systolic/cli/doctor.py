@@ -44,10 +44,10 @@ def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # TPUs are counted, and not used
     if compiles:
         note("compiling and running a small product", quiet=quiet)
-    found = installation(compiles=compiles)
-    summary = {"ok": found.ok, "installation": cattrs.unstructure(found)}
-    give(json_file, "doctor", map(cattrs.unstructure, found.parts), summary, lambda: _show(found))
-    return 0 if found.ok else 1
+    report = installation(compiles=compiles)
+    summary = {"ok": report.ok, "installation": cattrs.unstructure(report)}
+    give(json_file, "doctor", map(cattrs.unstructure, report.parts), summary, lambda: _show(report))
+    return 0 if report.ok else 1
 
 
 def _show(found: Installation) -> None:

@@ -80,7 +80,7 @@ def explain(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     failed: dict[str, str] = {}
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         for chip in chips:
@@ -97,7 +97,7 @@ def explain(
                 xla_default_flags=xla_default_flags,
             )
             try:
-                found.append(explain_with_pool(pool, request, progress=bar))
+                explanations.append(explain_with_pool(pool, request, progress=bar))
             except NamedFunctionError:  # the call was wrong
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
@@ -106,17 +106,19 @@ def explain(
     if page is not None:
         from systolic.report import explanation_page
 
-        for each in found:
-            target = page.with_stem(f"{page.stem}_{each.chip}") if len(chips) > 1 else page
-            write_text(target, explanation_page(each))
+        for explanation in explanations:
+            target = page.with_stem(f"{page.stem}_{explanation.chip}") if len(chips) > 1 else page
+            write_text(target, explanation_page(explanation))
             note(f"page {target}", quiet=quiet)
 
     def show() -> None:
         out = console()
-        for each in found:
-            show_explanation(out, each, details=details)
+        for explanation in explanations:
+            show_explanation(out, explanation, details=details)
         for name, reason in failed.items():
             out.print(f"{name} {function}: {reason}", markup=False)
 
-    give(json_file, "explain", map(cattrs.unstructure, found), {"provenance": "simulated", "failed": failed}, show)
+    give(
+        json_file, "explain", map(cattrs.unstructure, explanations), {"provenance": "simulated", "failed": failed}, show
+    )
     return 1 if failed else 0

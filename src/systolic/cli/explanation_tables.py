@@ -34,15 +34,15 @@ _FEW_LINES = 4
 
 
 def show_explanation(out: Console, explanation: Explanation, *, details: bool) -> None:
-    """Prints the verdict, the figures, the findings, the timeline and lines; with `details` the tables behind them."""
+    """Print the verdict, the figures, the findings, the timeline and lines; with `details` all tables."""
     _heading(out, explanation)
     show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
     programs = programs_table(explanation)
     show_section(out, "programs", programs if details else programs.shortened(_FEW_PROGRAMS))
-    if (whole := explanation.slice_run) is not None:
+    if (slice_run := explanation.slice_run) is not None:
         show_section(out, "limits of one device", ceilings_table(explanation))
-        out.print(f"\n{WAYS[whole.way]}", markup=False)
-        show_slice_tables(out, whole)
+        out.print(f"\n{WAYS[slice_run.way]}", markup=False)
+        show_slice_tables(out, slice_run)
     _timeline(out, explanation)
     title = f"time by line of the source: {HOW_SHARED}"
     lines = line_times_table(explanation)
@@ -60,10 +60,11 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
 
 
 def _heading(out: Console, explanation: Explanation) -> None:
-    """What was compiled, the verdict, the figures, and what the time goes into."""
     versions = ", ".join(f"{name} {version}" for name, version in explanation.versions.items() if version)
-    whole = explanation.slice_run
-    name = with_clock_state(explanation.chip) + (f" {whole.topology}, {whole.devices} devices" if whole else "")
+    slice_run = explanation.slice_run
+    name = with_clock_state(explanation.chip) + (
+        f" {slice_run.topology}, {slice_run.devices} devices" if slice_run else ""
+    )
     chip = f"[bold]{name}[/] {escape(explanation.chip_title)}"
     flags = f" · compiled with {escape(flags_text(explanation.flags))}" if explanation.flags else ""
     out.print(f"{chip}{flags} · {escape(versions)}")
@@ -72,13 +73,14 @@ def _heading(out: Console, explanation: Explanation) -> None:
     out.print("times are simulated: compiled by the real compiler, executed on the chip's model\n")
     out.print(f"[bold]{escape(explanation.verdict)}[/]\n")
     out.print(
-        "; ".join(f"{each.title} {each.value} {each.unit} ({escape(each.beside)})" for each in figures(explanation))
+        "; ".join(
+            f"{figure.title} {figure.value} {figure.unit} ({escape(figure.beside)})" for figure in figures(explanation)
+        )
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation.run)))
 
 
 def _details(out: Console, explanation: Explanation) -> None:
-    """The tables behind the findings."""
     run = explanation.run
     if explanation.vmem is not None:
         limit, capacity = round_mib(explanation.vmem.limit_bytes), round_mib(explanation.vmem.capacity_bytes)
@@ -90,12 +92,12 @@ def _details(out: Console, explanation: Explanation) -> None:
     show_section(out, "lines of the source, in one execution (modelled)", lines_table(explanation))
     show_section(out, "HBM traffic of each operand", traffic_table(explanation))
     for program in explanation.programs:
-        if (its := program.device_run) is not None:
-            show_section(out, f"operations of {program.label}", ops_table(its))
+        if (device_run := program.device_run) is not None:
+            show_section(out, f"operations of {program.label}", ops_table(device_run))
 
 
 def _timeline(out: Console, explanation: Explanation) -> None:
-    """The whole run and each window: words, and a line of blocks for each lane, as high as it is busy."""
+    """Print the whole run and each window: words, and a line of blocks for each lane, as high as it is busy."""
     run = explanation.run
     if not run.later_core.spans:
         return

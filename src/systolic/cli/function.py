@@ -64,7 +64,6 @@ class StaticParameter(click.ParamType):
     name = "NAME=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Text to a pair."""
         if not isinstance(value, str):
             return value
         name, equals, text = value.partition("=")
@@ -84,7 +83,6 @@ class StaticChoices(click.ParamType):
     name = "NAME=VALUES"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Text to a name and its values."""
         if not isinstance(value, str):
             return value
         name, equals, text = value.partition("=")
@@ -115,12 +113,12 @@ def each_once(
 
 
 def function_options(command: _F) -> _F:
-    """FUNCTION, `--arg` and `--param`."""
+    """Add FUNCTION, `--arg` and `--param` to a command."""
     return click.argument("function", metavar="FILE.py:FUNCTION")(argument_options(command))
 
 
 def argument_options(command: _F) -> _F:
-    """`--arg` and `--param`."""
+    """Add `--arg` and `--param` to a command."""
     command = click.option(
         "--param",
         "parameters",
@@ -140,7 +138,7 @@ def argument_options(command: _F) -> _F:
 
 
 def named(function: str, parameters: tuple[tuple[str, Any], ...]) -> NamedFunction:
-    """The function by its name, with what is static about it. Imports nothing.
+    """Return the function by its name, with its static parameters. Imports nothing.
 
     Raises:
       NamedFunctionError: the text names no function; see `check_function_name`.

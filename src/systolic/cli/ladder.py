@@ -1,4 +1,4 @@
-"""`systolic ladder`: eight matmul kernels, checked, compiled, simulated and drawn beside XLA."""
+"""`systolic ladder`: check, compile and simulate eight matmul kernels, and draw them with XLA."""
 
 from __future__ import annotations
 
@@ -231,9 +231,9 @@ def _error(row: LadderRow) -> str | None:
 
 
 def _findings(rows: Sequence[LadderRow]) -> list[str]:
-    """Why a row has no time, or how its tiles were found; a text that several sizes share once."""
+    """Return why rows have no time, and how their tiles were chosen; a text that several sizes share appears once."""
     several = len({row.chip for row in rows}) > 1
-    found = by_reason(
+    lines = by_reason(
         (
             f"{f'{row.chip} ' if several else ''}{row.rung} is {row.status}",
             _reason(row) if row.reason else "",
@@ -241,7 +241,7 @@ def _findings(rows: Sequence[LadderRow]) -> list[str]:
         )
         for row in rows
     )
-    return ["", *found] if found else []
+    return ["", *lines] if lines else []
 
 
 # What to try where VMEM was not enough, or N does not divide.
@@ -249,14 +249,14 @@ _VMEM_ADVICE = {"v1": "go on to v3", "v2": "--splits N with a larger N, or go on
 
 
 def _reason(row: LadderRow) -> str:
-    asked, there = row.vmem_requested_bytes, row.vmem_available_bytes
+    requested_bytes, available_bytes = row.vmem_requested_bytes, row.vmem_available_bytes
     if row.status == "illegal" and row.rung == "v2" and "use N=" in row.reason:
         return f"{row.reason} (--splits N)"
-    if row.status != "refused" or asked is None or there is None:
+    if row.status != "refused" or requested_bytes is None or available_bytes is None:
         return row.reason
     text = row.reason
     if "MiB" not in text:
-        text += f" (asked for {asked / MIB:.2f} MiB of VMEM, there are {there / MIB:.2f} MiB)"
+        text += f" (asked for {requested_bytes / MIB:.2f} MiB of VMEM, there are {available_bytes / MIB:.2f} MiB)"
     return f"{text}; try: {_VMEM_ADVICE.get(row.rung, '--sweep, or smaller --tiles')}"
 
 

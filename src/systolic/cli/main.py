@@ -35,11 +35,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit code.
-
-    Args:
-      arguments: as after the program's name; None: those of this process.
-    """
+    """Run the command line with these arguments, by default the process's own; return its exit code."""
     if sys.stdout is None:  # `systolic chips >&-`: the next file that is opened would take its place
         complain("systolic: standard output is closed: nothing can be written; send it to a file, or to /dev/null")
         return 1

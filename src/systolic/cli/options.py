@@ -1,4 +1,4 @@
-"""Options that several commands take, and how their values are read."""
+"""Options that several commands take, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def whole_number(text: str) -> int | None:
-    """A number up to the largest size that a TPU counts; None where the text is none."""
+    """Return the number, at most the largest size that a TPU counts; None if the text is none."""
     digits = text.strip()
     if not digits.isdecimal() or len(digits) > len(str(LARGEST_SIZE)):  # Python refuses to read very long ones
         return None
@@ -36,11 +36,10 @@ class ChipNames(click.ParamType):
     name = "chips"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Chip, ...]:
-        """Names to chips, in their order, each once."""
         if not isinstance(value, str):
             return value
         try:
-            return tuple({known.name: known for known in map(chip, value.split(","))}.values())
+            return tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             self.fail(str(error), param, ctx)
 
@@ -51,7 +50,6 @@ class CompilerFlag(click.ParamType):
     name = "NAME=VALUE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Text to name and value."""
         if not isinstance(value, str):
             return value
         name, equals, text = value.partition("=")
@@ -67,18 +65,18 @@ _USUAL_FLAG = "xla_tpu_scoped_vmem_limit_kib=65536"
 
 
 def flag_option(command: _F) -> _F:
-    """`--xla-flag`, for a command that takes `chips`: they bring the flags along. It stands below `chip_option`."""
+    """Add `--xla-flag` to a command that takes `chips`, which bring the flags along. Apply it before `chip_option`."""
 
     @functools.wraps(command)
     def flagged(*args: Any, chips: tuple[Chip, ...], xla_flags: tuple[tuple[str, str], ...], **rest: Any) -> Any:
-        return command(*args, chips=tuple(with_flags(each, dict(xla_flags)) for each in chips), **rest)
+        return command(*args, chips=tuple(with_flags(chip, dict(xla_flags)) for chip in chips), **rest)
 
     made: Any = flagged
     return xla_flag(made)
 
 
 def xla_flag(command: _F) -> _F:
-    """`--xla-flag`, which the command takes as `xla_flags`."""
+    """Add `--xla-flag`, which the command takes as `xla_flags`."""
     return click.option(
         "--xla-flag",
         "xla_flags",
@@ -94,16 +92,15 @@ class Sizes(click.ParamType):
     name = "sizes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Text to numbers, in their order, each once."""
         if not isinstance(value, str):
             return value
-        found = []
+        result = []
         for part in value.split(","):
             size = whole_number(part)
             if not size:
                 self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
-            found.append(size)
-        return tuple(dict.fromkeys(found))
+            result.append(size)
+        return tuple(dict.fromkeys(result))
 
 
 class TileSizes(click.ParamType):
@@ -112,7 +109,6 @@ class TileSizes(click.ParamType):
     name = "M,K,N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tiles:
-        """Text to tiles."""
         if not isinstance(value, str):
             return value
         parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
@@ -126,14 +122,13 @@ class TileSizes(click.ParamType):
 
 
 class FiniteFloat(click.FloatRange):
-    """A number in a range, which NaN and infinity are not in."""
+    """A number in a range; not NaN or infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Text to a number."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
-        return found
+        return number
 
 
 class MemorySize(click.ParamType):
@@ -142,11 +137,10 @@ class MemorySize(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Text to bytes."""
         if not isinstance(value, str):
             return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
-        size_bytes = int(float(found[1]) * 1024 ** (1 + "KMGT".index(found[2].upper()))) if found else 0
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
+        size_bytes = int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()))) if match else 0
         if size_bytes < 1:
             self.fail(f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB", param, ctx)
         return size_bytes
@@ -167,7 +161,6 @@ class Workers:
     memory_limit_bytes: int | None
 
     def pool(self) -> WorkerPool:
-        """A pool of such processes."""
         from systolic.compiler import WorkerPool
 
         return WorkerPool(
@@ -176,7 +169,7 @@ class Workers:
 
 
 def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> Callable[[_F], _F]:
-    """`--workers`, `--time-limit` and `--memory-limit`, which the command takes as one argument, `workers`."""
+    """Add `--workers`, `--time-limit` and `--memory-limit`, which the command takes as one argument, `workers`."""
 
     def decorated(command: _F) -> _F:
         @functools.wraps(command)
@@ -204,7 +197,6 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
 
 
 def chip_option(default: str = DEFAULT_CHIP) -> Callable[[_F], _F]:
-    """`--chip`."""
     return click.option(
         "--chip",
         "chips",
@@ -216,8 +208,6 @@ def chip_option(default: str = DEFAULT_CHIP) -> Callable[[_F], _F]:
 
 
 def output_options(command: _F) -> _F:
-    """`--format`, `--json` and `--quiet`."""
-
     @functools.wraps(command)
     def formatted(*args: Any, form: TableFormat, json_file: str | None, **options: Any) -> Any:
         choose_format(click.get_current_context(), form)

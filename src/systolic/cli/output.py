@@ -1,4 +1,4 @@
-"""Tables, JSON and notes: standard output is data, standard error is what is said beside it."""
+"""Write tables and JSON to standard output or files, and notes to standard error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SIMULATED = "times are simulated: compiled for the chip, executed on its model"
 
 
 def check_target(target: str | Path | None) -> None:
-    """Makes the folder of a file before the work starts: an hour of it should not end in "cannot write".
+    """Make the folder of a file before the work starts: an hour of it should not end in "cannot write".
 
     Raises:
       click.UsageError: the folder cannot be made, or is no place for the file.
@@ -56,7 +56,7 @@ def check_target(target: str | Path | None) -> None:
 
 
 def check_drawing_target(target: Path | None) -> None:
-    """`check_target` of a plot or a page, and whether what draws it is installed.
+    """Do as `check_target` for a plot or a page, and check that the drawing library is installed.
 
     Raises:
       click.UsageError: the folder cannot be made, or is no place for the file.
@@ -68,11 +68,6 @@ def check_drawing_target(target: Path | None) -> None:
 
 
 def make_folder(folder: Path, target: str | Path) -> None:
-    """Makes the folder that `target` is to be written to.
-
-    Raises:
-      click.UsageError: it cannot be made or written to.
-    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,7 +77,7 @@ def make_folder(folder: Path, target: str | Path) -> None:
 
 
 def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Writes one JSON object: `command`, `schema`, `versions`, `rows`, `summary`. A file appears whole or not at all.
+    """Write one JSON object: `command`, `schema`, `versions`, `rows`, `summary`. A file appears whole or not at all.
 
     JSON has no NaN and no infinity: they are written as null.
 
@@ -105,7 +100,7 @@ def give(
     summary: Mapping[str, Any],
     show: Callable[[], None],
 ) -> None:
-    """Hands over a result: as JSON where a file is named, and as tables unless JSON goes to standard output.
+    """Write a result: as JSON if a file is named, and as tables unless JSON goes to standard output.
 
     Raises:
       click.UsageError: the file cannot be written.
@@ -123,9 +118,7 @@ def heading(
     made_with: Mapping[str, str | None] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> None:
-    """The first line of a result: the chips with their clock states and flags, then facts, such as how times are known,
-    and versions.
-    """
+    """Print the first line of a result: chips with clock states and flags, the provenance, and versions."""
     installed = versions() if made_with is None else made_with
     packages = f"jax {installed.get('jax')}, libtpu {installed.get('libtpu') or 'missing'}"
     names = ", ".join(with_clock_state(name) for name in dict.fromkeys(chips))
@@ -134,7 +127,7 @@ def heading(
 
 
 def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Lines that say why something is not there; a text that several share stands once.
+    """Return lines that say why something is missing; a text that several share appears once.
 
     Args:
       reasons: of whom, why, and where.
@@ -147,11 +140,7 @@ def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, which appears whole or not at all.
-
-    Raises:
-      click.UsageError: it cannot be written.
-    """
+    """Write a file, which appears whole or not at all; raise `click.UsageError` if it cannot be written."""
     make_folder(path.parent, path)
     with writing(path), whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -159,11 +148,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a file.
-
-    Raises:
-      click.UsageError: it cannot be written.
-    """
+    """Turn an `OSError` of the block that writes a file into a `click.UsageError`."""
     try:
         yield
     except OSError as error:

@@ -47,7 +47,7 @@ def plan(
 ) -> int:
     """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled now.
 
-    Exit code 2: the chip does not multiply this dtype, or --tiles break rules, of which each is named.
+    Exit code 2: the chip does not multiply this dtype, or --tiles break rules; each rule is named.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def plan(
         assert product is not None
         spec = spec_of(described(product, dtype, precision, stack, batch))
     plans = [planned(spec, chip, tiles=tiles) for chip in chips]
-    provenance = ", ".join(sorted({each.provenance for each in plans}))
+    provenance = ", ".join(sorted({plan.provenance for plan in plans}))
     give(json_file, "plan", map(_record, plans), {"provenance": provenance}, lambda: _show(plans))
     return 0
 
@@ -152,12 +152,14 @@ def _facts(made: Plan) -> dict[str, str]:
     """Return the facts of a plan in addition to its summary; "" is left out."""
     steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
     misses = _misses(made) or []
-    more = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
+    not_shown = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
     others = _others(made.profiles) if made.profiles is not None else ""
     return {
         "grid": f"{' × '.join(str(size) for _, size in steps)} ({' '.join(axis for axis, _ in steps)})",
         "VMEM": f"{made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of {made.vmem_limit_bytes / MIB:.0f} MiB",
-        "tuned": f"not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{more}" if misses else "",
+        "tuned": f"not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{not_shown}"
+        if misses
+        else "",
         "profile": f"made with {made.profiles}; here is {others}, whose programs may take another time"
         if others
         else "",

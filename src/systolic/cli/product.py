@@ -29,7 +29,6 @@ class ProductSizes(click.ParamType):
     name = "M,K,N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
-        """Read sizes."""
         if not isinstance(value, str):
             return value
         parts = [size for part in value.split(",") if (size := whole_number(part))]
@@ -49,7 +48,6 @@ class ProductOrFunction(ProductSizes):
     name = "M,K,N|FILE.py:FUNCTION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read sizes; the name of a function stays text."""
         return value if isinstance(value, str) and ":" in value else super().convert(value, param, ctx)
 
 
@@ -59,7 +57,6 @@ class SpecFile(click.ParamType):
     name = "FILE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read the spec of a file."""
         try:
             record = mapping(read_json(read_regular(Path(value))), "it")
             return read_spec(record.get("op"), record.get("spec"))
@@ -82,7 +79,6 @@ class SuiteNames(click.ParamType):
     name = "suites"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Read names, in their order, each once."""
         if not isinstance(value, str):
             return value
         names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
@@ -98,17 +94,16 @@ class Rows(click.ParamType):
     name = "M,…"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Read numbers."""
         if not isinstance(value, str):
             return value
-        found = [whole_number(part) for part in value.split(",")]
-        if not all(found):
+        result = [whole_number(part) for part in value.split(",")]
+        if not all(result):
             self.fail(f"{value!r}: give whole numbers from 1 to {LARGEST_SIZE}, with commas", param, ctx)
-        return tuple(size for size in found if size)
+        return tuple(size for size in result if size)
 
 
 def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
-    """`--dtype` and `--precision`.
+    """Add `--dtype` and `--precision` to a command.
 
     Raises, when the command runs:
       click.UsageError: a precision of what is not float32.
@@ -132,7 +127,7 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
 
 
 def stack_options(command: Callable[..., int]) -> Callable[..., int]:
-    """What is fused into a product, as `stack`, which makes its spec of the rest, and `batch`."""
+    """Add the options of fused functions, as `stack`, which makes a product's spec, and `batch`."""
 
     @click.option("--out", "dtype_out", type=click.Choice((*DTYPES, "int32")), help="Of the result, if not the usual.")
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
@@ -179,22 +174,24 @@ def described(
 def cases_of(
     suites: Sequence[str], dtype: str, precision: PrecisionName, only: str, rows: Sequence[int] | None = None
 ) -> list[Case]:
-    """Return cases of suites whose name or group contains one of some texts, with commas, and of these numbers of rows.
+    """Return cases of the suites whose name or group contains one of some texts, and whose m is in `rows`.
 
     Raises:
-      click.UsageError: none does.
+      click.UsageError: no case matches.
     """
-    every = [case for name in suites for case in suite(name, dtype, precision)]
-    if not every:
+    suite_cases = [case for name in suites for case in suite(name, dtype, precision)]
+    if not suite_cases:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
     texts = only.lower().split(",")
-    named = [case for case in every if any(text in f"{case.group} {case.name}".lower() for text in texts)]
+    named = [case for case in suite_cases if any(text in f"{case.group} {case.name}".lower() for text in texts)]
     chosen = [case for case in named if not rows or case.spec.m in rows]
     if named and not chosen:
-        known = ", ".join(map(str, sorted({case.spec.m for case in named})))
-        raise click.UsageError(f"--rows {','.join(map(str, rows or ()))}: there are cases of {known} rows")
+        row_counts = ", ".join(map(str, sorted({case.spec.m for case in named})))
+        raise click.UsageError(f"--rows {','.join(map(str, rows or ()))}: there are cases of {row_counts} rows")
     if not chosen:
-        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {every[0].name}")
+        raise click.UsageError(
+            f"--only {only}: no case of {', '.join(suites)} is called so, such as {suite_cases[0].name}"
+        )
     return chosen
 
 

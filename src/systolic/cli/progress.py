@@ -1,4 +1,4 @@
-"""Progress bars, on standard error."""
+"""Progress bars on standard error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_S, _NOTE_S = 1.0, 30.0
 
 
 class Bar(Progress):
-    """A progress bar whose length becomes known bit by bit; where no terminal shows it, one line for each bit."""
+    """A progress bar whose length grows with the jobs; without a terminal, one line for each event."""
 
     def __init__(self, progress: RichProgress | None, *, quiet: bool) -> None:
         self._progress = progress
@@ -34,11 +34,10 @@ class Bar(Progress):
 
     @property
     def on_terminal(self) -> bool:
-        """Whether a terminal shows it."""
         return self._progress is not None
 
     def planned(self, jobs: int) -> None:
-        """There are `jobs` more."""
+        """Add `jobs` to the bar's length."""
         self._jobs += jobs
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, total=self._jobs)
@@ -46,12 +45,12 @@ class Bar(Progress):
             note(f"{jobs} job{'' if jobs == 1 else 's'}", quiet=self._quiet)
 
     def done(self, label: str) -> None:
-        """One of them has ended. Called from any thread."""
+        """Count one job that has ended. Called from any thread."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, description=label)
 
     def doing(self, text: str) -> None:
-        """What is done now. Without a terminal it is said when it becomes something else."""
+        """Show the current activity. Without a terminal a line is printed when it changes."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=text)
         elif text != self._doing:
@@ -59,7 +58,7 @@ class Bar(Progress):
         self._doing = text
 
     def found(self, text: str) -> None:
-        """Part of the answer is known."""
+        """Print a part of the answer that is already known."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False, soft_wrap=True)
         else:
@@ -67,11 +66,7 @@ class Bar(Progress):
 
 
 def result_of(job: Future[_R], pool: WorkerPool, bar: Bar) -> _R:
-    """What a job that takes minutes gives; meanwhile the bar says how far the pool is.
-
-    Raises:
-      Exception: what the job raises.
-    """
+    """Return the result of a long job, or raise its exception; meanwhile the bar shows the pool's progress."""
     every_s = _LOOK_S if bar.on_terminal else _NOTE_S
     while not wait([job], timeout=every_s).done:
         bar.doing("; ".join(pool.progress()))
@@ -80,7 +75,7 @@ def result_of(job: Future[_R], pool: WorkerPool, bar: Bar) -> _R:
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[Bar]:
-    """A bar on standard error, while the block runs."""
+    """Show a bar on standard error while the block runs."""
     if quiet or not sys.stderr.isatty():
         yield Bar(None, quiet=quiet)
         return

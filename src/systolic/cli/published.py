@@ -1,4 +1,4 @@
-"""What `validate` and `calibrate` share: the rows of a CSV file, the programs behind them, and how a row is shown."""
+"""Read published rows from CSV files and build their programs, for `validate` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROGRAM: tuple[Column[ComparedRow], ...] = (
 
 
 def published_options(*, several: bool) -> Callable[[_F], _F]:
-    """The CSV file, or several, and how its programs are compiled."""
+    """Add the CSV file, or several, `--dispatch-us` and the options of workers to a command."""
 
     def decorated(command: _F) -> _F:
         command = worker_options("one program", time_limit_s=600)(command)
@@ -53,18 +53,18 @@ def published_options(*, several: bool) -> Callable[[_F], _F]:
 def rows_of(
     csv_files: Sequence[Path], chips: Sequence[Chip], flags: Mapping[str, str] | None = None
 ) -> tuple[PublishedRow, ...]:
-    """The rows of all files, of these chips if there are any.
+    """Return the rows of all files, only of these chips if there are any.
 
     Args:
-      flags: for every program, besides those of its row, which they override.
+      flags: for every program, in addition to its row's own flags, which they override.
 
     Raises:
       PublishedFileError: a file cannot be read.
       click.UsageError: there is no such row.
     """
-    names = {known.name for known in chips}
-    every = (row for file in csv_files for row in read_published(file))
-    flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in every)
+    names = {chip.name for chip in chips}
+    all_rows = (row for file in csv_files for row in read_published(file))
+    flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in all_rows)
     rows = tuple(row for row in flagged if not names or _chip_name(row) in names)
     if not rows:
         of_chips = f" of {', '.join(sorted(names))}" if names else ""
@@ -80,7 +80,7 @@ def _chip_name(row: PublishedRow) -> str:
 
 
 def programs_of(rows: Sequence[PublishedRow]) -> list[PublishedProgram | str]:
-    """The program of each row, or why it has none. Imports JAX, which takes a second."""
+    """Return each row's program, or the reason why it has none. Imports JAX, which takes a second."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # shapes alone are looked at here, and no device is needed for that
     from systolic.lessons.published_ops import published_program
 
@@ -88,14 +88,14 @@ def programs_of(rows: Sequence[PublishedRow]) -> list[PublishedProgram | str]:
 
 
 def reason_lines(rows: Sequence[ComparedRow]) -> list[str]:
-    """Why rows are not counted, with their lines in the file; rows that share a reason together."""
+    """Return why rows are not counted, with their lines in the file; rows with the same reason share a line."""
     grouped: dict[str, list[ComparedRow]] = {}
     for row in rows:
         if row.reason:
             grouped.setdefault(row.reason, []).append(row)
-    found = []
+    result = []
     for reason, shared in grouped.items():
         names = dict.fromkeys(f"{row.chip} {row.op} {row.sizes}" for row in shared)
         lines = ", ".join(str(row.line) for row in shared)
-        found.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
-    return found
+        result.append(f"not counted, line{'s' * (len(shared) > 1)} {lines} ({', '.join(names)}): {reason}")
+    return result

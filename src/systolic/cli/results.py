@@ -1,4 +1,4 @@
-"""Files that an earlier command wrote by `--json`, and what is said of one that is of another kind."""
+"""Read files that an earlier command wrote by `--json`, and reject those of another kind."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class WrongFileError(WrongCallError, ValueError):
 
 
 def read_document(path: Path, wanted: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Args:
-      path: of the file.
+      path: the file.
       wanted: what it should be, as the end of "this takes …".
 
     Raises:
@@ -44,7 +44,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
 
 
 def wrong_kind(path: Path, document: Any, wanted: str) -> WrongFileError:
-    """The error that a file is JSON, but of another kind than `wanted`."""
+    """Return the error of a JSON file of another kind than `wanted`."""
     return WrongFileError(f"{path} is {_described(document)}; this takes {wanted}")
 
 

@@ -90,7 +90,7 @@ def read_answers(path: Path) -> list[SavedAnswer]:
 
 
 def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
-    """Read one row; None where another command wrote it."""
+    """Return a row of the file; None if another command wrote it."""
     if "programs" in row:
         explanation = Explanation.from_json(json.dumps(row))
         if not explanation.programs or explanation.programs[0].device_run is None:
@@ -102,14 +102,14 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
     if not {"function", "chip"} <= row.keys() or not {"run", "reason"} & row.keys():
         return None
     try:
-        known = structured({name: row[name] for name in _ROW_NAMES if name in row}, _SimulatedRow)
+        simulated = structured({name: row[name] for name in _ROW_NAMES if name in row}, _SimulatedRow)
     except UntrustedError as error:
         raise ExplanationError(f"this is no row of `systolic simulate`: {error}") from error
     run = _read_run(row["run"]) if "run" in row else None
-    return SavedAnswer(function=known.function, chip=known.chip, found=run, reason=known.reason)
+    return SavedAnswer(function=simulated.function, chip=simulated.chip, found=run, reason=simulated.reason)
 
 
 def _read_run(document: Any) -> SimulatedRun | SliceRun:
-    """Read a run of one device, or of a slice, which alone has classes of devices."""
+    """Return the run of one device, or of a slice; only a slice's run has classes of devices."""
     kind = SliceRun if isinstance(document, dict) and "classes" in document else SimulatedRun
     return kind.from_json(json.dumps(document))

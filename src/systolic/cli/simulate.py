@@ -37,7 +37,7 @@ _SPANS_OF_A_TRACE = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """One function on one chip: what came of it."""
+    """The outcome of one function on one chip."""
 
     function: str
     chip: Chip
@@ -94,7 +94,7 @@ def simulate(
     if trace_file is not None:
         check_target(str(trace_file))
     functions = [named(function, parameters), *([named(against, ())] if against is not None else [])]
-    names = [each.text for each in functions]
+    names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
@@ -116,11 +116,12 @@ def simulate(
             for (fn, chip), (called, values) in zip(pairs, calls, strict=True)
         )
     answers = [
-        _Answer(function=fn.text, chip=chip, outcome=each) for (fn, chip), each in zip(pairs, outcomes, strict=True)
+        _Answer(function=fn.text, chip=chip, outcome=outcome)
+        for (fn, chip), outcome in zip(pairs, outcomes, strict=True)
     ]
-    for each in outcomes:
-        if isinstance(each.error, NamedFunctionError):  # the call was wrong
-            raise each.error
+    for outcome in outcomes:
+        if isinstance(outcome.error, NamedFunctionError):  # the call was wrong
+            raise outcome.error
     summary = _summary(answers, names)
     if trace_file is not None:
         _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)
@@ -129,7 +130,7 @@ def simulate(
 
 
 def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ...]:
-    """The chips, one of them with constants of the user's own."""
+    """Return the chips, one of them with the user's constants."""
     fitted = load_constants(constants_file)
     if fitted.chip not in {chip.name for chip in chips}:
         raise click.UsageError(f"{constants_file} holds constants of {fitted.chip}, which is not among --chip")
@@ -137,16 +138,18 @@ def _calibrated(chips: tuple[Chip, ...], constants_file: Path) -> tuple[Chip, ..
 
 
 def _summary(answers: list[_Answer], names: list[str]) -> dict[str, Any]:
-    """How much faster the function is on each chip than the one that it is compared with."""
+    """Return the ratio of the compared functions' times on each chip, and its error."""
     ratios, errors = {}, {}
     if len(names) == 2:
         for mine, other in zip(answers[::2], answers[1::2], strict=True):
             first, second = mine.outcome.run, other.outcome.run
             if first is not None and second is not None:
                 ratios[mine.chip.name] = second.time_us / first.time_us
-                own, others = (each.outcome.slice_run or each.outcome.required() for each in (mine, other))
+                first_run, second_run = (
+                    answer.outcome.slice_run or answer.outcome.required() for answer in (mine, other)
+                )
                 errors[mine.chip.name] = ratio_error_percent(
-                    own.error, others.error, same_kernel=same_kernel(first, second)
+                    first_run.error, second_run.error, same_kernel=same_kernel(first, second)
                 )
     return {"provenance": "simulated", "speed_ratio_to_other": ratios, "ratio_error_percent": errors}
 
@@ -163,27 +166,27 @@ def _record(answer: _Answer) -> dict[str, Any]:
     }
     if measurement is None or run is None:
         return {**row, "time_us": None}
-    whole = measurement.slice_run
-    if whole is not None:
+    slice_run = measurement.slice_run
+    if slice_run is not None:
         return {
             **row,
-            "flags": whole.flags,
+            "flags": slice_run.flags,
             "provenance": measurement.provenance,
-            "topology": whole.topology,
-            "devices": whole.devices,
-            "assignment": whole.assignment,
-            "way": whole.way,
-            "time_us": whole.time_us,
-            "error_percent": whole.error_percent,
-            "time_error": dataclasses.asdict(whole.error),
-            "skew_us": whole.skew_us,
-            "exposed_us": whole.exposed_us,
-            "hidden_us": whole.hidden_us,
-            "link_busy_share": whole.link_busy_share,
-            "assumptions": whole.assumptions,
+            "topology": slice_run.topology,
+            "devices": slice_run.devices,
+            "assignment": slice_run.assignment,
+            "way": slice_run.way,
+            "time_us": slice_run.time_us,
+            "error_percent": slice_run.error_percent,
+            "time_error": dataclasses.asdict(slice_run.error),
+            "skew_us": slice_run.skew_us,
+            "exposed_us": slice_run.exposed_us,
+            "hidden_us": slice_run.hidden_us,
+            "link_busy_share": slice_run.link_busy_share,
+            "assumptions": slice_run.assumptions,
             "compile_s": measurement.compile_s,
             "from_cache": measurement.from_cache,
-            "run": cattrs.unstructure(whole),
+            "run": cattrs.unstructure(slice_run),
         }
     return {
         **row,
@@ -217,13 +220,15 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         if outcome.run is None:
             out.print(f"{answer.chip.name} {answer.function}: {outcome.status}: {outcome.details}", markup=False)
         else:
-            whole = outcome.slice_run
-            show_run(out, answer.function, outcome.run) if whole is None else show_slice(out, answer.function, whole)
+            slice_run = outcome.slice_run
+            show_run(out, answer.function, outcome.run) if slice_run is None else show_slice(
+                out, answer.function, slice_run
+            )
     for chip, ratio in summary["speed_ratio_to_other"].items():
         error = summary["ratio_error_percent"][chip]
-        said = verdict_text(ratio_verdict(ratio, error), error)
+        verdict = verdict_text(ratio_verdict(ratio, error), error)
         names = answers[0].function, answers[1].function
-        out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {said}", markup=False)
+        out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {verdict}", markup=False)
 
 
 def _write_traces(answers: list[_Answer], function: str, path: Path, *, several: bool, quiet: bool) -> None:

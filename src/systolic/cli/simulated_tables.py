@@ -17,17 +17,17 @@ _MOST_COPIES = 8
 
 
 def show_run(out: Console, title: str, run: SimulatedRun) -> None:
-    """Prints a verdict, and tables of operations, loops, units and copies."""
+    """Print a verdict, and tables of operations, loops, units and copies."""
     time = escape(time_text(run.time_us, run.error))
     out.print(f"[bold]{run.chip}[/] {escape(title)}: [bold]{run.provenance} {time}[/]{_verdict(run)}")
     if len(run.cores) > 1:
-        shares = ", ".join(f"core {each.core} {each.cycles / max(1, run.cycles):.0%}" for each in run.cores)
+        shares = ", ".join(f"core {core.core} {core.cycles / max(1, run.cycles):.0%}" for core in run.cores)
         out.print(f"two cores, of which the later counts: {shares} of the time")
     show_parts(out, run)
 
 
 def show_parts(out: Console, run: SimulatedRun) -> None:
-    """Prints tables of operations, loops, units and copies, and what was assumed."""
+    """Print tables of operations, loops, units and copies, and the assumptions."""
     core = run.later_core
     longest = sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]
     show_table(out, _op_columns(run), longest)

@@ -26,7 +26,7 @@ class AskedSlice:
     Attributes:
       topology: "2x4"; None: one device.
       mesh: "data=2,model=4"; "": none, the function makes its own.
-      explicit: whether the mesh's axes are, so that types say how arrays are sharded.
+      explicit: the mesh's axes are explicit, so that types say how arrays are sharded.
     """
 
     topology: str | None
@@ -34,10 +34,10 @@ class AskedSlice:
     explicit: bool = False
 
     def check(self, chips: Sequence[Chip]) -> None:
-        """Whether each chip has such a slice, before anything is compiled.
+        """Check that each chip has such a slice, before anything is compiled.
 
         Raises:
-          SliceError: it has not, or the mesh is none of it.
+          SliceError: a chip has no such slice, or the mesh does not fit it.
         """
         axes = mesh_axes(self.mesh) if self.mesh else {}
         for chip in chips if self.topology is not None else ():
@@ -46,7 +46,7 @@ class AskedSlice:
                 slice_mesh(chip, self.topology or "", **axes)
 
     def call(self, function: NamedFunction, arguments: Sequence[str], chip: Chip) -> tuple[Any, list[Any]]:
-        """The function and its arguments for one chip. The mesh is set while the function is traced.
+        """Return the function and its arguments for one chip. The mesh is set while the function is traced.
 
         Raises:
           NamedFunctionError: a text that is no argument.
@@ -60,25 +60,21 @@ class AskedSlice:
 
 
 def check_mesh(topology: str | None, mesh: str) -> None:
-    """Whether a mesh has a slice under it.
-
-    Raises:
-      click.UsageError: it has none.
-    """
+    """Raise `click.UsageError` if a mesh is named without a slice."""
     if mesh and topology is None:
         raise click.UsageError("--mesh is over the devices of a slice: give --topology too, such as 2x4")
 
 
 def slice_options(command: _F) -> _F:
-    """`--topology`, `--mesh` and `--explicit`, which the command takes as `asked_slice`."""
+    """Add `--topology`, `--mesh` and `--explicit`, which the command takes as `asked_slice`."""
 
     @functools.wraps(command)
     def packed(*args: Any, topology: str | None, mesh: str, explicit: bool, **rest: Any) -> Any:
         check_mesh(topology, mesh)
         if explicit and not mesh:
             raise click.UsageError("--explicit is about the axes of --mesh: give that too, such as data=2,model=4")
-        asked = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
-        return command(*args, asked_slice=asked, **rest)
+        asked_slice = AskedSlice(topology=topology, mesh=mesh, explicit=explicit)
+        return command(*args, asked_slice=asked_slice, **rest)
 
     made: Any = click.option(
         "--explicit",
@@ -90,11 +86,9 @@ def slice_options(command: _F) -> _F:
 
 
 def mesh_option(purpose: str) -> Callable[[_F], _F]:
-    """`--mesh`."""
     return click.option("--mesh", default="", metavar="NAME=SIZE,…", help=purpose)
 
 
 def topology_option(purpose: str) -> Callable[[_F], _F]:
-    """`--topology`."""
     text = f"{purpose}: chips along each axis, two on v5e and v6e, else three."
     return click.option("--topology", metavar="2x4", help=text)

@@ -1,4 +1,4 @@
-"""Tables of one run on a slice: the time, what the devices say to each other, and the slowest of them."""
+"""Tables of one run on a slice: the time, the communication, and the slowest device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from systolic.simulator import SliceRun
 
 
 def show_slice(out: Console, title: str, run: SliceRun) -> None:
-    """Prints a verdict, and tables of collectives, links and devices; then what the slowest device does."""
+    """Print a verdict, tables of collectives, links and devices, and the slowest device's tables."""
     time = escape(time_text(run.time_us, run.error))
     name = f"[bold]{run.chip} {run.topology}[/] {escape(title)}"
     out.print(f"{name}: [bold]{run.provenance} {time}[/]{escape(communication_text(run))}")
@@ -38,7 +38,7 @@ def show_slice(out: Console, title: str, run: SliceRun) -> None:
 
 
 def show_slice_tables(out: Console, run: SliceRun) -> None:
-    """Prints the tables of collectives, links and devices."""
+    """Print the tables of collectives, links and devices."""
     show_section(out, "communication of the slowest device", collectives_table(run))
     show_section(out, "links between chips, by direction", link_axes_table(run))
     show_section(out, "the busiest links", links_table(run))
@@ -47,7 +47,7 @@ def show_slice_tables(out: Console, run: SliceRun) -> None:
 
 
 def communication_text(run: SliceRun) -> str:
-    """Says how many devices there are, how far apart they end, and how much of the time communication takes."""
+    """Return the number of devices, their skew at the end, and the share of time in communication."""
     parts = [f", {run.devices} devices"]
     if run.skew_us:
         parts.append(f"the fastest ends {us(run.skew_us)} µs before the slowest")

@@ -31,7 +31,6 @@ class _Trial(StaticParameter):
     """NAME=VALUE, or mesh=NAME=SIZE,…"""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        """Text to a pair."""
         if isinstance(value, str) and value.startswith(f"{_MESH}="):
             return _MESH, value.removeprefix(f"{_MESH}=")
         return super().convert(value, param, ctx)
@@ -110,39 +109,39 @@ def step(
     check_target(json_file)
     check_target(trace_file)
     check_drawing_target(page)
-    given = {"config": config, "batch": batch, "seq": seq, "remat": remat}
-    parameters += tuple((name, given[name]) for name in _SHORT if given[name] is not None)
+    short_parameters = {"config": config, "batch": batch, "seq": seq, "remat": remat}
+    parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
     if trials and arguments:
         raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
     maker = named(function, parameters)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()
-    asked: list[AskedStep] = []
+    steps: list[AskedStep] = []
     for chip in chips:
         if arguments:
             fn, args = asked_slice.call(maker, arguments, chip)
             names = tuple(filter(None, parts.split(",")))
             source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
-            asked.append(AskedStep(label=function, chip=chip, topology=asked_slice.topology, source=source))
+            steps.append(AskedStep(label=function, chip=chip, topology=asked_slice.topology, source=source))
             continue
-        asked += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
+        steps += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
-    answers = _answers(asked, workers, spans, quiet=quiet)
-    for each in answers:
-        if each.outcome is not None and isinstance(each.outcome.error, NamedFunctionError | SliceError):
-            raise each.outcome.error  # the call was wrong
+    answers = _answers(steps, workers, spans, quiet=quiet)
+    for answer in answers:
+        if answer.outcome is not None and isinstance(answer.outcome.error, NamedFunctionError | SliceError):
+            raise answer.outcome.error  # the call was wrong
     if trace_file is not None:
         write_traces(answers, trace_file, several=len(chips) > 1, quiet=quiet)
     if page is not None:
         write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
     give(json_file, "step", map(step_record, answers), summary, lambda: show_steps(answers))
-    return 1 if any(each.run is None for each in answers) else 0
+    return 1 if any(answer.run is None for answer in answers) else 0
 
 
 def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> AskedStep:
-    """The step, or one that differs in one parameter."""
+    """Return the step, or one that differs in one parameter."""
     mesh, parameters = asked_slice.mesh, dict(maker.parameters)
     if trial is not None and trial[0] == _MESH:
         mesh = trial[1]
@@ -161,15 +160,17 @@ def _answers(asked: list[AskedStep], workers: Workers, spans: int, *, quiet: boo
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         bar.planned(len(asked))
         jobs = []
-        for each in asked:
-            name = f"{each.label} for {each.chip.name}"
-            job = submit_step(pool, each.source, each.chip, name=name, topology=each.topology, spans=spans)
+        for step_asked in asked:
+            name = f"{step_asked.label} for {step_asked.chip.name}"
+            job = submit_step(
+                pool, step_asked.source, step_asked.chip, name=name, topology=step_asked.topology, spans=spans
+            )
             job.add_done_callback(lambda _, name=name: bar.done(name))
             jobs.append(job)
-        found = []
-        for each, job in zip(asked, jobs, strict=True):
+        result = []
+        for step_asked, job in zip(asked, jobs, strict=True):
             try:
-                found.append(StepAnswer(asked=each, run=result_of(job, pool, bar), outcome=None))
+                result.append(StepAnswer(asked=step_asked, run=result_of(job, pool, bar), outcome=None))
             except Exception as error:  # noqa: BLE001 -- whatever the step raises is its outcome
-                found.append(StepAnswer(asked=each, run=None, outcome=Outcome.failed(each.label, error)))
-    return found
+                result.append(StepAnswer(asked=step_asked, run=None, outcome=Outcome.failed(step_asked.label, error)))
+    return result

@@ -1,4 +1,4 @@
-"""What `systolic step` writes and prints of predicted steps."""
+"""Print predicted steps for `systolic step`, and write their traces and pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AskedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAnswer:
-    """The run of a step, or why there is none."""
+    """The run of a step, or the reason why there is none."""
 
     asked: AskedStep
     run: StepRun | None
@@ -107,15 +107,15 @@ def show_steps(answers: Sequence[StepAnswer]) -> None:
     first: dict[str, StepRun | None] = {}
     for answer in answers:
         out.print("")
-        whole = answer.asked.chip.name not in first
+        is_first = answer.asked.chip.name not in first
         base = first.setdefault(answer.asked.chip.name, answer.run)
         if answer.run is None:
             assert answer.outcome is not None
             title = f"{answer.asked.chip.name} {answer.asked.label}: {answer.outcome.status}: {answer.outcome.details}"
             out.print(title, markup=False, soft_wrap=True)
         else:
-            _show_verdict(out, answer.asked.label, answer.run, None if whole else base)
-            if whole:
+            _show_verdict(out, answer.asked.label, answer.run, None if is_first else base)
+            if is_first:
                 _show_tables(out, answer.run)
 
 
@@ -130,8 +130,8 @@ def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) 
         parts.append(f"MFU {percent(run.mfu)}{half}")
     if base is not None:
         parts.append(gain_text(base, run))
-    said = f"; {'; '.join(parts)}" if parts else ""
-    out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(said)}")
+    details = f"; {'; '.join(parts)}" if parts else ""
+    out.print(f"[bold]{where}[/] {escape(label)}: [bold]{run.run.provenance} {escape(time)}[/]{escape(details)}")
     out.print(memory_text(run), markup=False, soft_wrap=True)
 
 

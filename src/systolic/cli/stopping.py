@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of long work: what is finished counts."""
+"""Handle Ctrl-C in the middle of long work: finished results count."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ STOPPED = 130  # exit code
 
 
 def until_stopped(jobs: Iterable[Callable[[], Any]]) -> tuple[list[Any], bool]:
-    """The results of jobs, one after the other, until Ctrl-C; and whether it came.
-
-    Raises:
-      KeyboardInterrupt: it came before anything was found.
-    """
+    """Return the results of jobs up to Ctrl-C, and whether it came; `KeyboardInterrupt` if no job had finished."""
     results: list[Any] = []
     try:
         for job in jobs:

@@ -1,4 +1,4 @@
-"""Tables on standard output, in the form that `--format` names, and what is said beside them."""
+"""Print tables on standard output, in the form that `--format` names."""
 
 from __future__ import annotations
 
@@ -33,42 +33,38 @@ _LONGEST_KEY = 32  # characters, up to which the first column, which says what a
 
 
 class _PrintableConsole(Console):
-    """A console on which no name of a file can move the cursor or change colours."""
+    """A console on which no file name can move the cursor or change colors."""
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
-        """Text that is shown as it stands, but for what no terminal shows."""
         return super().render_str(shown_text(text), **style)
 
 
 class _MarkdownConsole(_PrintableConsole):
-    """A console on which no name can be Markdown."""
+    """A console on which no name can become Markdown."""
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
-        """Text that Markdown shows as it stands."""
         return Text(markdown_text(super().render_str(text, **style).plain))
 
 
 def choose_format(context: click.Context, form: TableFormat) -> None:
-    """Has the tables of this call written in a form."""
     context.meta[_CHOSEN] = form
 
 
 def chosen_format() -> TableFormat:
-    """The form that this call asked for."""
     context = click.get_current_context(silent=True)
     return "table" if context is None else context.meta.get(_CHOSEN, "table")
 
 
 def console() -> Console:
-    """Standard output; in CSV only tables go there, and what is said beside them to standard error."""
+    """Return standard output; with CSV only tables go there, and all other lines go to standard error."""
     form = chosen_format()
-    beside = form == "csv"
+    to_stderr = form == "csv"
     on_terminal = form == "table" and sys.stdout.isatty()
     kind = _MarkdownConsole if form == "markdown" else _PrintableConsole
     # Without emoji: of file.py:zero: rich would make a picture. Markdown unwrapped: a new line could begin a list.
     return kind(
         width=None if on_terminal else _WIDTH_OF_A_FILE,
-        stderr=beside,
+        stderr=to_stderr,
         no_color=None if on_terminal else True,
         highlight=False,
         soft_wrap=form == "markdown",
@@ -77,45 +73,45 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Prints a line beside the tables."""
+    """Print a line between the tables."""
     form, words = chosen_format(), shown_text(text)
     click.echo(markdown_text(words) if form == "markdown" else words, err=form == "csv")
 
 
 def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
-    """Prints a plain table. Cells are shown as they are, without markup.
+    """Print a plain table. Cells are shown as they are, without markup.
 
     Columns that are optional are left out where they hold nothing. On a terminal that is too narrow, those that may be
     dropped give way from the right, and a line says which; where that does not help, the table is turned: a line for
     each cell. A table that goes elsewhere has all columns, and each row is one line.
     """
-    every = list(rows)
-    kept = [one for one in columns if not (one.optional and all(map(one.is_empty, every)))]
+    row_list = list(rows)
+    shown_columns = [column for column in columns if not (column.optional and all(map(column.is_empty, row_list)))]
     form = chosen_format()
     if form == "csv":
-        click.echo(_csv(kept, every))
+        click.echo(_csv(shown_columns, row_list))
         return
     if form == "markdown":
-        click.echo(f"\n{_markdown(kept, every)}\n")
+        click.echo(f"\n{_markdown(shown_columns, row_list)}\n")
         return
     dropped: list[str] = []
-    made = _table(kept, every)
-    while out.is_terminal and not _fits(out, made):
-        at = max((at for at, one in enumerate(kept) if one.droppable), default=None)
+    table = _table(shown_columns, row_list)
+    while out.is_terminal and not _fits(out, table):
+        at = max((at for at, column in enumerate(shown_columns) if column.droppable), default=None)
         if at is None:
-            made = _turned(kept, every)
+            table = _turned(shown_columns, row_list)
             break
-        dropped.insert(0, kept.pop(at).title)
-        made = _table(kept, every)
+        dropped.insert(0, shown_columns.pop(at).title)
+        table = _table(shown_columns, row_list)
     if not out.is_terminal:
-        out.width = max(out.width, _width(out, made))
-    out.print(made)
+        out.width = max(out.width, _width(out, table))
+    out.print(table)
     if dropped:
         out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
 
 
 def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:
-    """Prints a table with its title, or, where there is none, what is said in its place."""
+    """Print a table with its title, or the text `otherwise` if there is no table."""
     if found is None:
         if otherwise:
             out.print(f"\n{otherwise}")
@@ -127,63 +123,62 @@ def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, ot
 
 
 def _fits(out: Console, made: Table) -> bool:
-    """Whether no number is cut and no text is folded to less than it may: folding may break a word."""
+    """True if no number is cut and no text is folded below its minimum width: folding may break a word."""
     return sum((column.min_width or 0) + _BETWEEN for column in made.columns) - _BETWEEN <= out.width
 
 
 def _width(out: Console, made: Table) -> int:
-    """Characters with which nothing is folded."""
     return Measurement.get(out, out.options.update(max_width=100_000), made).maximum
 
 
 def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
-    for number, one in enumerate(columns):
-        is_text = one.kind != "number"
-        longest = max((cell_len(shown_text(one.text(row))) for row in rows), default=0)
+    table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
+    for number, column in enumerate(columns):
+        is_text = column.kind != "number"
+        longest = max((cell_len(shown_text(column.text(row))) for row in rows), default=0)
         is_whole = not is_text or (number == 0 and longest <= _LONGEST_KEY)
-        made.add_column(
-            Text(shown_text(one.title)),
+        table.add_column(
+            Text(shown_text(column.title)),
             justify="left" if is_text else "right",
             no_wrap=is_whole,
             overflow="fold",
             # Text folds, but not to single letters; a number is whole or not there.
-            min_width=max(cell_len(one.title), longest if is_whole else min(longest, _LEAST[one.kind])),
+            min_width=max(cell_len(column.title), longest if is_whole else min(longest, _LEAST[column.kind])),
         )
     for row in rows:
-        made.add_row(*_cells(columns, row))
-    return made
+        table.add_row(*_cells(columns, row))
+    return table
 
 
 def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), show_header=False)
-    made.add_column(style="bold", no_wrap=True)
-    made.add_column(overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     for number, row in enumerate(rows):
         if number:
-            made.add_row()
-        for one, cell in zip(columns, _cells(columns, row), strict=True):
-            made.add_row(Text(shown_text(one.title)), cell)
-    return made
+            table.add_row()
+        for column, cell in zip(columns, _cells(columns, row), strict=True):
+            table.add_row(Text(shown_text(column.title)), cell)
+    return table
 
 
 def _cells(columns: Sequence[Column[Row]], row: Row) -> list[Text]:
-    return [Text(shown_text(one.text(row)), one.style(row) if one.style else "") for one in columns]
+    return [Text(shown_text(column.text(row)), column.style(row) if column.style else "") for column in columns]
 
 
 def _csv(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
-    """Values as they are, not rounded: what reads CSV rounds by itself."""
+    """Return values unrounded: a reader of CSV does its own rounding."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    writer.writerow(one.title for one in columns)
-    writer.writerows([one.value(row) for one in columns] for row in rows)
+    writer.writerow(column.title for column in columns)
+    writer.writerows([column.value(row) for column in columns] for row in rows)
     return written.getvalue()
 
 
 def _markdown(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     lines = [
-        [markdown_cell(shown_text(one.title)) for one in columns],
-        ["---" if one.kind != "number" else "---:" for one in columns],
-        *([markdown_cell(shown_text(one.text(row))) for one in columns] for row in rows),
+        [markdown_cell(shown_text(column.title)) for column in columns],
+        ["---" if column.kind != "number" else "---:" for column in columns],
+        *([markdown_cell(shown_text(column.text(row))) for column in columns] for row in rows),
     ]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""`systolic table profile`: the profiles of tiles that come with the package are made by this."""
+"""`systolic table profile`: make the tile profiles that come with the package."""
 
 from __future__ import annotations
 

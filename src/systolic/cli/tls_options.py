@@ -14,7 +14,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def tls_options(command: _F) -> _F:
-    """`--tls-ca`, `--tls-cert` and `--tls-key`, each also from the environment."""
+    """Add `--tls-ca`, `--tls-cert` and `--tls-key`, each also read from the environment."""
     for name, what in (
         ("key", "Its key, without a passphrase."),
         ("cert", "Certificate of this machine, signed by that authority."),
@@ -34,13 +34,9 @@ def tls_options(command: _F) -> _F:
 def certificates_of(
     scheduler: str | None, authority: Path | None, certificate: Path | None, key: Path | None
 ) -> Certificates | None:
-    """The three together; None where there are none, or no scheduler whose they could be.
-
-    Raises:
-      click.UsageError: one is given without another.
-    """
-    given = [file is not None for file in (authority, certificate, key)]
-    if not any(given) or scheduler is None:
+    """Return the three together, or None without them or without a scheduler; one without another is a `UsageError`."""
+    present = [file is not None for file in (authority, certificate, key)]
+    if not any(present) or scheduler is None:
         return None
     if authority is None or certificate is None or key is None:
         raise click.UsageError("--tls-ca, --tls-cert and --tls-key go together: give all three")

@@ -83,7 +83,7 @@ def create(name: str, zone: str, project: str, dry_run: bool, **machine: Any) ->
 @_options(*_PLACE_OPTIONS)
 @click.argument("ssh_arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- SSH_ARGUMENTS]")
 def ssh(name: str, zone: str, project: str, dry_run: bool, ssh_arguments: tuple[str, ...]) -> int:
-    """Open a shell on a machine. What follows -- goes to ssh. The exit code is that of the shell.
+    """Open a shell on a machine. What follows -- goes to ssh. The exit code is the shell's.
 
     \b
     Examples:
@@ -166,29 +166,29 @@ def run(
         return _print(*start, *jobs.lines(where, job), *((_deletion(where),) if delete_after else ()))
     gcloud.program()
     parent = _results_folder(Path(results, name))
-    there, code = not creation, 1
+    exists, code = not creation, 1
     with _interruptible(), tempfile.TemporaryDirectory() as folder:
         count = pack(Path.cwd(), Path(folder, f"{job}.tar.gz"), job, command)
         complain("no file is copied: this is no git checkout" if count is None else f"copying {count} files")
         try:
             if creation:
                 _check_free(where)
-                there = True
+                exists = True
                 _make(where, creation)
             jobs.check_fit(where)
             code, written = jobs.run(where, job, Path(folder), parent)
             complain(f"results are in {written}" if written else "the command wrote no files")
         except (MachineError, OSError) as error:
             complain(f"systolic: {error}")
-            there = there and not isinstance(error, MachineNotFoundError | RefusedError)
+            exists = exists and not isinstance(error, MachineNotFoundError | RefusedError)
             delete_after = delete_after and not isinstance(error, BusyError)  # whose command is somebody else's
         except KeyboardInterrupt:
             complain("stopped")
             code = 130
         finally:
-            if there and delete_after:
+            if exists and delete_after:
                 code = code if _delete(where) else code or 1
-            elif there:
+            elif exists:
                 _tell_left(where)
     return code
 
@@ -209,7 +209,7 @@ def _read_command(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _results_folder(folder: Path) -> Path:
-    """Make a folder, which git ignores if it was not there: results are no part of the next run's copy."""
+    """Make a folder, which git ignores if it is new: results are no part of the next run's copy."""
     is_new = not folder.exists()
     make_folder(folder, folder)
     if is_new:
@@ -236,7 +236,7 @@ def _deletion(where: Address) -> Line:
 
 
 def _delete(where: Address) -> bool:
-    """Delete a machine; if that fails, return False after loud words."""
+    """Delete a machine; if that fails, print a warning that it still costs money, and return False."""
     try:
         gcloud.call(_deletion(where), where.name)
     except MachineNotFoundError as error:
@@ -273,7 +273,7 @@ def _print(*lines: Line) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Stop at a closed terminal or a `kill` as at Ctrl-C: what was to be deleted at the end still is."""
+    """Stop at a closed terminal or a `kill` as at Ctrl-C, so that machines are still deleted at the end."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = [(number, signal.signal(number, signal.default_int_handler)) for number in numbers]
     try:

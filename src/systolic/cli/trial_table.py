@@ -123,11 +123,13 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
 
 
 def _winner(trials: list[Trial]) -> Trial | None:
-    return next(iter(best_first(one for one in trials if one.tried is not None and one.time_us is not None)), None)
+    return next(
+        iter(best_first(trial for trial in trials if trial.tried is not None and trial.time_us is not None)), None
+    )
 
 
 def _said(winner: Trial | None) -> tuple[Any, ...] | None:
-    """What two winners are compared by; how long the compiler took is not part of it."""
+    """Return the fields by which two winners are compared; the compiler's time is not one of them."""
     return None if winner is None else (winner.tried, winner.time_us)
 
 
@@ -157,7 +159,7 @@ _WINNERS: tuple[Column[_Tried], ...] = (
     textual("config", lambda row: _config(_winner(row[1]))),
     numeric("µs", lambda row: _time_us(_winner(row[1])), us),
     numeric("provenance", lambda row: _provenance(_winner(row[1]))),
-    numeric("trials", lambda row: sum(one.tried is not None for one in row[1])),
+    numeric("trials", lambda row: sum(trial.tried is not None for trial in row[1])),
 )
 # A product with its winners before and after.
 _Change = tuple[Subject, Trial | None, Trial | None]

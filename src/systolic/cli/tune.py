@@ -167,14 +167,14 @@ def tune(
     cases = _cases(product, suites, only, dtype, precision, stack, batch) if spec is None and fn is None else []
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
-    asked: list[tuple[str, Any]] = [("", spec)] if spec is not None else []
-    asked += [(case.name, spec_of(case)) for case in cases]
+    specs: list[tuple[str, Any]] = [("", spec)] if spec is not None else []
+    specs += [(case.name, spec_of(case)) for case in cases]
     check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
-    there = cluster(scheduler, certificates, **limits) if scheduler is not None else None
-    somewhere = there if there is not None else nullcontext((None, workers.count))
+    dask_cluster = cluster(scheduler, certificates, **limits) if scheduler is not None else None
+    somewhere = dask_cluster if dask_cluster is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
 
         def options(chip: Chip, name: str) -> dict[str, Any]:
@@ -194,9 +194,13 @@ def tune(
         else:
             searches = [
                 functools.partial(
-                    searched, its, measured=measured, xla_default_flags=xla_default_flags, **options(chip, name)
+                    searched,
+                    product_spec,
+                    measured=measured,
+                    xla_default_flags=xla_default_flags,
+                    **options(chip, name),
                 )
-                for name, its in asked
+                for name, product_spec in specs
                 for chip in chips
             ]
         results, stopped = until_stopped(searches)
@@ -260,17 +264,17 @@ def _plot(
 
     points = [
         TrialPoint(
-            volume=math.prod(dataclasses.astuple(one.config.tiles)) if one.config is not None else volume(one),
-            time_us=one.time_us,
-            limit=one.limit,
+            volume=math.prod(dataclasses.astuple(trial.config.tiles)) if trial.config is not None else volume(trial),
+            time_us=trial.time_us,
+            limit=trial.limit,
         )
-        for one in trials
-        if one.time_us is not None
+        for trial in trials
+        if trial.time_us is not None
     ]
     if not points:
         note(f"nothing to draw into {path}: no trial has a time", quiet=quiet)
         return
-    title, said = f"{what}: {len(points)} trials", provenance(trials[0])
+    title, time_provenance = f"{what}: {len(points)} trials", provenance(trials[0])
     with writing(path):
-        save_png(trials_plot(points, title=title, axis=axis, provenance=said, xla_us=xla_us), path)
+        save_png(trials_plot(points, title=title, axis=axis, provenance=time_provenance, xla_us=xla_us), path)
     note(f"wrote {path}", quiet=quiet)

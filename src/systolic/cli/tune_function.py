@@ -1,4 +1,4 @@
-"""What `systolic tune` prints and writes of a function: the winner's static arguments, and its trials."""
+"""Print and write results of `systolic tune` for functions: the winner's static arguments, and the trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ _SHOWN = 10  # trials, and combinations that are left out
 
 
 def show_function(result: FunctionTuning) -> None:
-    """Print the search of one function on one chip."""
     what = f"{result.spec.name}({'; '.join(result.spec.arguments)}) on {result.chip}"
     winner = result.winner
     if winner is None or winner.time_us is None:
@@ -27,8 +26,8 @@ def show_function(result: FunctionTuning) -> None:
         say(f"{what}: simulated {time_text(winner.time_us, result.error(winner))} with {winner.function}")
         if result.speed_ratio is not None and result.default_trial is not None and result.default_trial is not winner:
             error = result.ratio_error_percent(result.default_trial)
-            said = verdict_text(result.verdict, error, same_kernel=True)
-            say(f"{result.speed_ratio:.2f} × as fast as it is now, {said}")
+            verdict = verdict_text(result.verdict, error, same_kernel=True)
+            say(f"{result.speed_ratio:.2f} × as fast as it is now, {verdict}")
         if result.level_trials:
             say(f"{result.level_trials} other trials are level with it: their times are no further apart")
         say(_as_python(result.spec.name.rpartition(".")[2], winner))
@@ -43,22 +42,22 @@ def show_function(result: FunctionTuning) -> None:
         )
     if result.trials:
         show_table(console(), _columns(result), result.trials[:_SHOWN])
-    for each in result.left_out[:_SHOWN]:
-        say(f"left out: {each}")
+    for variant in result.left_out[:_SHOWN]:
+        say(f"left out: {variant}")
     if len(result.left_out) > _SHOWN:
         say(f"left out: {len(result.left_out) - _SHOWN} more, which --json lists")
 
 
 def _as_python(name: str, winner: Trial) -> str:
-    """Return the winner as its user writes it. Only its user knows the other fields of a record."""
+    """Return the winner as Python source. Only the user knows the other fields of a record."""
     chosen = winner.function.arguments if winner.function is not None else {}
     records: dict[str, str] = {}
-    for each, value in chosen.items():
-        argument, dot, field = each.partition(".")
+    for keyword, value in chosen.items():
+        argument, dot, field = keyword.partition(".")
         fields = f"{records.get(argument, f'dataclasses.replace({argument}')}, {field}={value!r}"
         records[argument] = fields if dot else repr(value)
     ends = {argument: ")" * text.startswith("dataclasses.") for argument, text in records.items()}
-    return f"functools.partial({name}{''.join(f', {each}={text}{ends[each]}' for each, text in records.items())})"
+    return f"functools.partial({name}{''.join(f', {key}={text}{ends[key]}' for key, text in records.items())})"
 
 
 def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
@@ -79,7 +78,6 @@ def _columns(result: FunctionTuning) -> tuple[Column[Trial], ...]:
 
 
 def function_record(result: FunctionTuning) -> dict[str, Any]:
-    """Return a search as a row of `--json`."""
     winner = result.winner
     return {
         "chip": result.chip,
@@ -97,7 +95,7 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
         "unmodelled_trials": result.unmodelled_trials,
         "default": function_trial(result, result.default_trial) if result.default_trial is not None else None,
         "trials": [function_trial(result, trial) for trial in result.trials],
-        "left_out": [{"keywords": _values(each.keywords), "reason": each.reason} for each in result.left_out],
+        "left_out": [{"keywords": _values(variant.keywords), "reason": variant.reason} for variant in result.left_out],
         "considered": result.considered,
         "compiled": result.compiled,
         "seconds": result.seconds,
@@ -106,7 +104,6 @@ def function_record(result: FunctionTuning) -> dict[str, Any]:
 
 
 def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
-    """Return a trial as JSON, with its static arguments by name and the error of its time."""
     error, config = result.error(trial), trial.function
     return {
         **dataclasses.asdict(trial),
@@ -118,11 +115,11 @@ def function_trial(result: FunctionTuning, trial: Trial) -> dict[str, Any]:
 
 
 def _values(keywords: Any) -> dict[str, str]:
-    return {each.name: each.value for each in keywords}
+    return {keyword.name: keyword.value for keyword in keywords}
 
 
 def volume(trial: Trial) -> int:
-    """Return the product of all sizes among the static arguments, to be drawn along an axis."""
+    """Return the product of all sizes among the static arguments, for the plot's axis."""
     values = trial.function.arguments.values() if trial.function is not None else ()
     sizes = [size for value in values for size in (value if isinstance(value, tuple) else (value,))]
     return math.prod(size for size in sizes if isinstance(size, int) and size > 0)

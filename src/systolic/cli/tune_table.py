@@ -1,4 +1,4 @@
-"""What `systolic tune` prints: the winner of each product, and the best of its trials."""
+"""Print results of `systolic tune`: the winner of each product, and the best of its trials."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ENDS = {
 
 
 def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store: Path) -> None:
-    """Print searches, of products or of functions, and what all of them share."""
-    found = versions()
-    say(f"times are simulated: compiled by libtpu {found['libtpu']} (jax {found['jax']}), executed on a model")
+    """Print searches of products or of functions, and their common facts."""
+    installed = versions()
+    say(f"times are simulated: compiled by libtpu {installed['libtpu']} (jax {installed['jax']}), executed on a model")
     for result in results:
         say("")
         show_one(result)
@@ -37,7 +37,6 @@ def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store
 
 
 def show_product(result: TuningResult) -> None:
-    """Print the search of one product."""
     what = named(result)
     winner = result.winner
     if winner is None or winner.time_us is None:

@@ -1,4 +1,4 @@
-"""`systolic validate`: simulated times beside times that other people measured on real TPUs."""
+"""`systolic validate`: compare simulated times with times that other people measured on real TPUs."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def validate(
 
     The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
     timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
-    block_matmul_f32_scratch, some of them with _rhs_transposed and _relu behind. With a column kind, operations of
+    block_matmul_f32_scratch, some of them followed by _rhs_transposed and _relu. With a column kind, operations of
     other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
     over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
-    row's compiler flags, and with them its clock state, are those of a column flags, else those that notes and software
+    row's compiler flags, and with them its clock state, are in a column flags, or else in what its notes and software
     state. A row that cannot be compared is listed with the reason. Exit code 1: not one could be predicted.
 
     \b
@@ -127,7 +127,7 @@ def validate(
     in_use: dict[str, Chip] = {}
     if constants is not None:
         changed = known_chip(constants.chip)
-        if changed is None or (chips and changed.name not in {known.name for known in chips}):
+        if changed is None or (chips and changed.name not in {chip.name for chip in chips}):
             raise click.UsageError(
                 f"{constants_file} holds constants of {constants.chip}, of which no row is asked for"
             )
@@ -139,23 +139,29 @@ def validate(
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
-    summary = {name: found.record() for name, found in statistics.items()}
-    summary |= {name: asdict(found) for name, found in collective_statistics(rows).items()}
+    summary = {name: chip_statistics.record() for name, chip_statistics in statistics.items()}
+    summary |= {name: asdict(group_statistics) for name, group_statistics in collective_statistics(rows).items()}
     give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
-        timed = {str(program): found for program, found in predicted.items() if isinstance(found, Measurement)}
-        # Of a slice the run is that of one device, whose waits are for others.
-        runs = {name: found.run for name, found in timed.items() if found.run is not None and found.slice_run is None}
+        timed = {
+            str(program): prediction for program, prediction in predicted.items() if isinstance(prediction, Measurement)
+        }
+        # A slice's run is one device's run, which waits for others.
+        runs = {
+            name: measurement.run
+            for name, measurement in timed.items()
+            if measurement.run is not None and measurement.slice_run is None
+        }
         made_with = {name: text for name, text in versions().items() if text}
-        found = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
-        write_text(intervals_file, found.as_json())
+        errors = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
+        write_text(intervals_file, errors.as_json())
         note(f"intervals {intervals_file}", quiet=quiet)
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
-        used = [found for name in statistics if (found := in_use.get(name) or known_chip(name)) is not None]
+        used = [chip for name in statistics if (chip := in_use.get(name) or known_chip(name)) is not None]
         outputs = {"--constants": constants_file, "--plot": plot_file, "--page": page_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
@@ -187,11 +193,11 @@ def _show(
         out.print("")
     parts = [
         (name, sizes, part)
-        for name, found in statistics.items()
+        for name, chip_statistics in statistics.items()
         for sizes, part in (
-            ("all", found.every),
-            ("from 2048", found.from_2048),
-            ("from 2048, not in view", found.from_2048_not_in_view),
+            ("all", chip_statistics.every),
+            ("from 2048", chip_statistics.from_2048),
+            ("from 2048, not in view", chip_statistics.from_2048_not_in_view),
         )
         if part.rows
     ]
@@ -252,14 +258,10 @@ def _command(
     dispatch_us: float,
     files: Mapping[str, Path | None],
 ) -> str:
-    """The call that makes a file. Of files elsewhere only the names: what is made is for other machines too.
-
-    Args:
-      files: by the option that names them.
-    """
+    """Return the command that makes a file. Absolute paths are cut to names, as it is for other machines too."""
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
-        words += ["--chip", ",".join(known.name for known in chips)]
+        words += ["--chip", ",".join(chip.name for chip in chips)]
     for name, value in flags.items():
         words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]

@@ -14,11 +14,11 @@ _MAX_WORDS = 400  # characters of gcloud's that a message quotes
 
 
 class TpuCallError(WrongCallError, ValueError):
-    """No such machine can be made, or the project cannot be copied."""
+    """No such machine exists, or the project cannot be copied."""
 
 
 class MachineError(LackingError, RuntimeError):
-    """A machine cannot be made, reached or used; `returncode` is that of gcloud, with `ssh` of the remote command."""
+    """A machine cannot be made, reached or used; `returncode` is gcloud's, with `ssh` the remote command's."""
 
     returncode = 1
 
@@ -56,7 +56,7 @@ _FAILURES = (
 
 
 def failure(verb: str, name: str, returncode: int, stderr: str) -> MachineError:
-    """Return the error that a failed call of gcloud is: its verb, the machine, how it ended, and all that was said."""
+    """Return the error of a failed gcloud call: its verb, the machine, the exit code, and the output."""
     match = _ERROR.search(stderr)
     own_words = match[1] if match else ""
     words = printable(" ".join(own_words.split() or stderr.strip().splitlines()[-1:]))[:_MAX_WORDS]

@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A machine's name and place; an empty zone or project is that of gcloud's configuration."""
+    """A machine's name and place; an empty zone or project is taken from gcloud's configuration."""
 
     name: str
     zone: str = ""
@@ -62,7 +62,7 @@ def call(arguments: Sequence[str], name: str, *, folder: Path | None = None, liv
     """Run a command line for a machine in a folder, and return its standard output; or raise a `MachineError`.
 
     Args:
-      live: leave it the terminal, for its output and its questions to the user; else it cannot ask any.
+      live: leave it the terminal, for its output and its questions; else it cannot ask any.
     """
     source, sink = (None, None) if live else (subprocess.DEVNULL, subprocess.PIPE)
     command = [program(), *arguments[1:]]

@@ -1,4 +1,4 @@
-"""A command on a machine, and the results that it leaves, which come back whole or not at all."""
+"""Run a command on a machine, and bring its results back whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_BYTES = 8 * 2**30  # of results
 
 
 def new_job() -> str:
-    """Return a job's name, which no other has."""
+    """Return a unique name of a job."""
     return f"systolic-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 

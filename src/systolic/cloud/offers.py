@@ -8,7 +8,7 @@ from systolic.cloud.gcloud import Address, Line, line
 
 
 def create_line(where: Address, *, chip_name: str, accelerator_type: str, runtime_version: str, spot: bool) -> Line:
-    """Return the command line that makes a machine; what is "" follows from the rest, else from the default chip."""
+    """Return the command line that makes a machine; "" follows from the other values, or from the default chip."""
     requested, of_type = chip(chip_name).name if chip_name else "", _chip_of(accelerator_type)
     if requested and of_type and requested != of_type:
         raise TpuCallError(

@@ -64,7 +64,7 @@ def pack(folder: Path, archive: Path, job: str, command: Sequence[str]) -> int |
     modules = [path for path in sorted(package.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
     sent = [(folder / name, f"files/{name}") for name in names or ()]
     sent += [(path, f"package/systolic/{path.relative_to(package).as_posix()}") for path in modules]
-    # All is older than what the command writes, also where the machine's clock is behind.
+    # All is older than the command's output, even if the machine's clock is slow.
     with tarfile.open(archive, "w:gz") as packed:
         for path, name in sent:
             try:

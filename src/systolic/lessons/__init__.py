@@ -1,7 +1,7 @@
-"""The lessons: one idea each, a kernel that can be read and pasted, and the numbers that show the idea.
+"""The lessons: each has one idea, a kernel that can be read and pasted, and numbers that show the idea.
 
-The files of `kernels/` need JAX and NumPy and nothing of this package. A lesson's own module says what is run
-on which sizes, and puts what came of it into words. The ladder of matmul kernels is in `ladder/`.
+The files of `kernels/` need JAX and NumPy and nothing of this package. A lesson's own module names the sizes,
+runs the kernels, and puts the results into words. The ladder of matmul kernels is in `ladder/`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class LessonEntry:
     """A row of the table of lessons.
 
     Attributes:
-      name: of its module, which has `lesson(chips)`.
+      name: its module's, which has `lesson(chips)`.
       title: one line.
-      kernels: files of `kernels/`, in the order in which they are read.
+      kernels: files of `kernels/`, in reading order.
     """
 
     name: str
@@ -30,7 +30,6 @@ class LessonEntry:
 
     @property
     def module(self) -> str:
-        """The name of its module."""
         return f"{__name__}.{self.name}"
 
     @property
@@ -39,7 +38,7 @@ class LessonEntry:
         return (*(f"{__name__}.kernels.{kernel}" for kernel in self.kernels), self.module)
 
     def run(self, chips: Sequence[Chip]) -> Lesson:
-        """Runs the lesson. Listing lessons imports none of them, and the roofline needs no JAX."""
+        """Run the lesson. Listing lessons imports none of them, and the roofline needs no JAX."""
         return import_module(self.module).lesson(chips)
 
 

@@ -1,10 +1,10 @@
 """Between chips · An all-gather and a reduce-scatter by hand, round a ring of chips.
 
     all-gather       every device ends with all blocks        each sends 1 MiB on, seven times, with eight devices
-    reduce-scatter   every device ends with one block's sum   the same bytes the other way about
+    reduce-scatter   every device ends with one block's sum   the same bytes in the other direction
 
-The kernels are in `kernels/rings.py`. They are given references to HBM and copy from there, to a neighbour's HBM or
-VMEM: for what only moves bytes, no block ever needs to be in VMEM.
+The kernels are in `kernels/rings.py`. They get references to HBM and copy from there, to a neighbor's HBM or VMEM: a
+kernel that only moves bytes needs no block in VMEM.
 
 A ring sends (count − 1) blocks over each link, whichever collective it is, and no way round takes fewer. But a link
 carries both directions at once: half of each block to the right and half to the left is the same program with two
@@ -12,7 +12,7 @@ copies a hop, and half the time.
 
 A collective goes wrong in its waits, and its time does not tell.
 
-    a wait too few   the neighbour's copy is passed on, perhaps before it has come: a race, and not a microsecond slower
+    a wait too few   the neighbor's copy is passed on, perhaps before it has come: a race, and not a microsecond slower
     a wait too many  one direction's copy is waited for before the other's starts: right, and no faster than one way
 
 Without the first the numbers are right as long as all devices keep pace. In interpret mode on eight virtual devices the
@@ -20,8 +20,9 @@ race detector finds it. The second no check finds, since nothing is wrong: the s
 links do.
 
 Times are simulated: the real compiler's program for a slice, on a model of its devices and of the links between them.
-Beside them stands what the bytes alone take over one link. A hop costs more than its bytes: the copy's start, the way,
-its landing, and the wait. XLA copies the kernel's result once more, since it has to lie at one address on all devices.
+The tables also have the time of the bytes alone over one link. A hop costs more than its bytes: the copy's start, the
+way, its landing, and the wait. XLA copies the kernel's result once more, since it has to lie at one address on all
+devices.
 
 The notes that this follows: "Pallas Tutorial Notes": passing HBM buffers, and semaphores.
 """
@@ -58,12 +59,12 @@ class Collective:
     """One function of the lesson.
 
     Attributes:
-      name: for tables.
-      kernel: of one device's part.
-      reduces: whether its argument has a block for every device on each.
-      ways: how many directions it uses.
-      reference: of the whole argument, in float64, for eight devices.
-      finds: what the run must find, of one that is wrong on purpose.
+      name: in tables.
+      kernel: computes one device's part.
+      reduces: its argument has a block for every device on each.
+      ways: number of directions.
+      reference: computes it of the whole argument, in float64, for eight devices.
+      finds: what the run must find, if the kernel is wrong on purpose.
     """
 
     name: str
@@ -75,17 +76,17 @@ class Collective:
 
     @property
     def function(self) -> ShardedFunction:
-        """The kernel as a function of whole arrays, which are sharded over the ring."""
+        """Return the kernel as a function of whole arrays, which are sharded over the ring."""
         spec = PartitionSpec(RING)
         return ShardedFunction(fn=self.kernel, mesh=ring_of, in_specs=(spec,), out_specs=spec)
 
     def argument(self, devices: int, rows: int, columns: int) -> jax.ShapeDtypeStruct:
-        """The whole array of as many devices."""
+        """Return the whole array for `devices` devices."""
         blocks = devices * devices if self.reduces else devices
         return jax.ShapeDtypeStruct((blocks * rows, columns), jnp.float32)
 
     def bytes_per_link(self, devices: int) -> int:
-        """Bytes that go over each link in one direction."""
+        """Return bytes over each link in one direction."""
         return (devices - 1) * ROWS * COLUMNS * 4 // self.ways
 
 
@@ -118,7 +119,7 @@ COLLECTIVES = (
 
 
 def run(pool: WorkerPool, collective: Collective, chip: Chip) -> Future[RunOutcome]:
-    """Runs a collective in interpret mode on virtual devices. Its pool has done nothing else."""
+    """Run a collective in interpret mode on virtual devices. Its pool must be fresh."""
     task = functools.partial(run_in_worker, reference=collective.reference, seeds=(0, 1), settings=tracing_settings())
     argument = collective.argument(_VIRTUAL, _RUN_ROWS, _RUN_COLUMNS)
     label = f"running {collective.name}"
@@ -128,7 +129,7 @@ def run(pool: WorkerPool, collective: Collective, chip: Chip) -> Future[RunOutco
 
 
 def experiment(collective: Collective, chip: Chip) -> Experiment:
-    """The collective on all devices of the chip's slice, with 1 MiB for each."""
+    """Return the collective on all devices of the chip's slice, with 1 MiB for each."""
     argument = collective.argument(chip.ring_devices, ROWS, COLUMNS)
     topology = slice_name(chip)
     label = f"{collective.name} for {chip.name} {topology}"
@@ -136,12 +137,12 @@ def experiment(collective: Collective, chip: Chip) -> Experiment:
 
 
 def slice_name(chip: Chip) -> str:
-    """The slice that the lesson uses, "2x4"."""
+    """Return the slice of the lesson, "2x4"."""
     return chip.ring_topology.rpartition(":")[2]
 
 
 def wire_us(collective: Collective, chip: Chip) -> float | None:
-    """The time that its bytes take over one link, both directions of it at once; None: its links are not known."""
+    """Return the time of its bytes over one link, both directions at once; None: the chip's links are not known."""
     return (
         collective.bytes_per_link(chip.ring_devices) / chip.links.bytes_per_s * 1e6 if chip.links is not None else None
     )
@@ -175,7 +176,7 @@ def _row(collective: Collective, chip: Chip, checked: RunOutcome, timed: Outcome
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Both collectives, one way and both ways round: run on virtual devices, simulated on a slice of each chip."""
+    """Run both collectives, one way and both ways round, on virtual devices, and simulate them on each chip's slice."""
     check_available()
     pairs = [(collective, chip) for collective in COLLECTIVES for chip in chips]
     with WorkerPool(max_workers=1) as virtual, WorkerPool(max_workers=1) as compilers:
@@ -206,6 +207,6 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
 
 
 def _times(times: Mapping[tuple[str, str], float | None], chips: Sequence[Chip], before: str, after: str) -> str:
-    """Two simulated times on each chip: "v5e 153.1 → 79.8 µs"."""
+    """Return two simulated times on each chip: "v5e 153.1 → 79.8 µs"."""
     pairs = ((chip.name, times[before, chip.name], times[after, chip.name]) for chip in chips)
     return ", ".join(f"{name} {a:.1f} → {b:.1f} µs" for name, a, b in pairs if a and b) or "no chip has both"

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/block_matmul.py`, and says what came of it."""
+"""Run the kernels of `kernels/block_matmul.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.spec import MatmulSpec
 
 
 def lesson(chips: Sequence[Chip] = ()) -> Lesson:
-    """Divisible, ragged and tiny sizes against float64, and what a grid rounded down would have lost."""
+    """Compare divisible, ragged and tiny sizes with float64, and show what a grid rounded down would lose."""
     del chips  # it shows arithmetic that is the same on every chip
     rows = []
     for m, k, n in ((512, 512, 512), (1000, 700, 300), (257, 513, 129), (100, 100, 100)):

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/cores.py`, and says what came of it."""
+"""Run the kernels of `kernels/cores.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ COMPARED = ("sine", "sum", "add", "3 steps", "4 steps", "triangle", "dealt")
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Additions, sines, sums and a triangle, on one core and on all of a device."""
+    """Run additions, sines, sums and a triangle, on one core and on all of a device."""
     results = run_parts(PARTS, chips)
     return Lesson(
         lines=(

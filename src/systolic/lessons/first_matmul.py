@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/first_matmul.py`, and says what came of it."""
+"""Run the kernels of `kernels/first_matmul.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.spec import MatmulSpec
 
 
 def lesson(chips: Sequence[Chip] = ()) -> Lesson:
-    """512³ in TPU interpret mode, plain and transposed, with and without relu, against float64."""
+    """Run 512³ in TPU interpret mode, plain and transposed, with and without relu, against float64."""
     del chips  # interpret mode is the same for every chip
     import numpy as np
 
@@ -35,7 +35,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                     activation=activation,
                     interpret=pltpu.InterpretParams(),
                 )
-                # relu brings two numbers no further apart, so the tolerance of the product is that of the whole.
+                # relu brings two numbers no further apart, so the product's tolerance holds for the whole.
                 accuracy = Accuracy(
                     max_abs_error=max_abs_error(np.asarray(out), expected, spec), tolerance=tolerance(spec, 1)
                 )

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/grouped.py` beside XLA and `systolic.grouped_matmul`, and says what came of it."""
+"""Run the kernels of `kernels/grouped.py`, XLA and `systolic.grouped_matmul`, and report the results."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ UNEVEN = np.random.default_rng(0).multinomial(M, np.random.default_rng(1).dirich
 
 
 def reference(sizes: Int32[Array, " groups"], x: Float[Array, "m k"], w: Float[Array, "groups k n"]) -> Array:
-    """Every row times the matrix of its group, which is gathered."""
+    """Multiply every row by its group's matrix, which is gathered."""
     group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(x.shape[0]), side="right")
     return jnp.einsum("mk,mkn->mn", x, w[group])
 
 
 def xla(sizes: Array, x: Array, w: Array) -> Array:
-    """XLA's own grouped product."""
     return jax.lax.ragged_dot(x, w, sizes, preferred_element_type=x.dtype)
 
 
@@ -61,7 +60,7 @@ PARTS = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Even groups by both kernels, uneven ones by the second, by XLA and by systolic."""
+    """Run even groups by both kernels, uneven ones by the second, by XLA and by systolic."""
     results = run_parts(PARTS, chips)
     listed = int((-(-np.cumsum(UNEVEN) // ROWS) - (np.cumsum(UNEVEN) - UNEVEN) // ROWS)[UNEVEN > 0].sum())
     return Lesson(

@@ -1,4 +1,4 @@
-"""Records of a lesson, to be shown."""
+"""Records of lessons and their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.support.status import Status
 class Lesson:
     """The facts of one lesson, computed when its `lesson()` was called.
 
-    `ok` says whether everything that the lines claim came out so.
+    `ok`: all claims of the lines hold.
     """
 
     lines: tuple[str, ...]
@@ -24,7 +24,7 @@ class Lesson:
 
 
 def everywhere(chip: Chip) -> str:
-    """Has no reason against any chip: every one has what the part needs."""
+    """Return no reason against any chip: every chip has what the part needs."""
     del chip
     return ""
 
@@ -34,14 +34,14 @@ class Part:
     """One function that a lesson shows: run in TPU interpret mode, compiled, and simulated on each chip.
 
     Attributes:
-      name: for tables: "pipelined".
-      fn: of arrays; what is static is bound.
-      args: arrays or shapes, of real sizes, to compile and simulate with. Contents count where a kernel branches.
+      name: in tables: "pipelined".
+      fn: a function of arrays; static arguments are bound.
+      args: arrays or shapes, of real sizes, to compile and simulate with. Contents matter if a kernel branches.
       run_args: to run in interpret mode with; None: `args`, made smaller. ()  with `args` not empty: it is not run.
-      reference: of the same arguments, in float64; None where the run compares with nothing.
-      finds: rules that the run must find, of a part that is wrong on purpose: {"nan"}; of all others it finds no error.
-      lacks: of a chip, what it lacks for this part; "" for nothing. Such a chip is said to lack it, and left out.
-      simulated: whether it is compiled and simulated.
+      reference: computes it in float64; None: no comparison.
+      finds: rules that the run must find if the part is wrong on purpose: {"nan"}; else it must find no error.
+      lacks: what a chip lacks for this part; "" for nothing. Such a chip is named and left out.
+      simulated: compile and simulate it.
     """
 
     name: str
@@ -59,12 +59,12 @@ class PartResult:
     """The result of one part on one chip.
 
     Attributes:
-      status: "unsupported" where the chip lacks what the part takes; "wrong" where its run did not come out as it must.
+      status: "unsupported" if the chip lacks what the part takes; "wrong" if its run has another result than it must.
       reason: why it is not ok.
-      time_us: simulated; None where there is none.
-      time_error: how far that may be off.
-      error, tolerance: of the run, against the reference; None where nothing was compared.
-      found: rules of grade error that the run found.
+      time_us: simulated; None: there is none.
+      time_error: its error.
+      error, tolerance: the run's, against the reference; None: no comparison.
+      found: rules of grade error that the run violated.
     """
 
     part: str
@@ -83,7 +83,7 @@ class PartResult:
 
     @property
     def ok(self) -> bool:
-        """True if nothing is amiss; a chip that lacks what it takes is nothing amiss."""
+        """True without an error; a chip that lacks what the part takes is none."""
         return self.status in ("ok", "unsupported")
 
     def row(self) -> dict[str, object]:
@@ -106,15 +106,13 @@ class PartResult:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Results of all parts on all chips."""
-
     parts: tuple[PartResult, ...] = ()
 
     def __getitem__(self, key: tuple[str, str]) -> PartResult:
         return next(part for part in self.parts if (part.part, part.chip) == key)
 
     def ratio(self, part: str, other: str, chip: str) -> float | None:
-        """Return other's time over part's; None where one of them has no time."""
+        """Return other's time over part's; None if one has no time."""
         mine, theirs = self[part, chip].time_us, self[other, chip].time_us
         return theirs / mine if mine and theirs else None
 
@@ -136,21 +134,21 @@ class Results:
 
     @property
     def rows(self) -> tuple[dict[str, object], ...]:
-        """Return lines of a table; columns that hold nothing are left out."""
+        """Return lines of a table; empty columns are left out."""
         rows = [part.row() for part in self.parts]
         filled = {key for row in rows for key, value in row.items() if value is not None}
         return tuple({key: value for key, value in row.items() if key in filled} for row in rows)
 
 
 def _error(error: TimeError | None) -> float | str | None:
-    """The percentage; where it is not known, why."""
+    """Return the percentage, or why it is not known."""
     if error is None:
         return None
     return error.percent if error.percent is not None else f"? ({error.reason})"
 
 
 def _agreeing(values: Mapping[str, str]) -> str:
-    """Each with its name; the value alone where all are equal."""
+    """Return each value with its name, or only the value if all are equal."""
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
     return ", ".join(f"{name} {value}" for name, value in values.items())

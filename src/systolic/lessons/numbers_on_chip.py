@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/numbers_on_chip.py`, and says what came of it."""
+"""Run the kernels of `kernels/numbers_on_chip.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from systolic.schedule import Tiles
 
 
 def product_reference(lhs: Array, rhs: Array) -> Array:
-    """In the dtype of the arguments."""
+    """Return the product in the dtype of the arguments."""
     return lhs @ rhs
 
 
@@ -70,15 +70,15 @@ PARTS = (
 
 
 def relative_error(result: Array | np.ndarray, expected: np.ndarray) -> float:
-    """Root mean square of the error, over that of the result."""
+    """Return the root mean square of the error, relative to the result's."""
     return float(np.sqrt(np.mean((np.asarray(result, np.float64) - expected) ** 2) / np.mean(expected**2)))
 
 
 def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str, float]:
-    """Relative errors of products of standard normal float32 in interpret mode, by the name of the part.
+    """Return relative errors of products of standard normal float32 in interpret mode, by the name of the part.
 
     Sums are rounded k/bk times where they are kept in bfloat16. Operands are rounded to bfloat16, or scaled to int8,
-    before; errors of sums are against the product of the rounded ones, those of int8 against the product of all bits.
+    before; errors of sums are relative to the product of the rounded ones, errors of int8 to the product of all bits.
     """
     random = np.random.default_rng(0)
     lhs, rhs = random.standard_normal((m, k), np.float32), random.standard_normal((k, n), np.float32)
@@ -103,7 +103,7 @@ def errors(m: int = 256, k: int = 8192, n: int = 256, bk: int = 128) -> dict[str
 
 
 def largest_sums(k: int = 2**17) -> tuple[int, int]:
-    """The sum of k − 1 products of −128 by −128 in int32, and of k, by the ladder's v5 in interpret mode."""
+    """Return the sum of k − 1 products of −128 by −128 in int32, and of k, by the ladder's v5 in interpret mode."""
     lhs = np.full((32, k), -128, np.int8)
     lhs[0, -1] = 0
     tiles = Tiles(tile_m=32, tile_k=2**13, tile_n=128)
@@ -113,7 +113,7 @@ def largest_sums(k: int = 2**17) -> tuple[int, int]:
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Passes of float32, sums in two dtypes, and int8: error and time of each."""
+    """Run passes of float32, sums in two dtypes, and int8: error and time of each."""
     results = run_parts(PARTS, chips)
     with WorkerPool(max_workers=2) as pool:  # whose JAX runs on the CPU, whatever there is
         error, sums = pool.submit(errors, label="errors"), pool.submit(largest_sums, label="sums of int8")
@@ -146,7 +146,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
 
 
 def _work(results: Results, part: str, chips: Sequence[Chip]) -> str:
-    """Busy time of the matrix units, over that of one pass."""
+    """Return busy time of the matrix units, relative to one pass."""
     sentences = []
     for chip in chips:
         mine, exact = results[part, chip.name], results["float32 dot", chip.name]

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/pipelining.py`, and says what came of it."""
+"""Run the kernels of `kernels/pipelining.py`, and report the results."""
 
 from __future__ import annotations
 

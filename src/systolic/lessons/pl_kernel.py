@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/pl_kernel.py`, and says what came of it."""
+"""Run the kernels of `kernels/pl_kernel.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ PARTS = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """The product of the ladder's v5 on a mesh of cores, with deeper pipelines, and with lookahead."""
+    """Run the product of the ladder's v5 on a mesh of cores, with deeper pipelines, and with lookahead."""
     results = run_parts(PARTS, chips)
     same = results.ratios("two buffers", "ladder v5", chips)
     deeper = results.ratios("three buffers", "two buffers", chips)

@@ -1,10 +1,10 @@
-"""The names that published times give to their programs, and the functions they stand for.
+"""Map the names of programs in published times to functions.
 
     xla                        XLA's own product
     ladder_v1 … ladder_v5      the rungs of the ladder
     block_matmul_f32_scratch   the kernel of JAX's matmul notebook, which is the ladder's v5: blocks, a sum of its own
 
-`dot_general` is XLA's own, too. `_rhs_transposed` and `_relu` after `xla`, `ladder_v5` or `block_matmul_f32_scratch`,
+`dot_general` is also XLA's. `_rhs_transposed` and `_relu` after `xla`, `ladder_v5` or `block_matmul_f32_scratch`,
 one or both: rhs is stored [n, k], and negative sums become zero before they are rounded. For kernels that is
 `first_matmul`, v5's body with these two holes.
 
@@ -38,10 +38,10 @@ _SPLITS = 4  # bands of v2 each way, as in its own command
 
 
 def published_program(row: PublishedRow) -> Rebuilt:
-    """The program that a row timed.
+    """Return the program that a row timed.
 
     Raises:
-      OpError: the op is not known, the row has not the tiles that it needs, or a dtype is none that JAX multiplies.
+      OpError: the op is not known, the row lacks its tiles, or JAX does not multiply a dtype.
       SpecError: a dtype is not known.
     """
     if not row.kind.endswith("product"):
@@ -124,7 +124,7 @@ def xla_variant(
     acc: str,
     dtype_out: str,
 ) -> Shaped[Array, "m n"]:
-    """XLA's product with rhs either way round, and relu on sums of dtype `acc` before they are rounded."""
+    """Return XLA's product with rhs either way round, and relu on sums of dtype `acc` before they are rounded."""
     contracted = ((1,), (1,)) if transposed else ((1,), (0,))
     sums = lax.dot_general(
         lhs, rhs, (contracted, ((), ())), preferred_element_type=jnp.dtype(acc if relu else dtype_out)

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/reductions.py`, and says what came of it."""
+"""Run the kernels of `kernels/reductions.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ PARTS = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """The sum that is not cleared, the right one, by blocks, on both cores, and two ways to order the steps wrongly."""
+    """Run the sum that is not cleared, the right one, by blocks, on both cores, and with two wrong orders of steps."""
     results = run_parts(PARTS, chips)
     of = {part.name: results[part.name, chips[0].name] for part in PARTS}  # runs do not depend on the chip
     at_once, blocks = of["output whole"], of["by blocks"]

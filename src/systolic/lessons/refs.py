@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/refs.py`, and says what came of it."""
+"""Run the kernels of `kernels/refs.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ PARTS = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """The addition of refs, a slice whose place is in SMEM, and a sum by a loop of kernels with a copy and without."""
+    """Run an addition of refs, a slice at a place in SMEM, and a sum by a loop of kernels with a copy and without."""
     results = run_parts(PARTS, chips)
     moved = [results["a piece", chip.name].hbm_bytes for chip in chips]
     shares = sorted({f"{100 * bytes_ / _X_BYTES:.1f} %" for bytes_ in moved if bytes_})

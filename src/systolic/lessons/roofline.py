@@ -1,4 +1,4 @@
-"""Roofline arithmetic: what a product needs, what a chip gives, and which of the two sides is the limit.
+"""Roofline arithmetic: the needs of a product, the rates of a chip, and which of the two sides is the limit.
 
     flops      = 2 · m · k · n                             a multiplication and an addition for each term
     bytes      = the operands once, the result once        less than this cannot cross HBM
@@ -27,7 +27,7 @@ from systolic.spec import MatmulSpec
 
 
 def least_compute_bound_size(dtype: str, chip: Chip) -> int:
-    """The least multiple of 128 at which a square product is compute-bound.
+    """Return the least multiple of 128 at which a square product is compute-bound.
 
     A cube of side s has intensity 2·s³ / (s² · bytes of one element of lhs, rhs and out together), linear in s.
     """
@@ -36,7 +36,7 @@ def least_compute_bound_size(dtype: str, chip: Chip) -> int:
 
 
 def lesson(chips: Sequence[Chip] = ()) -> Lesson:
-    """1024³ on every chip in every dtype that it takes and the ladder uses."""
+    """Compute 1024³ on every chip in every dtype that it takes and the ladder uses."""
     rows = []
     for chip in chips or CHIPS.values():
         for dtype in ("float32", "bfloat16", "int8"):

@@ -1,4 +1,4 @@
-"""Runs the parts of a lesson: in TPU interpret mode, through the compiler, on the chips' models."""
+"""Run the parts of a lesson: in TPU interpret mode, through the compiler, on the chips' models."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NOT_RUN = Outcome(label="")
 
 
 def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
-    """Runs every part in interpret mode with race detection, and compiles and simulates it for every chip.
+    """Run every part in interpret mode with race detection, and compile and simulate it for every chip.
 
-    The run is as on that chip, of those that lack nothing for the part, whose device has the most cores: there, cores
-    share the steps along parallel axes. A part that every chip lacks something for is not run.
+    The run imitates the chip with the most cores per device among those that lack nothing for the part: cores
+    share the steps along parallel axes. A part that no chip supports is not run.
 
     Args:
-      parts: of the lesson, each by another name.
+      parts: the lesson's, with distinct names.
       chips: to simulate on.
       time_limit_s: seconds for one run or compilation.
 

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/scalar_prefetch.py`, and says what came of it."""
+"""Run the kernels of `kernels/scalar_prefetch.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ PUBLISHED_MS = {
 
 
 def chosen_reference(order: Array, x: Array) -> Array:
-    """Choose blocks by indexing."""
     return x.reshape(-1, ROWS, x.shape[1])[order].reshape(-1, x.shape[1])
 
 
@@ -45,7 +44,7 @@ def sparse_from_nothing(
     blocks: BFloat16[Array, "blocks bm bk"],
     rhs: BFloat16[Array, "k n"],
 ) -> BFloat16[Array, "k n"]:
-    """`sparse_matmul` of a square lhs, into zeros of its own: XLA writes them, and copies nothing."""
+    """Return `sparse_matmul` of a square lhs into its own zeros: XLA writes them, and copies nothing."""
     return sparse_matmul(rows, columns, blocks, rhs, jnp.zeros(rhs.shape, rhs.dtype))
 
 
@@ -65,21 +64,20 @@ def _masked(mask: np.ndarray, masks: np.ndarray, kinds: np.ndarray, k: int) -> t
 
 
 def triangle(m: int, k: int, n: int) -> tuple[Any, ...]:
-    """Arguments of `masked_matmul` for the lower triangle: masks of the blocks on the diagonal, and of those below."""
+    """Return arguments of `masked_matmul` for the lower triangle: masks of the blocks on the diagonal and below."""
     mask = np.tri(m // SIDE, n // SIDE)
     masks = np.stack([np.tri(SIDE, dtype=np.int32), np.ones((SIDE, SIDE), np.int32)])
     return _masked(mask, masks, 1 - np.eye(*mask.shape), k)
 
 
 def scattered(count: int, m: int, k: int, n: int) -> tuple[Any, ...]:
-    """Return `count` whole blocks at random places."""
     mask = np.zeros((m // SIDE, n // SIDE))
     mask[block_list(count, *mask.shape)] = 1
     return _masked(mask, np.ones((1, SIDE, SIDE), np.int32), np.zeros_like(mask), k)
 
 
 def xla_masked(mask: Array, lhs: Array, rhs: Array) -> Array:
-    """The docs' reference: everything is computed, then masked."""
+    """Return the docs' reference: everything is computed, then masked."""
     return mask * (lhs @ rhs)
 
 
@@ -151,7 +149,7 @@ PUBLISHED = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Products of blocks at four densities, of a triangle with and without its copies skipped; the docs' own on v5e."""
+    """Run products of blocks at four densities, a triangle with and without skipped copies, the docs' own on v5e."""
     results = run_parts(PARTS, chips)
     published = run_parts(PUBLISHED, [V5E]) if V5E in chips else Results()
     return Lesson(
@@ -175,7 +173,7 @@ def lesson(chips: Sequence[Chip]) -> Lesson:
 
 
 def _of_all(results: Results, kind: str, chip: Chip) -> str:
-    """In words: "26 take 13 % of the time of all, 64 …"."""
+    """Return in words: "26 take 13 % of the time of all, 64 …"."""
     sentences = []
     for count in COUNTS[:-1]:
         ratio = results.ratio(f"{kind}, {COUNTS[-1]} blocks", f"{kind}, {count} blocks", chip.name)

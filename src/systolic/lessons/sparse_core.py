@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/sparse_core.py`, and says what came of it."""
+"""Run the kernels of `kernels/sparse_core.py`, and report the results."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ MOVED_BYTES = 2 * ARGS[1].size * TABLE.shape[1] * 4 + ARGS[1].nbytes  # read and
 
 
 def subcores(chip: Chip) -> int:
-    """Counts the subcores of all SparseCores of a device, as JAX knows it; 0 where it has none."""
+    """Return the number of subcores of all SparseCores of a device, as JAX knows it; 0 if it has none."""
     with traced_as_on(chip):
         cores = pltpu.get_tpu_info().sparse_core
     return cores.num_cores * cores.num_subcores if cores is not None else 0
 
 
 def _run_on_subcores(pool: WorkerPool, chip: Chip) -> RunOutcome:
-    """The SparseCore's gather in interpret mode, as far as that goes."""
+    """Run the SparseCore's gather in interpret mode, as far as it supports that."""
     args = (RUN_ARGS[0], _numbers(BLOCK * subcores(chip), 512))
     job = functools.partial(run_in_worker, reference=take, seeds=(0,), settings=tracing_settings())
     return pool.submit(job, gather, abstract_arguments(args), argument_values(args), chip).result()

@@ -1,4 +1,4 @@
-"""Runs the kernels of `kernels/unpacking.py` beside XLA and `systolic.matmul`, and says what came of it."""
+"""Run the kernels of `kernels/unpacking.py`, XLA and `systolic.matmul`, and report the results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RUN = 16, 256, 512
 
 
 def reference(x: Float[Array, "m k"], w: Array, scale: Float[Array, "blocks 1 n"]) -> Array:
-    """Every weight is multiplied by its scale, then by the rows."""
+    """Multiply every weight by its scale, then by the rows."""
     return x @ (w * jnp.repeat(scale[:, 0], w.shape[0] // len(scale), axis=0))
 
 
 def xla(x: Array, w: Array, scale: Array) -> Array:
-    """XLA's way: weights that are made whole, then a product."""
+    """Unpack whole weights as XLA does, then multiply."""
     blocks = w.astype(jnp.bfloat16).reshape(len(scale), -1, w.shape[1])
     return jnp.dot(x, (blocks * scale.astype(jnp.bfloat16)).reshape(w.shape), preferred_element_type=x.dtype)
 
@@ -70,7 +70,7 @@ PARTS = (
 
 
 def lesson(chips: Sequence[Chip]) -> Lesson:
-    """Weights of sixteen, eight and four bits, with scales of columns and of blocks."""
+    """Run weights of sixteen, eight and four bits, with scales of columns and of blocks."""
     results = run_parts(PARTS, chips)
     sums, weights, ahead, ours = (
         f"int4 in blocks, {way}" for way in ("scaled sums", "scaled weights", "XLA", "systolic")

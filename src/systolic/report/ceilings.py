@@ -15,10 +15,10 @@ class Ceiling:
     """One limit of one program, on one device.
 
     Attributes:
-      name: what limits it.
-      amount: what has to be done, with its unit.
-      rate: how fast that goes, with its unit.
-      least_us: the time that it takes at the least.
+      name: the limiting unit.
+      amount: the work, with its unit.
+      rate: the unit's rate, with its unit.
+      least_us: the least time.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Ceiling:
 
 
 def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
-    """Lists the limits of a program that are known. HBM is as the simulator's copies reach it."""
+    """Return the known limits of a program. HBM's is as the simulator's copies reach it."""
     roof = explanation.roofline
     result = []
     if program.flops and roof.peak_flops_per_s:
@@ -63,7 +63,7 @@ def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
 
 
 def ceilings_table(explanation: Explanation) -> ExplainedTable[Ceiling]:
-    """Lists the limits of the function itself, the closest first."""
+    """Return a table of the function's own limits, the closest first."""
 
     def share(ceiling: Ceiling) -> float:
         return ceiling.least_us / explanation.time_us if explanation.time_us else 0.0

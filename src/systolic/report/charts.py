@@ -1,6 +1,6 @@
 """The page's plots of an explanation, as Vega-Lite specifications.
 
-Colours are the page's own CSS variables, which an SVG understands: the same plot serves light and dark, and paper.
+Colors are the page's own CSS variables, which an SVG understands: the same plot serves light and dark, and paper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyItem:
-    """A colour and its meaning. The page sets keys as text, which wraps; Vega's own do not."""
+    """A color and its meaning. The page sets keys as text, which wraps; Vega's own do not."""
 
     tone: str  # a CSS variable of the page
     title: str
@@ -52,13 +52,12 @@ _KINDS = {"window": "read", "scratch": "code", "temporary": "xla", "spill": "wai
 
 
 def vmem_key(vmem_map: VmemMap) -> tuple[KeyItem, ...]:
-    """Says what the colours of `vmem` mean."""
     kinds = [kind for kind in _KINDS if any(part.kind == kind for part in vmem_map.parts)]
     return tuple(KeyItem(tone=_KINDS[kind], title=kind) for kind in kinds)
 
 
 def finished(chart: Any) -> Spec:
-    """Turns a chart into a specification in the page's style, as wide as the page allows."""
+    """Turn a chart into a specification in the page's style, as wide as the page allows."""
     spec = chart.properties(width="container").to_dict()
     spec["config"] = CONFIG
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -66,21 +65,20 @@ def finished(chart: Any) -> Spec:
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Makes a chart of rows."""
     import altair as alt
 
     return alt.Chart(alt.Data(values=list(rows)))
 
 
 def tooltips(**titles: str) -> list[Any]:
-    """Makes tooltips of text, from titles by field."""
+    """Make tooltips of text, from titles by field."""
     import altair as alt
 
     return [alt.Tooltip(f"{name}:N", title=title) for name, title in titles.items()]
 
 
 def colours(field: str, by_value: Mapping[str, str]) -> Any:
-    """Makes a colour scale without a legend: CSS colours by the values of a field."""
+    """Make a color scale without a legend: CSS colors by the values of a field."""
     import altair as alt
 
     return alt.Color(f"{field}:N", scale=alt.Scale(domain=list(by_value), range=list(by_value.values())), legend=None)
@@ -172,7 +170,7 @@ def units(run: SimulatedRun) -> Spec:
 
 
 def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
-    """Draws what each operand moves, over the least that it could."""
+    """Draw each operand's traffic relative to the least possible."""
     import altair as alt
 
     bars = [

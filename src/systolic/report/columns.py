@@ -1,4 +1,4 @@
-"""Tables as columns: each says what it is called, what it shows of a row, and how that is written."""
+"""Columns of tables: heading, value and format."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Column(Generic[Row]):
 
     Attributes:
       title: its heading, with the unit.
-      value: what it shows of a row: a number, or text; None shows as a dash.
-      form: how a number is written: as `format` takes it, or what writes it, as `written.us` does.
+      value: a row's number or text; None shows as a dash.
+      form: a number's format: a format spec, or a function such as `written.us`.
       kind: "text", "code" (text that was written for a compiler), or "number".
-      share: of a row, the share that a page draws behind the cell as a bar.
-      style: of a row, the colour in a terminal.
-      droppable: whether it gives way where a terminal is too narrow; the last such column goes first.
-      optional: whether it is left out where no row has a value.
+      share: the share of a row that a page draws as a bar under the cell.
+      style: a row's color in a terminal.
+      droppable: left out if a terminal is too narrow; the last such column goes first.
+      optional: left out if no row has a value.
     """
 
     title: str
@@ -37,7 +37,6 @@ class Column(Generic[Row]):
     optional: bool = False
 
     def text(self, row: Row) -> str:
-        """The cell of a row."""
         value = self.value(row)
         if value is None:
             return NOTHING
@@ -46,7 +45,6 @@ class Column(Generic[Row]):
         return self.form(value) if callable(self.form) else format(value, self.form)
 
     def is_empty(self, row: Row) -> bool:
-        """True if there is nothing to show of a row."""
         return self.value(row) in (None, "")
 
 
@@ -59,7 +57,7 @@ def numeric(
     droppable: bool = False,
     optional: bool = False,
 ) -> Column[Row]:
-    """A column of numbers, or of text that is set like numbers."""
+    """Return a column of numbers, or of text that is set like numbers."""
     return Column(title=title, value=value, form=form, share=share, droppable=droppable, optional=optional)
 
 
@@ -72,12 +70,11 @@ def textual(
     droppable: bool = False,
     optional: bool = False,
 ) -> Column[Row]:
-    """A column of text."""
     return Column(title=title, value=value, kind=kind, style=style, droppable=droppable, optional=optional)
 
 
 def of_part(column: Column[Row], part: Callable[[Whole], Row]) -> Column[Whole]:
-    """A column of rows that hold the rows which it was made for."""
+    """Return a column for rows that hold the original rows."""
     return Column(
         title=column.title,
         value=lambda row: column.value(part(row)),

@@ -1,4 +1,4 @@
-"""Compares two explanations, or two simulated runs, of the same thing."""
+"""Compare two explanations, or two simulated runs, of the same thing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotComparableError(WrongCallError, TypeError):
 
 
 def compare(before: Explanation | Run, after: Explanation | Run, *, names: tuple[str, str] = ("", "")) -> Comparison:
-    """Says what changed from one explanation to another, or from one simulated run to another.
+    """Return what changed from one explanation to another, or from one simulated run to another.
 
         before = systolic.simulate(jnp.matmul, x, w, chip="v6e")
         after = systolic.simulate(kernel, x, w, chip="v6e")
@@ -42,9 +42,9 @@ def compare(before: Explanation | Run, after: Explanation | Run, *, names: tuple
 
 
 def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparison:
-    """Compares time, waiting and communication of two runs; `names` are those of their functions.
+    """Compare time, waiting and communication of two runs; `names` are their functions'.
 
-    Of a slice, waiting is that of the slowest device.
+    On a slice, waiting is the slowest device's.
     """
     rows = (*_time_rows(before, after), *_waiting_rows(before, after), *_communication(before, after))
     return Comparison(
@@ -59,7 +59,7 @@ def compare_runs(before: Run, after: Run, *, names: tuple[str, str]) -> Comparis
 
 
 def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
-    """Compares the numbers of two explanations, and lists the findings that went and came."""
+    """Compare the numbers of two explanations, and list the findings that went and came."""
     first, second = before.run, after.run
     runs = [explanation.slice_run or explanation.run for explanation in (before, after)]
     xla = [program(explanation, "xla") for explanation in (before, after)]
@@ -90,7 +90,7 @@ def compare_explanations(before: Explanation, after: Explanation) -> Comparison:
 
 
 def _errors(before: Run, after: Run) -> dict[str, Any]:
-    """Makes the fields of a comparison that say what was compared, and how far it may be off."""
+    """Return the fields of a comparison with the compared functions and their errors."""
     return {
         "error_before": before.error,
         "error_after": after.error,
@@ -101,7 +101,7 @@ def _errors(before: Run, after: Run) -> dict[str, Any]:
 
 
 def _device(run: Run) -> SimulatedRun:
-    """The run of the device, on a slice of the slowest."""
+    """Return the run of the device, on a slice of the slowest."""
     return run.slowest if isinstance(run, SliceRun) else run
 
 
@@ -127,7 +127,7 @@ def _waiting_rows(before: Run, after: Run) -> Iterable[ComparedRow]:
 
 
 def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
-    """Compares what devices of a slice say to each other; collectives go by name, as the HLO has them."""
+    """Compare communication between devices of a slice; collectives go by their HLO names."""
     sides = [_talk(run) if isinstance(run, SliceRun) else {} for run in (before, after)]
     for quantity, unit in dict.fromkeys((*sides[0], *sides[1])):
         values = [side.get((quantity, unit)) for side in sides]
@@ -161,7 +161,7 @@ def _units(before: SimulatedRun, after: SimulatedRun) -> Iterable[ComparedRow]:
 
 
 def _each(group: str, unit: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterable[ComparedRow]:
-    """Makes a row for each name of either side; what is nothing on both is left out."""
+    """Make a row for each name of either side; rows without a value on both are left out."""
     for name in dict.fromkeys((*before, *after)):
         if before.get(name) or after.get(name):
             yield _row(group, name, unit, before.get(name), after.get(name))

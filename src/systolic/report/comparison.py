@@ -1,4 +1,4 @@
-"""Changes between two explanations, or two simulated runs: the record, and how it is saved and shown."""
+"""Changes between two explanations, or two simulated runs: the record, saved and shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ComparedRow:
 
     @property
     def change(self) -> float | None:
-        """Relative: 0.1 is a tenth more. Of shares, the difference. None where it is not known."""
+        """Relative change: 0.1 is a tenth more. For shares, the difference. None: not known."""
         if self.before is None or self.after is None:
             return None
         if self.unit == "share":
@@ -69,12 +69,12 @@ class Comparison(Summarised):
     format: int = FORMAT
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
+        """Write JSON text for `from_json`."""
         return json.dumps(cattrs.unstructure(self), allow_nan=False)
 
     @staticmethod
     def from_json(text: str) -> Comparison:
-        """Reads a comparison that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
           ValueError: the text is none, or of another version's format.
@@ -82,11 +82,7 @@ class Comparison(Summarised):
         return read_record(text, Comparison, "comparison")
 
     def check_saved(self) -> None:
-        """Refuse a saved comparison without a time.
-
-        Raises:
-          ValueError: it has none.
-        """
+        """Raise `ValueError` for a saved comparison without a time."""
         if not self.rows:
             raise ValueError("rows: there are none")
 
@@ -120,7 +116,7 @@ class Comparison(Summarised):
         return self.rows[0].change or 0.0
 
     def summary(self) -> Summary:
-        """Says whether it has become faster, with a row for each quantity, in its unit; shares in per cent."""
+        """Return whether it has become faster, with a row for each quantity; shares in percent."""
         names = " → ".join(dict.fromkeys(filter(None, (self.before, self.after))))
         change = f"{abs(self.slower):.1%} {'slower' if self.slower > 0 else 'faster'}" if self.slower else "as fast"
 

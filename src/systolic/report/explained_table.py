@@ -24,7 +24,7 @@ class ExplainedTable(Generic[Row]):
 def explained_table(
     columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
 ) -> ExplainedTable[Row]:
-    """Makes a table of items, at most so many of them, without the optional columns that would be empty.
+    """Make a table of items, at most `most` of them, without empty optional columns.
 
     Args:
       columns: its columns.

@@ -29,12 +29,12 @@ _MAX_PARTS = 40
 
 
 def program(explanation: Explanation, role: str) -> Program | None:
-    """Finds the first program of that role."""
+    """Return the first program of that role."""
     return next((program for program in explanation.programs if program.role == role), None)
 
 
 def rate_tflops(program: Program) -> float | None:
-    """Computes the rate in Tflop/s; None where there is no time, or the operations are not known."""
+    """Return the rate in Tflop/s; None if there is no time, or the operations are not known."""
     return program.flops / program.time_us / 1e6 if program.time_us and program.flops else None
 
 
@@ -86,7 +86,6 @@ def _saves_nothing(change: Program, explanation: Explanation) -> bool:
 
 
 def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
-    """Lists every buffer in VMEM."""
     if explanation.vmem is None or not explanation.vmem.parts:
         return None
     limit = max(1, explanation.vmem.limit_bytes)
@@ -208,14 +207,13 @@ def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | 
 
 
 def times_least(operand: OperandTraffic) -> str:
-    """Says how often each byte moves."""
+    """Return how often each byte moves, in words."""
     if operand.moved_bytes is None or not operand.least_bytes:
         return "–"
     return f"{operand.moved_bytes / operand.least_bytes:.2f} ×"
 
 
 def savings_table(explanation: Explanation) -> ExplainedTable[Saving] | None:
-    """Lists the findings."""
     if not explanation.savings:
         return None
     return explained_table(

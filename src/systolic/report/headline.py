@@ -1,4 +1,4 @@
-"""The few figures of a page that are read first, and where the time goes."""
+"""The few key figures of a page, and where the time goes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Tone = Literal["matrix", "read", "overhead", "wait", "moved", "track"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure with its unit, and what it is compared with."""
+    """One figure with its unit and its baseline."""
 
     title: str
     value: str
@@ -34,7 +34,7 @@ class TimePart:
 
 
 def figures(explanation: Explanation) -> tuple[Figure, ...]:
-    """Lists time, rate, speed beside XLA, and how far each limit is used."""
+    """Return time, rate, speed relative to XLA, and the used share of each limit."""
     run = explanation.run
     error = (explanation.slice_run or run).error
     result = [
@@ -92,7 +92,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
 
 
 def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
-    """Splits the later core's time into waiting, by cause, and the rest, in which it works."""
+    """Split the later core's time into waiting, by cause, and working."""
     names: dict[str, tuple[str, Tone]] = {
         "copy": ("waiting for copies", "wait"),
         "overhead": ("starting copies and looking at their flags", "overhead"),
@@ -110,5 +110,4 @@ def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
 
 
 def share_figure(title: str, share: float, note: str) -> Figure:
-    """A share, as per cent and as a bar."""
     return Figure(title=title, value=f"{share * 100:.0f}", unit="%", beside=note, share=share)

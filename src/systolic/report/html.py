@@ -1,4 +1,4 @@
-"""An HTML file that asks for nothing from anywhere: what it needs is in it."""
+"""Write an HTML file that contains everything that it needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **
       drawn: all plots that the page shows.
       command: the command that writes such pages.
       title: of the page.
-      values: what the template asks for.
+      values: the template's values.
 
     Raises:
       DrawingMissing: a library that draws is not installed.

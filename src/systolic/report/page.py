@@ -1,4 +1,4 @@
-"""An explanation as one HTML file that asks for nothing from anywhere: what it needs is in it."""
+"""Write an explanation as one HTML file that contains everything that it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from systolic.simulator import SliceRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPart:
-    """A window of the timeline with its plot; no plot where nothing of it was kept."""
+    """A window of the timeline with its plot, or without one if no span of it was kept."""
 
     title: str
     span: str
@@ -59,7 +59,7 @@ def explanation_page(explanation: Explanation) -> str:
 
 
 def _plots(explanation: Explanation) -> dict[str, Plot]:
-    """Draws the plots, by name; those of which there is nothing to draw are left out."""
+    """Draw the plots, by name; empty ones are left out."""
     run = explanation.run
     result = {
         "roofline": (

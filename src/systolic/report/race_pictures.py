@@ -1,4 +1,4 @@
-"""Pictures of a race: for each suite that has one, times over the size that its question is about."""
+"""Pictures of a race: for each suite that has one, times over the suite's size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def picture(rows: Iterable[BenchRow]) -> Picture | None:
 
 
 def _grouped(rows: Sequence[BenchRow]) -> Picture:
-    """The product that has most rows, on one chip: everybody's times over the rows of a group."""
+    """Draw the product with most rows, on one chip: all times over the rows of a group."""
     chip, series = _most(rows, lambda row: (row.case.chip, row.case.series))
     shown = [row for row in rows if (row.case.chip, row.case.series) == (chip, series)]
     first = shown[0]
@@ -60,7 +60,7 @@ def _quantized(rows: Sequence[BenchRow]) -> Picture:
 
 
 def _sparse(rows: Sequence[BenchRow]) -> Picture:
-    """The product that has most densities: a line for each size of blocks, beside that of a dense matrix by XLA."""
+    """Draw the product with most densities: a line for each size of blocks, and one for a dense matrix by XLA."""
     forward = [row for row in rows if row.case.series]
     if not forward:
         return Picture(title="", x_title="", points=())

@@ -27,7 +27,7 @@ def rates_plot(
     peak_tflops: float,
     xla_tflops: Mapping[int, float],
 ) -> Any:
-    """Draws a kernel's rates over sizes, XLA's beside it and the peak as a line; sizes without a rate are marked.
+    """Draw a kernel's and XLA's rates over sizes, and the peak as a line; sizes without a rate are marked.
 
     Args:
       points: in the order of the plot.

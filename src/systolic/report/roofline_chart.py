@@ -1,4 +1,4 @@
-"""The page's roofline, as a Vega-Lite specification: simulated rates below what the chip allows."""
+"""The page's roofline, as a Vega-Lite specification: simulated rates below the chip's limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ _ROLES = {"this": "this kernel", "xla": "XLA", "other": "another function", "cha
 
 
 def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
-    """Says what the marks of `roofline_chart` mean."""
     roof = explanation.roofline
     roles = [
         role for role in _ROLES if any(program.role == role and program.time_us for program in explanation.programs)
@@ -34,7 +33,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
     """Draws rates over operations per HBM byte, below the roof; None where no program has both.
 
     On a slice, all is of one device, and a line above each program is the third ceiling, of the links: it depends on
-    what the program sends, and not on how often it reads HBM.
+    the bytes sent, and not on HBM traffic.
     """
     import altair as alt
 

@@ -31,7 +31,7 @@ class LinkAxis:
 
     @property
     def busiest(self) -> LinkRun:
-        """The one that carries bytes for the longest time."""
+        """The link that carries bytes for the longest time."""
         return max(self.links, key=lambda link: link.busy_cycles)
 
 
@@ -44,7 +44,7 @@ def link_axes(links: Iterable[LinkRun]) -> tuple[LinkAxis, ...]:
 
 
 def collectives_table(run: SliceRun) -> ExplainedTable[CollectiveRun] | None:
-    """Lists what the slowest device did together with others, what took longest first."""
+    """List the slowest device's collectives, the longest first."""
     if not run.collectives:
         return None
     scale = 1e6 / run.clock_hz

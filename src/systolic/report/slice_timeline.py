@@ -27,7 +27,7 @@ class _Row:
 
 
 def collective_spans(run: SliceRun) -> tuple[Span, ...]:
-    """Makes a span of each call of the slowest device's collectives, of those that are operations by themselves.
+    """Make a span for each call of the slowest device's collectives that are operations of their own.
 
     Of others it is one span, from the first call's begin to the last one's end.
     """
@@ -53,7 +53,7 @@ def collective_spans(run: SliceRun) -> tuple[Span, ...]:
 def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
     """Collects what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
 
-    Of many classes and links the slowest and the busiest have rows; all rows have room for as many bars.
+    Of many classes and links the slowest and the busiest have rows; all rows have room for the same number of bars.
     """
     begin, end = begin_us * run.clock_hz / 1e6, end_us * run.clock_hz / 1e6
     rows = [*_device_rows(run), *_collective_rows(run), *_link_rows(run)]
@@ -93,7 +93,6 @@ def _device_rows(run: SliceRun) -> Iterable[_Row]:
 
 
 def _devices_lane(device_class: DeviceClass) -> str:
-    """Names the row of a class; no other has its first device."""
     numbers = devices_text(device_class.devices)
     if len(numbers) > _MAX_LETTERS:
         return f"{len(device_class.devices)} like device {min(device_class.devices)}"

@@ -28,9 +28,9 @@ def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction]
     """Writes the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
 
     Args:
-      label: names the step.
+      label: the step's name.
       run: the step.
-      trials: the same with something changed.
+      trials: steps with one change each.
 
     Raises:
       DrawingMissing: a library that draws is not installed.

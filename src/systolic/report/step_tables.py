@@ -32,12 +32,12 @@ class KindOfCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step, or one that differs from it in one thing, with what came of it.
+    """A step, or one that differs from it in one parameter, with its outcome.
 
     Attributes:
-      label: the function, or what differs.
+      label: the function, or the difference.
       run: None: there is none.
-      reason: why not.
+      reason: why there is none.
     """
 
     label: str
@@ -76,7 +76,7 @@ def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
 
 
 def passes_text(run: StepRun) -> str:
-    """Says which share of the time each pass takes."""
+    """Return the share of time of each pass, in words."""
     cycles = max(1, run.run.later_core.cycles)
     totals = {name: sum(part.cycles for part in run.parts if part.in_pass == name) for name in PASSES}
     # What the program does between operations is of no pass.
@@ -152,7 +152,7 @@ def trials_table(base: StepRun, trials: Sequence[Prediction]) -> ExplainedTable[
 
 
 def memory_text(run: StepRun) -> str:
-    """Says what the step takes of HBM, and of what."""
+    """Return the step's HBM and its parts, in words."""
     memory = run.memory
     parts = {
         "arguments": memory.argument_bytes,
@@ -168,7 +168,7 @@ def memory_text(run: StepRun) -> str:
 
 
 def gain_text(base: StepRun, run: StepRun) -> str:
-    """Says how much faster a step is than another one, by tokens where both have them."""
+    """Return the speedup of a step, by tokens if both have them, in words."""
     if base.tokens and run.tokens:
         return f"{run.tokens_per_s_per_device / base.tokens_per_s_per_device - 1:+.1%} tokens/s"
     return f"{run.time_us / base.time_us - 1:+.1%} time"

@@ -1,4 +1,4 @@
-"""Errors of simulated times as they are shown: after a time, in a column, and in a verdict on two times."""
+"""Show errors of simulated times: after a time, in a column, and in a verdict on two times."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEGEND = "±: nine of ten published times of such programs lie within so much of
 
 
 def time_text(time_us: float, error: TimeError | None) -> str:
-    """A simulated time with its error: "164.8 µs ± 4 %"."""
+    """Return a simulated time with its error: "164.8 µs ± 4 %"."""
     return f"{time_us:,.1f} µs" + (f" {error.words}" if error is not None else "")
 
 
 def error_column(
     error: Callable[[_Row], TimeError | None], title: str = "±", *, droppable: bool = False
 ) -> Column[_Row]:
-    """A column of errors, to stand behind that of the times."""
+    """Return a column of errors, to follow the column of times."""
 
     def cell(row: _Row) -> str | None:
         row_error = error(row)
@@ -31,7 +31,7 @@ def error_column(
 
 
 def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
-    """Explain the column, and why there is no number in it; nothing where it is empty."""
+    """Explain the column and its missing numbers; no lines if it is empty."""
     result = [error for error in errors if error is not None]
     reasons = dict.fromkeys(error.reason for error in result if error.percent is None)
     return [LEGEND] * bool(result) + [f"± ?: {reason}" for reason in reasons]

@@ -72,7 +72,7 @@ def pack(spans: Iterable[Span]) -> list[int]:
 
 
 def activity(span: Span) -> Activity:
-    """Says as what a span is drawn."""
+    """Return the kind of bar that draws a span."""
     if span.kind == "copy":
         source, _, destination = span.label.partition(" → ")
         if (source == "hbm") == (destination == "hbm"):
@@ -84,7 +84,7 @@ def activity(span: Span) -> Activity:
 
 
 def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
-    """Collects the later core's spans and SparseCores' programs from `begin_us` to `end_us`, and as much around it."""
+    """Collects the later core's spans and SparseCores' programs from `begin_us` to `end_us`, and as long around it."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
@@ -136,7 +136,7 @@ def core_bar(lane: str, span: Span, run: SimulatedRun) -> Bar:
 
 
 def longest_spans(spans: Iterable[Span], limit: int) -> list[Span]:
-    """Picks the longest of each kind, as many of one kind as of another."""
+    """Pick the longest of each kind, the same number of each."""
     ranks: dict[str, int] = {}
     ranked = []
     for span in sorted(spans, key=lambda span: span.begin_cycles - span.end_cycles):
@@ -148,7 +148,7 @@ def longest_spans(spans: Iterable[Span], limit: int) -> list[Span]:
 def busy_lanes(run: SimulatedRun, begin_us: float, end_us: float, pieces: int) -> tuple[BusyLane, ...]:
     """Computes how busy each kind was in each of `pieces` equal pieces of the time; kinds that never were are left out.
 
-    Of `matrix`, the share is that of the units' cycles; of the others, that of the time in which there was any.
+    The share of `matrix` is of the units' cycles; of the other kinds, of the time in which there was any.
     """
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin = begin_us / scale
@@ -188,8 +188,8 @@ def _spread(totals: list[float], first: float, last: float, weight: float) -> No
 def _gaps(core: CoreRun) -> dict[str, tuple[float, float]]:
     """Finds where spans were left out, by kind, in cycles.
 
-    As many were kept from the beginning as from the end, the same number of each kind: a kind of which some were left
-    out has more than any other, or as many.
+    The same number was kept from the beginning and the end, and of each kind: no kind has more spans than a kind
+    from which some were left out.
     """
     if not core.spans_left_out:
         return {}

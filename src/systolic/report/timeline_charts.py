@@ -153,7 +153,7 @@ def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
 
 
 def _pieces(lane: BusyLane, at: int, time_us: float) -> list[dict[str, Any]]:
-    """Makes rectangles from a lane's ground upwards; neighbours of one height are one."""
+    """Make rectangles from a lane's ground upwards; neighbors of one height are one."""
     rows: list[dict[str, Any]] = []
     width = time_us / max(1, len(lane.shares))
     for piece, exact in enumerate(lane.shares):

@@ -1,4 +1,4 @@
-"""Times over a size that grows, a line for each of those who are compared, in a panel for each chip."""
+"""Plot times over a size, with a line for each competitor, in a panel for each chip."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _OTHERS = ("#bc4c00", "#8250df", "#bf8700", "#cf222e", "#1b7c83", "#bf3989", "#5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePoint:
-    """One time of one of those who are compared.
+    """One time of one competitor.
 
     Attributes:
       x: the size.
-      series: whose time it is, as the legend has it.
+      series: the competitor, as in the legend.
       panel: the chip, where there are several panels.
-      dashed: whether its line is one to compare with.
+      dashed: its line is a baseline.
     """
 
     x: float
@@ -33,8 +33,9 @@ def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provena
     """Draws a line for each series, both axes logarithmic.
 
     Args:
-      points: at least one. Lines of one name have one colour in all panels, and stand in the legend as they come.
-      x_title: what grows, with its unit.
+      points: at least one. Lines of one name have one color in all panels, and are in the legend in order of
+        appearance.
+      x_title: the size, with its unit.
       provenance: how the times are known.
 
     Returns:

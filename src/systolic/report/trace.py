@@ -20,10 +20,10 @@ _FIRST_COPY_ROW = 10
 def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
     """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each
     TensorCore, and for each SparseCore its programs, and streams and waits of its first tile. Of a slice, there are
-    such processes for each class of devices, one of what the slowest device says to others, and one with a row for each
+    such processes for each class of devices, one of the slowest device's communication, and one with a row for each
     link.
 
-    What the timeline left out is in the metadata: `spans_left_out`.
+    Numbers of spans that the timeline left out are in the metadata: `spans_left_out`.
     """
     processes = _of_a_slice(run) if isinstance(run, SliceRun) else _of_a_device(run)
     scale = 1e6 / run.clock_hz
@@ -70,7 +70,7 @@ class _Process:
 
 
 def _of_a_device(run: SimulatedRun, of: str = "") -> list[_Process]:
-    """Makes the processes of a device; `of` says which devices it is one of."""
+    """Make the processes of a device; `of` names the devices that it represents."""
     cores = [(f"{of}TensorCore {core.core}", "simulated", core.spans, core.spans_left_out) for core in run.cores]
     cores += [(f"{of}SparseCore {core.core}", "modelled", core.spans, core.spans_left_out) for core in run.sparse_cores]
     processes = []

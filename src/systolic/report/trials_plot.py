@@ -1,4 +1,4 @@
-"""All trials of a search: time over the volume of a tile, coloured by what limits them."""
+"""Plot all trials of a search: time over the volume of a tile, colored by their limits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def trials_plot(
     xla_us: float | None,
     axis: str = "volume of a tile, m · k · n",
 ) -> Any:
-    """Draws times over tile volumes: a colour for each limit, the fastest ringed, XLA as a line.
+    """Draw times over tile volumes: a color for each limit, the fastest ringed, XLA as a line.
 
     Args:
       points: at least one.
       provenance: how the times are known: modelled, simulated or measured.
       xla_us: XLA's time; None: not drawn.
-      axis: what `volume` is.
+      axis: the title of `volume`.
 
     Returns:
       An Altair chart, for `save_png`.

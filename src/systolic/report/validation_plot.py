@@ -21,7 +21,7 @@ class TimePoint:
 
 
 def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str) -> Any:
-    """Draws predicted over measured times, both logarithmic: a colour a chip, the diagonal, ±15 % around it.
+    """Draw predicted over measured times, both logarithmic: a color a chip, the diagonal, ±15 % around it.
 
     Args:
       points: at least one.

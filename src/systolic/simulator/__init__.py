@@ -1,4 +1,4 @@
-"""Reads a compiled TPU program, executes its control flow, and counts cycles, stalls and bytes on a chip's model."""
+"""Read a compiled TPU program, execute its control flow, and count cycles, stalls and bytes on a chip's model."""
 
 from systolic.simulator.core_records import (
     CopySize,

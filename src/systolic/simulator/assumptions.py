@@ -1,9 +1,9 @@
-"""Assumptions about values that XLA's own operations compute for themselves and that the simulator does not have.
+"""Assume values that XLA's own operations compute for themselves and that the simulator does not have.
 
-They clamp and mask by indices that they compute, which cannot be asked of anybody and mostly decides a few cycles. So
+They clamp and mask by indices that they compute, which no caller can give and which mostly decide a few cycles. So
 such an operation runs with zeros in their place, and for comparison with numbers that rise and that fall from one value
 to the next. Where the whole program then takes the same time, it is the program's time. Where it does not, or a loop
-goes round more often, nobody knows the time.
+goes round more often, the time is not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MORE_ITERATIONS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progression:
-    """The first value of a call that is not known, and the step to each further one."""
+    """The first unknown value of a call, and the step to each further one."""
 
     first: int
     step: int
@@ -37,8 +37,8 @@ class Attempt:
     """One run of a program.
 
     Attributes:
-      assumed: operations in which something counts for values that are not known.
-      progression: what does.
+      assumed: operations in which values are assumed for unknown ones.
+      progression: the assumed values.
       most_iterations: of all loops together.
       skipped: operations that are not executed, as if they took no time.
     """
@@ -57,7 +57,7 @@ class Assumption:
         self._known: dict[Hashable, int] = {}
 
     def value(self, place: Hashable | None) -> int:
-        """Assumes a value; the same place holds the same one, and None is a new place each time."""
+        """Return an assumed value: the same one for the same place; None is a new place each time."""
         key = ("new", len(self._known)) if place is None else place
         number = self._progression.first + self._progression.step * len(self._known)
         return self._known.setdefault(key, number & 0xFFFFFFFF)
@@ -67,9 +67,7 @@ class ProgramRun(Protocol):
     """The run of a program on all cores."""
 
     @property
-    def cores(self) -> Sequence[CoreRun]:
-        """Every one of them."""
-        ...
+    def cores(self) -> Sequence[CoreRun]: ...
 
     @property
     def iterations(self) -> int: ...
@@ -101,16 +99,16 @@ def check_time(
     assumed: Mapping[str, str],
     run_with: Callable[[Progression, int], ProgramRun],
 ) -> None:
-    """Checks that a program takes the same time whatever the values that were assumed in it.
+    """Check that a program takes the same time whatever values are assumed in it.
 
     Args:
       run: with zeros, perhaps of a part of the program.
       cycles: of the whole program with zeros.
-      assumed: whose value was not known, by operation.
-      run_with: runs it with other values, and so many iterations at the most.
+      assumed: unknown values by operation.
+      run_with: runs it with other values and a limit of iterations.
 
     Raises:
-      UnknownTimeError: it takes another time, or does not come to an end.
+      UnknownTimeError: it takes another time, or does not end.
     """
     for progression in _OTHERS:
         try:
@@ -127,7 +125,7 @@ def check_time(
 
 
 def never_ends(assumed: Mapping[str, str]) -> UnknownTimeError:
-    """The error that a program cannot be executed with assumed values."""
+    """Return the error that a program cannot be executed with assumed values."""
     named = "; ".join(f"{name}: {why}" for name, why in assumed.items())
     return UnknownTimeError(f"how long the program takes depends on values that are not known: {named}")
 

@@ -1,4 +1,4 @@
-"""One core of a device: its MXUs, its memory, and the programs that it is in the middle of."""
+"""One core of a device: its MXUs, its memory, and its running programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Core:
     """One core, ready to run the top-level program.
 
     Args:
-      device: what it shares with the other cores.
+      device: parts that the cores share.
       identity: words of scalar memory that say which device it is, by address.
     """
 
@@ -96,7 +96,6 @@ class Core:
         return self._depth[-1].waits_for if self._depth else "nothing"
 
     def run(self) -> Progress:
-        """Runs the top-level program from cycle 0."""
         return (yield from self._inside(self._sequencer(TOP_LEVEL, 0, {}), 0))
 
     def _inside(self, sequencer: Sequencer, time: int) -> Progress:
@@ -121,7 +120,7 @@ class Core:
         return row * ROW_BYTES // self._setup.chip.machine.hbm_pointer_bytes
 
     def _first_word(self, space: str, pointer: int) -> int:
-        """Finds the word that a pointer points to: what it counts differs between memories."""
+        """Return the word that a pointer points to: pointers count words in some memories and rows in others."""
         if space == "hbm":
             return pointer * self._setup.chip.machine.hbm_pointer_bytes // WORD_BYTES
         return pointer if space == "smem" else pointer * ROW_WORDS
@@ -177,7 +176,7 @@ class Core:
     def _execution(
         self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
     ) -> Execution | None:
-        """Finds out what a call does without executing it; None where that is not known."""
+        """Return what a call does without executing it; None if it has to be executed."""
         setup, name = self._setup, translation.name
 
         def knows(operand: CallOperand) -> bool:
@@ -199,7 +198,7 @@ class Core:
         return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, flags, self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
-        """Lets a call do what it did by itself."""
+        """Apply the recorded execution of a call."""
         self._parts.device.dma.repeat(self.number, translation.name, time, execution.cycles, execution.dma)
         self._mxus[translation.name].repeat(time, execution.mxus)
         self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
@@ -207,7 +206,7 @@ class Core:
             self._timeline.repeat(time, execution.timeline)
 
     def _hand_over(self, name: str, call: int, operand: CallOperand, registers: dict[str, int | Unknown]) -> None:
-        """Puts known contents where the operation will find them."""
+        """Store an operand's known contents where the operation reads them."""
         contents = self._setup.operand_words(name, call, operand.index)
         if contents is None:
             return
@@ -221,7 +220,7 @@ class Core:
             self._memory.define(operand.space, address, operand.padded_words, contents, brought=False)
 
     def _check_first_word(self, name: str, operand: CallOperand, address: int, contents: Contents) -> None:
-        """Checks that what the program's own copies have brought is what the caller says is there."""
+        """Check that the words that the program's own copies brought are the caller's contents."""
         # What an earlier call found there may still be: another core can have brought what is there now.
         brought = self._memory.brought_word(operand.space or "", address)
         if isinstance(brought, Unknown):
@@ -236,7 +235,7 @@ class Core:
             )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
-        """Marks a result as not known, unless the operation's own copies bring it there."""
+        """Mark a result as not known, unless the operation's own copies write it."""
         at = registers.get(operand.register, COMPUTED)
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
@@ -250,6 +249,5 @@ class Core:
         return spent_so_far(self._parts.device.dma.counts[self.number], self._mxus[name])
 
     def result(self, cycles: int) -> CoreRun:
-        """Reports what this core did, now that it is over."""
         counts = self._parts.device.dma.counts[self.number]
         return core_run(self.number, cycles, counts, self._mxus, self._op_totals, self._setup, self._timeline)

@@ -1,4 +1,4 @@
-"""The records that a sequencer executes a program with: what a device's cores share, one core, and one execution."""
+"""Records that a sequencer executes a program with: a device's shared parts, one core, and one execution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CoreParts:
 
     Attributes:
       number: index of the core within its device; programs split their grid by it.
-      iterations: how often the loops of all its programs may still go round.
+      iterations: budget of loop iterations of all its programs.
       parameter: gives the address of one of the whole program's parameters.
       call: starts a called program; (time, name, registers) → its progress.
     """
@@ -61,8 +61,8 @@ class Activation:
     """One execution of a program.
 
     Attributes:
-      passed: registers that the caller hands over.
-      assumption: what counts for values that the program computes and that are not known; None: nothing does.
+      passed: the caller's registers.
+      assumption: values assumed for unknown ones that the program computes; None: none are.
     """
 
     translation: Translation

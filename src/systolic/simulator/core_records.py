@@ -28,7 +28,7 @@ class RegionRun:
 class OpRun:
     """One operation of the program on one core, over all its calls. Cycles count from the program's start.
 
-    `issued` are instructions by unit, as `SimulatedRun.slots` names them. `loop` is that of the last call.
+    `issued` are instructions by unit, as `SimulatedRun.slots` names them. `loop` is the last call's.
     """
 
     name: str
@@ -83,7 +83,7 @@ class CoreRun:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that it copied between chip and host, both ways."""
+        """Bytes copied between chip and host, both ways."""
         return sum(
             size.size_bytes * size.count for size in self.copy_sizes if "host" in (size.source, size.destination)
         )
@@ -109,7 +109,7 @@ class SparseOpRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCoreRun:
-    """The run of one SparseCore. Cycles are of the TensorCore's clock; spans of streams are those of the first tile."""
+    """The run of one SparseCore. Cycles are of the TensorCore's clock; spans of streams are the first tile's."""
 
     core: Count
     ops: tuple[SparseOpRun, ...]
@@ -124,7 +124,7 @@ class SparseCoreRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemBuffer:
-    """Something that an operation keeps in VMEM, in the compiler's own words."""
+    """A buffer of an operation in VMEM, in the compiler's own words."""
 
     op: str
     kind: str  # "SCOPED": of a kernel; "HLO_TEMPORARY": a value between operations

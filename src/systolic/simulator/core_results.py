@@ -1,4 +1,4 @@
-"""Reports what one core did."""
+"""Report what one core did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.simulator.op_totals import OpTotals
 
 
 def spent_so_far(counts: DmaCounts, mxus: Mxus) -> dict[str, int]:
-    """Return what a core has counted so far, by the fields of `OpRun`; of the MXUs, in one operation only."""
+    """Return a core's counts so far, by the fields of `OpRun`; MXU counts are of the current operation only."""
     return {
         "copy_stall_cycles": counts.copy_stall_cycles,
         "semaphore_stall_cycles": counts.semaphore_stall_cycles,
@@ -35,7 +35,7 @@ def core_run(
     setup: DeviceSetup,
     timeline: Timeline | None,
 ) -> CoreRun:
-    """Return what a core did in these cycles; matrix units and totals go by operation."""
+    """Return the record of a core's run; matrix units and totals go by operation."""
     return CoreRun(
         core=number,
         cycles=cycles,

@@ -40,11 +40,11 @@ class DeviceModel:
         """Build the cores of a device.
 
         Args:
-          setup: what they run.
-          schedule: in which SparseCores run, and what waits.
-          spans: of the timeline of each core, as of `Timeline`; 0: none is kept.
+          setup: programs and contents.
+          schedule: runs SparseCores and waiting programs.
+          spans: kept on each core's timeline; 0: none.
           others: the other devices of a slice; None: there are none.
-          identities: of each core, words of scalar memory that say which device it is; empty: there are none.
+          identities: each core's words of scalar memory that identify its device; may be empty.
         """
         chip = setup.chip
         numbers = range(chip.cores_per_device)

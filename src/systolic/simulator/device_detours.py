@@ -1,4 +1,4 @@
-"""A detour taken by every device, where one device is executed for all; see `translating.detours`."""
+"""Let every device take a detour, while one device is executed for all; see `translating.detours`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.simulator.translating.detours import Detour
 
 
 class DetourSequencer(Protocol):
-    """The sequencer of the device that is executed for all, as far as detours need it."""
+    """The methods of the sequencer, executed for all devices, that detours need."""
 
     dma_issue_cycles: int
     dma_wait_cycles: int
@@ -43,8 +43,8 @@ class DetourSequencer(Protocol):
 class DetourDevice:
     """The device that takes a detour: it answers with its own words.
 
-    What it stores is kept apart until all devices are back. Copies and flags are the first device's: what the others do
-    is noted, so that it shows whether it is the same.
+    Its stores are kept separately until all devices are back. Copies and flags are the first device's: the other
+    devices' acts are recorded and compared with them.
     """
 
     def __init__(self, sequencer: DetourSequencer, device: int) -> None:
@@ -60,7 +60,7 @@ class DetourDevice:
     def take(
         sequencer: DetourSequencer, others: OtherDevices, detour: Detour, time: int, jump: Lanes, values: Sequence[Any]
     ) -> Generator[int | None, None, tuple[Any, ...]]:
-        """Takes a detour for every device: the time at which they are back, and registers."""
+        """Let every device take a detour; return the time at which they are back, and registers."""
         devices = [DetourDevice(sequencer, number) for number in range(len(jump.values))]
         results: list[tuple[Any, ...]] = []
         for number, (device, jumps) in enumerate(zip(devices, jump.values, strict=True)):
@@ -82,49 +82,42 @@ class DetourDevice:
         """Do nothing: rounds of a detour are not timed."""
 
     def load(self, address: int, comment: str) -> Any:
-        """Reads a word of scalar memory."""
         if address in self._stored:
             return self._stored[address]
         return lane(self._sequencer.load(address, comment), self._device)
 
     def store(self, address: int, value: Any) -> None:
-        """Keeps a word of scalar memory."""
         self._stored[address] = value
 
     def store_on_some(self, predicate: Any, address: int, value: Any) -> None:
         """Stores nothing: a predicate that is neither true nor false is not known."""
 
     def operand(self, register: str) -> Any:
-        """Reads what the caller handed over in a register."""
         return lane(self._sequencer.operand(register), self._device)
 
     def own(self, word: Any) -> Any:
-        """Every word is this device's."""
+        """Return the word: every word is this device's."""
         return word
 
     def start(self, time: int, *copy: Any) -> int:
-        """Starts a copy within the device; returns when the core goes on."""
         self._acts.append(copy)
         return time + self._sequencer.dma_issue_cycles if self._device else self._sequencer.start(time, *copy)
 
     def wait(self, time: int, *until: Any) -> int | None:
-        """Waits for a flag: when the core goes on; None where another core has to act."""
         self._acts.append(until)
         return time + self._sequencer.dma_wait_cycles if self._device else self._sequencer.wait(time, *until)
 
     def add(self, flag: int, amount: int) -> None:
-        """Adds to a flag."""
         self._acts.append((flag, amount))
         if not self._device:
             self._sequencer.add(flag, amount)
 
     def blocked(self, where: str) -> None:
-        """Notes that the first device waits for another core."""
         self._sequencer.blocked(where)
 
 
 def _ended(way: Generator[int | None, None, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the result of a way that waits for nothing."""
+    """Return the result of a path that waits for nothing."""
     while True:
         try:
             next(way)

@@ -43,4 +43,4 @@ class DeviceSetup:
     skipped: frozenset[str]  # operations that are not executed, as if they took no time
     remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
     repeated: RepeatedCalls | None = None  # None: every call is executed
-    tables: Mapping[int, Words] = field(default_factory=dict)  # what lies in HBM beside the parameters, by pointer
+    tables: Mapping[int, Words] = field(default_factory=dict)  # contents of HBM next to the parameters, by pointer

@@ -16,15 +16,15 @@ class SimulationError(RuntimeError):
 
 
 class DeadlockError(SimulationError):
-    """The program waits for something that nothing under way will bring about."""
+    """The program waits for something that no pending event will bring about."""
 
 
 class TooManyCopiesError(SimulationError):
-    """Devices of a slice that do not all do the same send each other more copies than are simulated."""
+    """Devices of a slice that differ send each other more copies than are simulated."""
 
 
 class UnknownValueError(SimulationError):
-    """Control flow depends on a value that is not known; the message says where it is from."""
+    """Control flow depends on an unknown value; the message says where it comes from."""
 
     program = ""  # that needed it
     why = ""  # whose value it is
@@ -37,7 +37,7 @@ class UnknownTimeError(UnknownValueError):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Reads a text that may be damaged: what it cannot be taken for is an error that says `what` was read.
+    """Turn errors of reading a text that may be damaged into errors that name it as `what`.
 
     Raises:
       SimulationError: the text was not understood.
@@ -49,7 +49,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def check_most(count: int, limit: int, what: str) -> None:
-    """Keeps a program that is damaged from filling memory; the limits are far above what programs need.
+    """Limit memory for a damaged program; the limits are far above what programs need.
 
     Raises:
       SimulationError: `count` is more than `most`.

@@ -11,7 +11,7 @@ _MAX_MESSAGES = 1 << 16
 
 
 class Mailboxes:
-    """One for each core of a device, which holds what has come in order."""
+    """One message queue for each core of a device."""
 
     def __init__(self, cores: int, schedule: Schedule) -> None:
         self._boxes: list[deque[tuple[int, int]]] = [deque() for _ in range(cores)]
@@ -27,7 +27,7 @@ class Mailboxes:
                 check_most(len(box), _MAX_MESSAGES, "messages to a core that does not read them")
 
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
-        """Takes a message: when the core goes on and with which value; None while there is none."""
+        """Take a message: return when the core goes on and the value; None while there is none."""
         if not self._boxes[core]:
             self._schedule.wait_for(self._waited[core])
             return None

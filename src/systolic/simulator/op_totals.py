@@ -1,4 +1,4 @@
-"""Adds up what one operation did in all its calls."""
+"""Add up the counts of one operation over all its calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from systolic.simulator.reading.utilization import BlockUse
 
 @dataclass(slots=True)
 class OpTotals:
-    """Adds up the calls of one operation. `spent` goes by the fields of `OpRun`."""
+    """Totals of one operation's calls. `spent` goes by the fields of `OpRun`."""
 
     begin: int
     end: int = 0
@@ -27,7 +27,7 @@ class OpTotals:
     def add(
         self, begin: int, end: int, spent: Mapping[str, int], block_counts: Sequence[int], loop: LoopTime | None
     ) -> None:
-        """Counts one more call, which took from `begin` to `end`."""
+        """Count one more call, from `begin` to `end`."""
         self.calls += 1
         self.end = end
         self.cycles += end - begin
@@ -39,7 +39,7 @@ class OpTotals:
     def regions(
         self, blocks: Sequence[Block], stalls: Mapping[int, int], use: BlockUse | None
     ) -> tuple[RegionRun, ...]:
-        """Reports the blocks that were executed.
+        """Return the blocks that were executed.
 
         Args:
           blocks: the operation's, in the order of the listing.

@@ -66,17 +66,17 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opcode:
-    """One instruction, or all whose names begin alike.
+    """One instruction, or all instructions with a common beginning of their names.
 
     Attributes:
-      name: as in listings; with a * at its end, of all that begin so.
-      kind: what it does.
+      name: as in listings; a * at its end matches any further characters.
+      kind: its class of effects.
       translator: the module that makes code or work of it.
       reads: the operands that decide what it does and when; of a copy, its size. Flags come in addition.
-      writes: where its effect stays.
+      writes: where its effect goes.
       expression: what its register becomes, as Python: operands are `{a}` and `{b}`, as signed numbers in excess-2³¹
         form `{sa}` and `{sb}`, and `{m}` is the mask of a word.
-      has_side_effects: it matters even where nobody reads its register.
+      has_side_effects: it matters even if its register is never read.
       flags: which of its operands are sync flags.
       names_result: its result goes by the name of the instruction, `%12 = spop`, and not by that of a register.
       is_remote: it may act on another device.
@@ -113,7 +113,7 @@ _UNKNOWN = Opcode(name="", kind="unknown", translator="scalar", writes="register
 
 
 class OpcodeTable(dict[str, Opcode]):
-    """Entries by opcode. One that is in no entry is of kind "unknown".
+    """Entries by opcode; an opcode without an entry is of kind "unknown".
 
     The longest name that an opcode begins with counts. Found entries are kept: listings repeat a few dozen opcodes.
     """

@@ -3,7 +3,7 @@
 A new instruction is one entry. Scalar arithmetic needs nothing else: its `expression` says what it computes. All else
 that asks about an instruction (which operands are sync flags, whether time passes, who translates it) asks its entry.
 
-The instruction set is not documented; what each entry says was seen in listings. Whoever is not sure what an
+The instruction set is not documented; each entry is from observed listings. Whoever is not sure what an
 instruction does leaves it out: a scalar one that matters is then an error, and a vector one has no effect.
 """
 
@@ -138,11 +138,11 @@ TENSOR_CORE = OpcodeTable(
         Opcode(name="pphi", kind="phi", reads=_NONE, writes="register"),
         # `shalt.err` stops a program whose address is out of bounds; `cld` and `cst` move vectors from and to v4's
         # CMEM; `vsetptstate` asks for a clock state; `vtrace` marks a place in the trace; `sdelay` (seen without an
-        # amount) keeps a load of scalar memory behind the store before it.
+        # amount) keeps a load of scalar memory after the store before it.
         *_ignored("sfence", "cfence", "compiler-scheduling-barrier", "set.rngseed", "shalt.err", "cld"),
         *_ignored("vsetptstate", "vtrace", "sdelay"),
         Opcode(name="cst", kind="ignored", reads=_NONE, writes="memory"),
-        # Writes a bit beside a flag's count, for which no program seen waits.
+        # Writes a bit next to a flag's count, for which no program seen waits.
         Opcode(name="vsyncset.done", kind="ignored", reads=_NONE, writes="flag", flags=_FIRST),
         # ---- in their bundle ----
         Opcode(name="sld*", kind="load", translator="bundle", writes="register"),

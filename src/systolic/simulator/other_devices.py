@@ -1,4 +1,4 @@
-"""The slice as one of its devices sees it: whom it can send to."""
+"""The slice as one of its devices sees it: the devices that it can send to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RemoteTarget:
 
 @dataclass(frozen=True, slots=True)
 class RemoteCopy:
-    """A copy to a device of the slice, which may be the sender."""
+    """A copy to a device of the slice, perhaps to the sender itself."""
 
     program: str
     label: str  # the communication that it belongs to
@@ -38,11 +38,11 @@ class OtherDevices(Protocol):
     """The slice as one of its devices sees it."""
 
     def target(self, word: int, flag: int) -> RemoteTarget:
-        """Reads whom a copy is meant for that signals a flag there."""
+        """Return the target of a copy that signals a flag there."""
         ...
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
-        """Sends a copy; returns when the core goes on."""
+        """Send a copy; return when the core goes on."""
         ...
 
     def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
@@ -54,13 +54,13 @@ class OtherDevices(Protocol):
         ...
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
-        """When a barrier of all devices is over; None: it has to be executed."""
+        """Return when a barrier of all devices ends; None: it has to be executed."""
         ...
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that represents all, of those of all."""
+        """Return the representative device's word."""
         ...
 
     def apart(self, times: Sequence[int]) -> int:
-        """When all go on that have come back from a detour, each at a time of its own."""
+        """Return when devices go on after a detour, each with its own time."""
         ...

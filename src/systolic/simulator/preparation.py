@@ -1,4 +1,4 @@
-"""Reads, checks and translates compiled listings: a program that is ready to run."""
+"""Read, check and translate compiled listings: a program that is ready to run."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def prepare_listings(
     sparse_listings: Mapping[str, str] | None = None,
     constants: bytes = b"",
 ) -> PreparedProgram:
-    """Reads, checks and translates compiled listings.
+    """Read, check and translate compiled listings.
 
     Args:
       listings: text of the final bundles of the top-level program, under "TLP", and of every operation it calls.
       utilization: the compiler's table of units of each, if there is one.
       hlo_text: the top-level HLO.
       vmem: the compiler's account of VMEM, which is passed on.
-      sparse_listings: text of the final bundles of what SparseCores run, in the order in which they were compiled.
+      sparse_listings: text of the final bundles of SparseCore programs, in the order of compilation.
       constants: the segment of HBM that holds the program's constants; empty: it is not known.
 
     Raises:
-      SimulationError: a listing holds something that is not understood.
+      SimulationError: a listing is not understood.
     """
     if TOP_LEVEL not in listings:
         raise SimulationError(f"no top-level program among the listings: {', '.join(listings) or 'none'}")
@@ -106,10 +106,10 @@ def prepare_listings(
 
 
 def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:
-    """Finds words of scalar memory that the runtime has set: those that have to be one, and those that are pointers.
+    """Return words of scalar memory that the runtime has set: those that have to be one, and pointers.
 
     The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
-    differs. Another says whether the prefetch of an argument has been done ahead of the call. Others say where results
+    differs. Another says whether the prefetch of an argument has been done before the call. Others say where results
     go, or where a table says so; each gets an address of its own.
     """
     loaded: dict[str, str] = {}

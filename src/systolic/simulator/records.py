@@ -23,7 +23,7 @@ FORMAT = 1  # of JSON text; a change that older versions cannot read makes it an
 class SimulatedRun(Summarised):
     """A program on a chip's model. Times are of the later core and leave the prefetch out.
 
-    `prefetch_us` is what the copies add that XLA starts ahead of the program to bring an argument into VMEM: with
+    `prefetch_us` is the time of copies that XLA starts before the program to bring an argument into VMEM: with
     repeated calls they run during the call before, and published device times match the program without them.
 
     `slots` are instructions that a unit can issue in a cycle: mxu, push (weights into matrix units, where the compiler
@@ -32,7 +32,7 @@ class SimulatedRun(Summarised):
     table of them.
     """
 
-    chip: str  # behind an @, its clock state where it is not the default one
+    chip: str  # after an @, its clock state if not the default
     clock_hz: Hertz
     cores: tuple[CoreRun, ...]
     prefetch_cycles: Count
@@ -48,11 +48,7 @@ class SimulatedRun(Summarised):
     format: int = FORMAT  # of `to_json`
 
     def check_saved(self) -> None:
-        """Refuse a saved run that takes no time.
-
-        Raises:
-          ValueError: it takes none.
-        """
+        """Raise `ValueError` for a saved run that takes no time."""
         if not any(core.cycles for core in self.cores):
             raise ValueError("cores: there is none, or none has a cycle")
 
@@ -78,12 +74,12 @@ class SimulatedRun(Summarised):
 
     @property
     def error_percent(self) -> float | None:
-        """Nine of ten published times of such programs lie within so much of the simulated ones; None: not known."""
+        """Half width of the interval with nine of ten published times of such programs, in percent; None: not known."""
         return self.error.percent
 
     @property
     def prefetch_us(self) -> float:
-        """Time that the first call takes longer."""
+        """Extra time of the first call."""
         return self.prefetch_cycles / self.clock_hz * 1e6
 
     @property
@@ -150,7 +146,7 @@ class SimulatedRun(Summarised):
         return _most_by_op(buffer for buffer in self.vmem if buffer.is_spill)
 
     def summary(self) -> Summary:
-        """Says how long it takes and what that goes into, with a row for each operation of the later core."""
+        """Return the time and its parts, with a row for each operation of the later core."""
         core, us = self.later_core, 1e6 / self.clock_hz
         waits = ", ".join(f"{cause} {share:.0%}" for cause, share in self.stalls.items() if share >= 0.005)
         return Summary(
@@ -171,12 +167,12 @@ class SimulatedRun(Summarised):
         )
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
+        """Write JSON text for `from_json`."""
         return json.dumps(cattrs.unstructure(self))
 
     @staticmethod
     def from_json(text: str) -> SimulatedRun:
-        """Reads a run that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
           ValueError: the text is no such run.

@@ -1,7 +1,7 @@
-"""Calls of an operation that has been called before: what they do is looked up in place of executed.
+"""Look up calls of an operation that has been called before, instead of executing them.
 
 The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
-registers and contents that it is handed. So the operation is executed by itself: from cycle 0, with flags and memory of
+registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of
 its own, and everything that it is handed unknown. If it comes to its end, its control flow depends on nothing but what
 its flags count, and for how long the pipe to HBM is still busy, when it begins; all calls at which that is the same do
 the same.
@@ -38,7 +38,7 @@ _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at differe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """An execution of an operation alone; times count from its begin."""
+    """An execution of an operation alone; times count from its start."""
 
     cycles: int
     iterations: int  # of its loops
@@ -51,7 +51,7 @@ class Execution:
 
 
 class OwnMemory(Memory):
-    """Memory in which nothing is known but what the operation stores there itself, and what it copies over."""
+    """Memory in which only the operation's own stores and copies are known."""
 
     def __init__(self, iterations: IterationBudget) -> None:
         super().__init__(lambda _: _HANDED_OVER, iterations)
@@ -68,7 +68,7 @@ class OwnMemory(Memory):
         contiguous: bool,
         to: Memory | None = None,
     ) -> None:
-        """Notes what a copy overwrites; see `Memory.copy`."""
+        """Record what a copy overwrites; see `Memory.copy`."""
         if source == "smem":
             _refuse()  # known words, which may be meant for somebody else
         super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
@@ -104,13 +104,13 @@ class RepeatedCalls:
         flags: OwnFlags,
         iterations: IterationBudget,
     ) -> Execution | None:
-        """Finds out what a call does if nothing that it is handed is known.
+        """Return the outcome of a call if none of its inputs is known.
 
         Args:
           translation: the operation.
           mxus: makes matrix units in which nothing is under way.
-          pipe_cycles: for which the pipe to HBM is still busy.
-          flags: what its own ones count.
+          pipe_cycles: cycles for which the pipe to HBM is still busy.
+          flags: counts of its own flags.
           iterations: of the core.
 
         Returns:
@@ -149,7 +149,7 @@ def _alone(
     iterations: IterationBudget,
     timeline: Timeline | None,
 ) -> Execution:
-    """Executes an operation by itself.
+    """Execute an operation alone.
 
     Raises:
       SimulationError: it depends on something else.
@@ -204,7 +204,7 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class _Nobody:
-    """Other devices and SparseCores, of which an operation by itself has none."""
+    """Placeholder for other devices and SparseCores, which an operation executed alone has none of."""
 
     def __getattr__(self, name: str) -> NoReturn:
         _refuse()

@@ -14,8 +14,8 @@ class ResultPointers:
 
     Attributes:
       words: words of scalar memory that hold such a pointer, by address.
-      others: words that the runtime has left otherwise.
-      hlo: says how many results there are, and which take the memory of a parameter; None: one that takes none.
+      others: other words that the runtime has left.
+      hlo: the number of results and those that reuse a parameter's memory; None: one result that reuses none.
       parameter: gives the address of a parameter.
     """
 
@@ -25,14 +25,14 @@ class ResultPointers:
     parameter: Callable[[int], int]
 
     def word(self, address: int) -> int:
-        """Finds what the runtime has left in a word of scalar memory."""
+        """Return the runtime's value of a word of scalar memory."""
         pointer = self.words.get(address)
         if pointer is None:
             return self.others(address)
         return self._result(0, pointer) if self.hlo is None or self.hlo.results is None else pointer
 
     def tables(self) -> dict[int, list[int]]:
-        """Lists the tables of results, by the pointers to them."""
+        """Return the tables of results, by the pointers to them."""
         count = self.hlo.results if self.hlo is not None else None
         if count is None:
             return {}

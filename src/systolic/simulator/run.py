@@ -1,4 +1,4 @@
-"""A whole compiled program that is ready to run: the top-level program, its copies, and what it calls."""
+"""A compiled program that is ready to run: the top-level program, its copies, and the programs it calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from systolic.simulator.translating.translate import Translation
 # A product of 16384³ in tiles of 128³ goes two million times round its loop.
 MAX_ITERATIONS = 50_000_000
 
-# What is said beside every such time, until two published times that no constant was fitted to agree within a fifth.
+# Note of every such time, until two published times that no constant was fitted to agree within a fifth.
 _SPARSE_CORES_MODELLED = (
     "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
 )
@@ -58,9 +58,9 @@ class PreparedProgram:
       flags: addresses of words of scalar memory that the runtime has set to one.
       pointers: words of scalar memory in which the runtime has left pointers, by address.
       uses: the compiler's table of units of each program.
-      hlo: what the top-level HLO says; None if it was not given.
+      hlo: the top-level HLO; None if it was not given.
       vmem: the compiler's account of VMEM.
-      may_prefetch: whether the top-level program copies by itself, perhaps an argument ahead of the call.
+      may_prefetch: the top-level program has copies of its own, perhaps of an argument before the call.
       prepared_for: the machine model by which the listings were read.
     """
 
@@ -85,13 +85,13 @@ class PreparedProgram:
         remember: bool = True,
         max_iterations: int = MAX_ITERATIONS,
     ) -> SimulatedRun:
-        """Executes the program on the chip's model.
+        """Execute the program on the chip's model.
 
         Args:
           chip: the chip that it was prepared for, perhaps with other constants: all of them count.
           parameters: contents of the program's arguments, as words in the order of memory.
           operand_words: contents of operands that the program's own copies do not bring; see `OperandWords`.
-          spans: how many spans of each kind the timeline keeps from its beginning, and as many from its end.
+          spans: number of spans of each kind that the timeline keeps from its beginning, and from its end.
           remember: look repeated iterations and calls up instead of computing them again; see `Mxus`, `RepeatedCalls`.
           max_iterations: of the loops of all programs together, after which they are taken to have been misread.
 
@@ -133,7 +133,7 @@ class PreparedProgram:
         remember: bool = True,
         max_iterations: int = MAX_ITERATIONS,
     ) -> SliceRun:
-        """Executes the program on the models of all chips of a slice.
+        """Execute the program on the models of all chips of a slice.
 
         Args:
           shape: the slice.
@@ -142,7 +142,7 @@ class PreparedProgram:
           parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
           operand_words: of each partition, as for `run`; empty: nothing is known.
           spans: as for `run`, of every core and every link.
-          one_for_all: let one device represent all where that comes to the same; else all are executed.
+          one_for_all: let one device represent all if that gives the same result; else all are executed.
           remember: as for `run`.
           max_iterations: as for `run`, of one core.
 
@@ -150,7 +150,7 @@ class PreparedProgram:
           SliceError: the program is for one device, or for another number than the slice has.
           NeighbourTableError: constants by which XLA finds neighbours are not known.
           DeadlockError: all devices wait; the message names each with program, line and flag.
-          Exception: what `run` raises.
+          Exception: as `run` raises.
         """
         check_constants(chip.machine, self.prepared_for)
         facts = self.slice_facts
@@ -198,13 +198,13 @@ class PreparedProgram:
         )
 
     def _assuming(self, run_with: Callable[[Attempt], _Run], limit: int) -> tuple[_Run, dict[str, str]]:
-        """Runs the program, with zeros for values that XLA's own operations compute.
+        """Run the program, with zeros for values that XLA's own operations compute.
 
         Which operations have such values is found out by running it, again and again. Kernels, which have none and take
         most of the time, are left out meanwhile.
 
         Returns:
-          The run, and what is taken as zero, by operation.
+          The run, and the values taken as zero, by operation.
         """
         kernels = self.hlo.kernels if self.hlo is not None else frozenset(self.translations)
         long = frozenset(

@@ -1,4 +1,4 @@
-"""Runs programs together, always the one that is furthest behind, and wakes those that wait when it may help."""
+"""Run programs together, always the one with the earliest time, and wake waiting ones when it may help."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from systolic.simulator.errors import DeadlockError
 # on until another has acted, and returns the time at which it is over.
 Running = Generator[float | None, None, float]
 
-_EVENT = -1  # in place of a program's number: something that happens by itself
+_EVENT = -1  # in place of a program's number: an event that is no program's
 
 
 @dataclass(slots=True)
 class Waited:
-    """Something that programs wait for: a sync flag, a mailbox."""
+    """A thing that programs wait for: a sync flag, a mailbox."""
 
     waiting: list[int] = field(default_factory=list)  # programs that can't go on before it has changed
 
 
 class Schedule:
-    """Runs programs together: copies enter a common pipe in order of time.
+    """Run programs together: copies enter a common pipe in order of time.
 
-    A program that yields None has said before, by `wait_for`, what it waits for, and is tried again when that changes.
-    One that has not said it is tried again whenever anything has changed.
+    A program that yields None has called `wait_for` with what it waits for, and is tried again when that changes.
+    Without that call it is tried again after any change.
 
     Args:
-      changes: counts what those programs may have waited for that did not say it.
-      patient: nobody is told of what lands in the future: until then something that is sent later may land earlier.
+      changes: counts changes, for programs that did not call `wait_for`.
+      patient: future landings wake no program: something that is sent later may land earlier.
         Within one device nothing overtakes.
     """
 
@@ -51,22 +51,21 @@ class Schedule:
         self._woken: list[int] = []
 
     def start(self, time: float, program: Running, stuck: Callable[[], str]) -> None:
-        """Adds a program that begins at a time; `stuck` says what it waits for, for the message."""
+        """Add a program that begins at a time; `stuck` returns what it waits for, for messages."""
         self._programs.append(program)
         self._stuck.append(stuck)
         self._push(time, len(self._programs) - 1, 0)
 
     def at(self, time: float, act: Callable[[], None]) -> None:
-        """Lets something happen at a time."""
+        """Schedule an event."""
         self._push(time, _EVENT, act)
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
-        """Says that the program that runs can't go on before `what` has changed, or before a time that is known."""
+        """Record that the running program can't go on before `what` has changed, or before a time that is known."""
         what.waiting.append(self._running)
         self._said, self._due = True, due
 
     def changed(self, what: Waited) -> None:
-        """Says that something has changed."""
         if what.waiting:
             self._woken += what.waiting
             what.waiting.clear()
@@ -76,7 +75,7 @@ class Schedule:
         self._turns += 1
 
     def run(self) -> list[float]:
-        """Runs all programs, also those that are added meanwhile; returns when each is over.
+        """Run all programs, also those that are added meanwhile; return when each ends.
 
         Raises:
           DeadlockError: every program that is not over waits for another.
@@ -126,7 +125,7 @@ class Schedule:
             self._push(self._due, program, self._parkings)
 
     def _wake(self, programs: list[int] | set[int]) -> None:
-        """Tries programs again, in the order in which they began to wait."""
+        """Try programs again, in the order in which they began to wait."""
         result = {program: self._parked.pop(program) for program in programs if program in self._parked}
         for program, (since, _) in sorted(result.items(), key=lambda entry: entry[1]):
             self._push(since, program, 0)

@@ -26,7 +26,7 @@ _LOCAL_FLAG = 16  # above it, where the copy's end signals another flag of this 
 
 
 class Sequencer:
-    """Executes a translated program, which calls it for DMAs and flags, the MXUs, memory, and other programs."""
+    """Execute a translated program, which calls it for DMAs and flags, the MXUs, memory, and other programs."""
 
     def __init__(self, parts: CoreParts, activation: Activation) -> None:
         device, model, core = parts.device, parts.model, parts.number
@@ -69,7 +69,7 @@ class Sequencer:
         self.vector = COMPUTED
 
     def run(self, time: int) -> Progress:
-        """Runs the program from `time`.
+        """Run the program from `time`.
 
         Raises:
           SimulationError: control flow depends on a value that the simulator does not have.
@@ -99,7 +99,7 @@ class Sequencer:
         self.counts = counts
 
     def too_long(self) -> None:
-        """Ends a program that goes round and round.
+        """End a program whose loops do not end.
 
         Raises:
           SimulationError: always.
@@ -107,7 +107,6 @@ class Sequencer:
         self.iterations.spend(self.iterations.left + 1)
 
     def blocked(self, where: str) -> None:
-        """Notes that the program can't go on before another core has acted."""
         self.waits_for = where
 
     def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
@@ -121,7 +120,7 @@ class Sequencer:
             self._sparse_cores.describe(self._core, words, launches=False)
 
     def store_on_some(self, predicate: Any, address: Any, value: Any) -> None:
-        """Stores a word on the devices whose predicate holds; nowhere where it is not known."""
+        """Store a word on the devices whose predicate holds; nowhere if it is not known."""
         if not isinstance(predicate, Unknown):
             self.store(address, picked(predicate, value, self.load(address, "")))
 
@@ -144,11 +143,11 @@ class Sequencer:
         places: tuple[int, int, bool] | None,
         label: str,
     ) -> int:
-        """Starts a copy that says itself to which device it goes; returns when the core goes on.
+        """Start a copy that names its target device; return when the core goes on.
 
         Args:
           target: names the device; see `slice.addresses`.
-          places: where its contents come from and go to, and whether in one piece; None: they are not followed.
+          places: source and destination of its contents, and whether in one piece; None: they are not followed.
           label: the communication that it belongs to.
         """
         others = self._others
@@ -181,14 +180,14 @@ class Sequencer:
             self._others.signal(self._core, self._translation.name, time, address, amount, label)
 
     def together(self, time: int, block: int, label: str) -> int | None:
-        """Goes through the barrier of all devices that a block ends with; None: by executing it."""
+        """Pass the barrier of all devices that a block ends with; None: execute it."""
         assert self._others is not None
         return self._others.together(self._core, time, self._translation.barriers[block], label)
 
     def apart(
         self, number: int, time: int, jump: Lanes, values: Sequence[Any]
     ) -> Generator[int | None, None, tuple[Any, ...]]:
-        """Takes a detour for every device: the time at which they are back, and registers."""
+        """Take a detour for every device; return the time at which they are back, and registers."""
         assert self._others is not None
         detour = self._translation.detours[number]
         return (yield from DetourDevice.take(self, self._others, detour, time, jump, values))
@@ -196,7 +195,6 @@ class Sequencer:
     # ---- SparseCores ----
 
     def signal(self, time: int, address: int, amount: int) -> None:
-        """Adds to a flag of another core."""
         if address >> SPARSE_CORE_BIT & 1:
             self._sparse_cores.signal(self._core, time, address, amount)
         else:
@@ -217,12 +215,11 @@ class Sequencer:
         return goes_on
 
     def wait_for_sparse_core(self, time: int, flag: int, count: int) -> int | None:
-        """Waits until a SparseCore has ended what it was launched for."""
+        """Wait until a SparseCore has ended a launched program."""
         self._sparse_cores.watch(self._core, self._translation.name, flag)
         return self.wait(time, flag, count, "semaphore")
 
     def receive(self, time: int) -> tuple[int, int] | None:
-        """Receives a message; see `Mailboxes.receive`."""
         received = self._mailboxes.receive(self._core, time)
         if received is not None:
             self._dma.stalled(self._core, time, received[0], "semaphore")
@@ -231,15 +228,12 @@ class Sequencer:
     # ---- values ----
 
     def operand(self, register: str) -> int | Unknown:
-        """Reads what the caller handed over in a register."""
         return self._known(self._passed.get(register, NEVER_WRITTEN), register)
 
     def pushed(self, value: int | Unknown) -> int | Unknown:
-        """Brings a value from the vector side to the scalar side."""
         return self._known(value, None)
 
     def load(self, address: int, comment: str) -> int | Unknown:
-        """Reads a word of scalar memory."""
         named = _CORE.search(comment) if self._others is None else None
         if named:
             return self._core if named.group() == "core id" else 0

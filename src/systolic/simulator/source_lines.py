@@ -1,7 +1,7 @@
 """Source lines of a kernel's instructions, where it was compiled with them.
 
-Mosaic writes the place behind an instruction: `vmatmul … /* loc("kernel.py":45:21 to :97) */`. What the compiler adds,
-or makes of several instructions, has none, nor has the pipeline that Pallas puts around a kernel.
+Mosaic writes the place after an instruction: `vmatmul … /* loc("kernel.py":45:21 to :97) */`. Instructions that the
+compiler adds, or makes of several, have none, nor has the pipeline that Pallas puts around a kernel.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ _PLACE = re.compile(r'/\* loc\("(?P<file>[^"]+)":(?P<line>\d+)')
 
 
 def lines_of_bundles(listing: str) -> dict[int, dict[str, float]]:
-    """Says of each bundle which lines its instructions came from, "/home/me/kernel.py:45", and which share of those
-    that came from any. Bundles of no line are left out.
-    """
+    """Return each bundle's source lines, "/home/me/kernel.py:45", and their shares; bundles without one are skipped."""
     result: dict[int, dict[str, float]] = {}
     for text in listing.splitlines():
         if (places := _PLACE.findall(text)) and (bundle := _BUNDLE.match(text)) is not None:
@@ -33,11 +31,11 @@ def lines_of_bundles(listing: str) -> dict[int, dict[str, float]]:
 
 
 def with_source_lines(run: SimulatedRun, listings: Mapping[str, str]) -> SimulatedRun:
-    """Adds to the regions of a run the lines of their instructions.
+    """Add the lines of their instructions to the regions of a run.
 
     Args:
-      run: of a program that was compiled with lines.
-      listings: of the program, by operation.
+      run: a program's that was compiled with lines.
+      listings: the program's, by operation.
     """
     bundles = {name: lines_of_bundles(text) for name, text in listings.items()}
 

@@ -1,4 +1,4 @@
-"""Traits that find the published programs which a run is like, and with that the error of its time."""
+"""Traits of a run, which select the published programs like it, and with these the error of its time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _NUMBER = re.compile(r"\.\d+$")  # that the compiler adds to a name
 
 
 def traits_of(run: SimulatedRun) -> ProgramTraits:
-    """Return the traits by which a run is compared with published programs."""
     core = run.later_core
     sparse = max((sum(op.end_cycles - op.begin_cycles for op in core.ops) for core in run.sparse_cores), default=0)
     sparse /= max(1, core.cycles)
@@ -35,7 +34,7 @@ def same_kernel(mine: SimulatedRun, other: SimulatedRun) -> bool:
 
 
 def kernel_name(run: SimulatedRun) -> str:
-    """The name of the Pallas kernel that takes most of the time; "" where an operation of XLA's does."""
+    """Return the Pallas kernel that takes most of the time; "" if an operation of XLA's does."""
     longest = max(run.later_core.ops, key=_cycles, default=None)
     return _NUMBER.sub("", longest.name) if longest is not None and longest.is_pallas else ""
 

@@ -1,4 +1,4 @@
-"""A whole training or decoding step of a sharded model: how long it takes, what fits, and where the time goes."""
+"""Predict a whole training or decoding step of a sharded model: its time, its memory, and where the time goes."""
 
 from systolic.steps.call import Step
 from systolic.steps.making import StepMaker

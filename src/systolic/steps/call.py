@@ -14,12 +14,12 @@ class Step:
     Attributes:
       fn: the function, best as a `jax.jit` that gives away what it updates (`donate_argnums`).
       args: its arguments: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them, sharded over a mesh if there is one.
-      tokens: that the step processes, on all devices together; 0: it is not about tokens.
-      flops: operations of the model, on all devices together, as its MFU counts them: without what is computed again,
+      tokens: number that the step processes, on all devices together; 0: it has none.
+      flops: operations of the model, on all devices together, as its MFU counts them: without recomputation,
         and with attention to all tokens; 0: not known.
       flops_causal: the same, with half of a causal attention.
-      parts: names of the model's parts, as `jax.named_scope` names them. Of several in a name stack the last counts.
-      mesh: that is set while the function is traced, as by `jax.set_mesh`, over the devices of the slice; None: none.
+      parts: names of the model's parts, as `jax.named_scope` names them. Of several in a name stack the last is used.
+      mesh: set while the function is traced, as by `jax.set_mesh`, over the devices of the slice; None: none.
     """
 
     fn: Callable[..., Any]

@@ -14,7 +14,7 @@ _WORTH_SAYING = 0.02  # of the time
 
 
 def step_changes(run: SimulatedRun, parts: Sequence[PartRun], memory: StepMemory) -> tuple[StepChange, ...]:
-    """The changes that save most at the most, at most three."""
+    """Return the changes with the largest possible savings, at most three."""
     cycles = max(1, run.later_core.cycles)
     passes: Counter[str] = Counter()
     above_floor: Counter[str] = Counter()

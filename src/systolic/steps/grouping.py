@@ -40,11 +40,11 @@ class _Total:
 def part_runs(
     run: SimulatedRun, collectives: Sequence[CollectiveRun], scopes: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[PartRun, ...]:
-    """The parts, what took longest first.
+    """Return the parts, the longest first.
 
     Args:
-      run: of the device that ends last.
-      collectives: of the same.
+      run: the last device's to end.
+      collectives: the same device's.
       scopes: name stacks of the program's operations, by name.
       parts: names of parts; empty: see `part_of`.
     """

@@ -1,4 +1,4 @@
-"""Steps that a function of the user's makes, by its name: looked up, and called, in a worker alone."""
+"""Steps that a user's function makes, by its name: looked up, and called, only in a worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class StepMaker:
     """A function that is called with a mesh and makes a step.
 
     Attributes:
-      function: its name, with the keyword arguments that it is called with.
+      function: its name and keyword arguments.
       topology: chips of the slice, "2x4"; None: one device, for which there is no mesh.
-      axes: of the mesh over the slice, with their sizes.
+      axes: the mesh's over the slice, with their sizes.
     """
 
     function: NamedFunction
@@ -28,11 +28,10 @@ class StepMaker:
 
     @property
     def name(self) -> str:
-        """The step's name."""
         return self.function.text
 
     def make(self, chip: Chip) -> Step:
-        """Makes the step for slices of a chip. Imports the user's code: for a worker.
+        """Make the step for slices of a chip. Imports the user's code, so only in a worker.
 
         Raises:
           NamedFunctionError: the function makes no `systolic.Step`.

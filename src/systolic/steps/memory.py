@@ -1,4 +1,4 @@
-"""Compares a step's memory with HBM, by the compiler's own account, and says what would make it fit."""
+"""Compare a step's memory with HBM, by the compiler's own account, and suggest changes that make it fit."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class DoesNotFitError(CompilerError):
     """A step needs more HBM than a device has.
 
     Attributes:
-      needed_bytes: that the compiler asked for.
-      available_bytes: that it had.
-      argument_bytes: of that, one device's part of the arguments: state and inputs.
+      needed_bytes: the compiler's request.
+      available_bytes: HBM of a device.
+      argument_bytes: one device's part of the arguments: state and inputs.
     """
 
     def __init__(self, needed_bytes: int, available_bytes: int, argument_bytes: int) -> None:
@@ -56,7 +56,7 @@ def refused_for_hbm(refusal: CompilerRefusal, args: Sequence[Any]) -> DoesNotFit
 
     Args:
       refusal: the compiler's.
-      args: of the step, with their shardings.
+      args: the step's, with their shardings.
     """
     needed, available = refusal.requested_bytes, refusal.available_bytes
     if needed is None or available is None or not any(words in refusal.message for words in _HBM):
@@ -65,7 +65,7 @@ def refused_for_hbm(refusal: CompilerRefusal, args: Sequence[Any]) -> DoesNotFit
 
 
 def argument_bytes(args: Sequence[Any]) -> int:
-    """Bytes of one device's parts of arguments, without the padding of tiles."""
+    """Return the bytes of one device's parts of arguments, without the padding of tiles."""
     import jax
 
     def of_part(leaf: Any) -> int:
@@ -77,7 +77,7 @@ def argument_bytes(args: Sequence[Any]) -> int:
 
 
 def step_memory(program: CompiledProgram, hlo: TopLevelHlo, chip: Chip) -> StepMemory:
-    """The memory of a compiled step in a device's HBM."""
+    """Return the memory of a compiled step in a device's HBM."""
     donated = (hlo.parameters[number].shape for number in hlo.aliases.values())
     return StepMemory(
         argument_bytes=program.argument_bytes,

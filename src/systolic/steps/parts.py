@@ -1,4 +1,4 @@
-"""Assigns operations to parts of a model and passes over it, by JAX's name stack.
+"""Assign operations to parts of a model and passes over it, by JAX's name stack.
 
 `jax.named_scope("attention")` in a model puts that name into the name stack of every operation inside, and the
 compiler keeps it: "jit(step)/transpose(jvp())/while/body/checkpoint/rematted_computation/attention/dot_general".
@@ -26,7 +26,7 @@ _WRAPPED = re.compile(r"(\w+)\((.*)\)")
 
 
 def part_of(scope: str, parts: Sequence[str]) -> str:
-    """The part of the model that a name stack belongs to.
+    """Return the part of the model that a name stack belongs to.
 
     Args:
       scope: the name stack.
@@ -40,11 +40,11 @@ def part_of(scope: str, parts: Sequence[str]) -> str:
 
 
 def pass_of(scope: str, *, differentiated: bool) -> Pass:
-    """The pass that a name stack belongs to.
+    """Return the pass that a name stack belongs to.
 
     Args:
       scope: the name stack.
-      differentiated: whether anything in the program is. Then what stands outside of the derivative is the update.
+      differentiated: the program has derivatives. Then everything outside the derivative is the update.
     """
     if "rematted_computation" in scope:
         return "recompute"
@@ -59,7 +59,7 @@ def is_differentiated(scopes: Iterable[str]) -> bool:
 
 
 def _unwrapped(name: str) -> str:
-    """A name without the transformations around it; "" where JAX made it."""
+    """Return a name without the transformations around it; "" if JAX made it."""
     while (match := _WRAPPED.fullmatch(name)) is not None:
         if match[1] in ("jit", "pjit"):  # around it stands a function's name, which is no part
             return ""

@@ -1,4 +1,4 @@
-"""Predicts a step: compiles it for chips that are not there, executes it on their model, and adds up the result."""
+"""Predict a step: compile it for chips that are not there, execute it on their model, and add up the result."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def predict_in_worker(
     settings: Mapping[str, Any],
     spans: int,
 ) -> StepRun:
-    """Compiles and simulates a step. Only for a worker.
+    """Compile and simulate a step. Only for a worker.
 
     Args:
-      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      settings: JAX's, to trace under; see `compiler.tracing_settings`.
       spans: of the timeline to keep; see `PreparedProgram.run`.
 
     Raises:
-      DoesNotFitError: it needs more HBM than there is.
+      DoesNotFitError: it needs more HBM than a device has.
       Exception: what `simulate_in_worker` raises.
     """
     step = source.make(chip) if isinstance(source, StepMaker) else source
@@ -106,11 +106,11 @@ def submit_step(
     cached: bool = True,
     spans: int = 0,
 ) -> Future[StepRun]:
-    """Has a worker predict a step.
+    """Let a worker predict a step.
 
     Args:
-      source: the step, or what makes it there.
-      name: what it is called.
+      source: the step, or its maker.
+      name: its name in messages.
       topology: of the slice; None: one device.
       cached: use programs compiled before, and keep this one.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
@@ -127,7 +127,7 @@ def submit_step(
 
 
 def _with_options(step: Step, shape: SliceShape | None) -> Any:
-    """The step's function, with what its `jax.jit` says and the mesh to trace it under."""
+    """Return the step's function, with the options of its `jax.jit` and the mesh to trace it under."""
     return with_jit_options(step.fn) if shape is None else with_slice_options(with_jit_options(step.fn, step.mesh))
 
 
@@ -149,11 +149,11 @@ def step(
 ) -> StepRun:
     """Predict the time of a whole training or decoding step on chips that are not there, and where it goes.
 
-    It is `simulate`, and says besides which part of the model takes how long in which pass over it (by
-    `jax.named_scope`), whether everything fits HBM, how many tokens a second that is, and what share of the peak.
+    In addition to `simulate`'s result it has the time of each part of the model in each pass over it (by
+    `jax.named_scope`), the HBM that it needs, tokens a second, and the share of the peak.
 
     Args:
-      fn: a `Step`, or a function, with what a `Step` says given beside it.
+      fn: a `Step`, or a function with a `Step`'s fields as the other arguments.
       args: of the function, as `simulate` takes them; none with a `Step`.
       chip: a name such as "v6e", or a record of your own.
       topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.

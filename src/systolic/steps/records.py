@@ -25,9 +25,9 @@ class StepMemory:
 
     Attributes:
       argument_bytes: state, weights and inputs.
-      result_bytes: what is returned.
-      donated_bytes: results that take the place of arguments.
-      temporary_bytes: everything between, at its most.
+      result_bytes: results.
+      donated_bytes: results that reuse arguments' memory.
+      temporary_bytes: the most of intermediate values.
       code_bytes: the program.
       capacity_bytes: HBM that a device has. The runtime keeps some of it for itself.
       peak_bytes: the most of all this that is in use at once, without the code; None: the compiler did not say.
@@ -43,7 +43,7 @@ class StepMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """All that has to be there at once."""
+        """Bytes of everything that is in use at once."""
         if self.peak_bytes:
             return self.peak_bytes + self.code_bytes
         results = max(0, self.result_bytes - self.donated_bytes)
@@ -122,12 +122,12 @@ class StepRun(Summarised):
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilisation, attention counted in full."""
+        """Model FLOP utilization, attention counted in full."""
         return self._utilisation(self.flops)
 
     @property
     def mfu_causal(self) -> float:
-        """Model FLOP utilisation, with half of a causal attention."""
+        """Model FLOP utilization, with half of a causal attention."""
         return self._utilisation(self.flops_causal)
 
     def _utilisation(self, flops: float) -> float:
@@ -139,7 +139,7 @@ class StepRun(Summarised):
         return () if self.slice_run is None else self.slice_run.collectives
 
     def us(self, cycles: float) -> float:
-        """Cycles as a time."""
+        """Return cycles as a time."""
         return cycles / self.run.clock_hz * 1e6
 
     def summary(self) -> Summary:
@@ -168,12 +168,12 @@ class StepRun(Summarised):
         )
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
+        """Write JSON text for `from_json`."""
         return json.dumps(cattrs.unstructure(self))
 
     @staticmethod
     def from_json(text: str) -> StepRun:
-        """Reads a step that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
           ValueError: the text is no such step.

@@ -1,4 +1,4 @@
-"""What was tried on which chip, and what came of it: the records that `tuning` keeps and `ops` looks winners up in."""
+"""Records of trials by chip and their results: `tuning` writes them, and `ops` looks winners up in them."""
 
 from systolic.store.database import StoreDamagedError, StoreError, StoreWarning
 from systolic.store.exported import EXPORT_SCHEMA, TrialsFileError, read_exported, read_trials_file

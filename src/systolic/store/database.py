@@ -1,4 +1,4 @@
-"""The SQLite file of a store: whose it is, whether it is whole, and how an error of SQLite's is to be taken."""
+"""The SQLite file of a store: check that it is ours and whole, and name errors of SQLite."""
 
 from __future__ import annotations
 
@@ -73,20 +73,20 @@ class StoreWarning(UserWarning):
 
 
 def is_there(file: Path) -> bool:
-    """Whether there is a file with something in it.
+    """True if there is a file with something in it.
 
     Raises:
-      StoreError: it is none that can hold trials: a folder, a device; or nobody may look.
+      StoreError: it cannot hold trials, as a folder or a device cannot; or permission is missing.
     """
     try:
-        found = file.stat()
+        status = file.stat()
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
         raise StoreError(f"the trials in {shown_path(file)} cannot be read: {error}") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise StoreError(f"{shown_path(file)} is no file that can hold trials; name another one")
-    return found.st_size > 0
+    return status.st_size > 0
 
 
 def shown_path(file: Path) -> str:
@@ -94,14 +94,14 @@ def shown_path(file: Path) -> str:
 
 
 def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.Connection:
-    """A connection to a store that is whole; text comes as bytes, which need not be UTF-8.
+    """Return a connection to a store that is whole; text comes as bytes, which need not be UTF-8.
 
     Args:
-      writing: makes the file and its tables where they are not there.
-      thorough: reads all of it, to see whether it is whole.
+      writing: make the file and its tables if they are missing.
+      thorough: read all of it to check that it is whole.
 
     Raises:
-      StoreError: it is no store, or that of another version.
+      StoreError: it is no store, or another version's.
       StoreDamagedError, sqlite3.Error, OSError: see `named_errors`.
     """
     _check_ours(file)
@@ -118,8 +118,8 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
             opened.execute("PRAGMA journal_mode = WAL")
         _check_version(opened, file)
         opened.execute("PRAGMA synchronous = FULL")
-        if thorough and (found := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
-            raise StoreDamagedError(f"{shown_path(file)} is damaged: {found}")
+        if thorough and (problem := _text(opened.execute("PRAGMA integrity_check(1)").fetchone()[0])) != "ok":
+            raise StoreDamagedError(f"{shown_path(file)} is damaged: {problem}")
     except BaseException:
         opened.close()
         raise
@@ -127,7 +127,7 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
 
 
 def wreck(file: Path) -> sqlite3.Connection:
-    """Return a connection to a damaged store, of which only the schema of the tables is checked."""
+    """Return a connection to a damaged store; only the schema of the tables is checked."""
     opened = sqlite3.connect(_address(file, writing=False), uri=True, isolation_level=None)
     try:
         _prepare(opened)
@@ -154,11 +154,11 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def named_errors(file: Path) -> Iterator[None]:
-    """Turns what SQLite and the system raise into errors that name the file.
+    """Turn errors of SQLite and of the system into errors that name the file.
 
     Raises:
-      StoreDamagedError: what the file holds is at fault.
-      StoreError: the place is: locked, full, not to be written, not to be read.
+      StoreDamagedError: the file's contents are damaged.
+      StoreError: the file is locked, or cannot be read or written, or the disk is full.
     """
     try:
         yield
@@ -175,12 +175,12 @@ def named_errors(file: Path) -> Iterator[None]:
 
 def _address(file: Path, *, writing: bool) -> str:
     """Return a URI for SQLite. A file that may not be written is opened so that nothing has to be."""
-    beside = os.access(file.parent, os.W_OK)
+    folder_writable = os.access(file.parent, os.W_OK)
     if writing:
         mode = "mode=rwc"
-    elif beside and os.access(file, os.W_OK):
+    elif folder_writable and os.access(file, os.W_OK):
         mode = "mode=rw"  # a reader, too, takes back what a killed writer left half done
-    elif beside or file.with_name(f"{file.name}-wal").exists():
+    elif folder_writable or file.with_name(f"{file.name}-wal").exists():
         mode = "mode=ro"
     else:
         # A folder where nothing may be written has no place for what readers of a journal share; but then the file does
@@ -190,7 +190,7 @@ def _address(file: Path, *, writing: bool) -> str:
 
 
 def _check_ours(file: Path) -> None:
-    """A file of something else is neither written to nor set aside, whatever is wrong with it.
+    """Refuse a file that is no store: it is neither written nor set aside, whatever is wrong with it.
 
     Ours bears three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
     damaged store from a stranger's file.

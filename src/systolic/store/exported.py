@@ -1,4 +1,4 @@
-"""Files of trials that come from elsewhere: what `systolic table export` wrote, or somebody's store."""
+"""Read files of trials from elsewhere: output of `systolic table export`, or another user's store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrialsFileError(WrongCallError, ValueError):
 
 
 def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
-    """All that a store or an exported file holds. The file is somebody else's: nothing in it is left out or set right.
+    """Return all trials of a store or an exported file. It is not ours: nothing in it is skipped or repaired.
 
     Raises:
       TrialsFileError: one value in it is not what it has to be, or it is neither.
@@ -45,7 +45,7 @@ def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
 
 
 def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
-    """The trials of a document that `systolic table export` wrote.
+    """Return the trials of a document that `systolic table export` wrote.
 
     Raises:
       UntrustedError: one value in it is not what it has to be.
@@ -59,7 +59,7 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
     rows = document.get("rows")
     if not isinstance(rows, list):
         raise UntrustedError(f"rows is no list but {shown(rows)}")
-    found = []
+    result = []
     for number, row in enumerate(rows, 1):
         where = f"row {number}"
         row = mapping(row, where)
@@ -75,5 +75,5 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
                 read.append(read_trial(trial, subject))
         except UntrustedError as error:
             raise UntrustedError(f"{where}: {error}") from error
-        found.append((subject, read))
-    return found
+        result.append((subject, read))
+    return result

@@ -1,4 +1,4 @@
-"""What trials of anybody's function are of: its name and arguments, and the static arguments that were tried."""
+"""Subjects of trials of any function: its name and arguments, and the static arguments that were tried."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class FunctionConfigError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
-    """A function and what it is called with.
+    """A function and its arguments.
 
     Attributes:
-      name: of the function, with its module.
-      arguments: dtype and sizes of each array, "bfloat16 1024,512", and a digest of what it holds where that is known.
+      name: the function's, with its module.
+      arguments: dtype and sizes of each array, "bfloat16 1024,512", and a digest of its values where these are known.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Keyword:
     """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q".
 
     Attributes:
-      name: of the argument.
+      name: the argument's.
       value: the Python literal.
     """
 
@@ -63,7 +63,7 @@ class Keyword:
 
 
 def arguments_of(keywords: Iterable[Keyword]) -> dict[str, Any]:
-    return {each.name: ast.literal_eval(each.value) for each in keywords}
+    return {keyword.name: ast.literal_eval(keyword.value) for keyword in keywords}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class FunctionConfig:
 
     Attributes:
       keywords: none: the function as it is.
-      program: a digest of what JAX traces then. A function that was changed has another one, and its trials do not
+      program: a digest of JAX's trace. A function that was changed has another one, and its trials do not
         count any more.
     """
 
@@ -92,7 +92,7 @@ class FunctionConfig:
 
 
 class Functions(Kept):
-    """The kind of trials that are of functions."""
+    """The kind of trials whose subject is a function."""
 
     name = "function"
     spec_type = FunctionSpec

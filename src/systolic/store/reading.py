@@ -1,4 +1,4 @@
-"""Subjects and trials out of JSON that may be damaged or hostile: the one door for rows of a store and for imports."""
+"""Read subjects and trials from JSON that may be damaged or hostile: rows of a store, and imports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LONGEST_US = 1e12  # eleven days: no kernel of a size that a TPU counts takes a
 
 
 def read_subject(record: Any) -> Subject:
-    """Return a subject out of what `read_json` has read.
+    """Return a subject from the values of `read_json`.
 
     Raises:
       UntrustedError: it is none; or its op, its chip, its slice or a dtype is not known, a number is no count, a text
@@ -54,7 +54,7 @@ def read_subject(record: Any) -> Subject:
 
 
 def read_trial(record: Any, subject: Subject) -> Trial:
-    """Return a trial of a subject out of what `read_json` has read.
+    """Return a trial of a subject from the values of `read_json`.
 
     Trials of other versions of the kernels, jax or libtpu, or of other constants of the simulator, count for nothing
     here, and obey rules that are not known here: of these, tiles and least times are not judged.
@@ -102,11 +102,11 @@ def _check_flags(trial: Trial) -> None:
 
 def _check_possible(trial: Trial, subject: Subject) -> None:
     assert trial.config is not None
-    its = chip(subject.chip)
+    chip_model = chip(subject.chip)
     try:
         op = op_of(subject.spec)
-        op.judge(subject.spec, trial.config, its)
-        least_us = _POSSIBLE * op.least_time_us(subject.spec, trial.config, its)
+        op.judge(subject.spec, trial.config, chip_model)
+        least_us = _POSSIBLE * op.least_time_us(subject.spec, trial.config, chip_model)
     except (IllegalTilesError, UnsupportedDtypeError) as error:
         raise UntrustedError(str(error)) from error
     times = [time_us for time_us in (trial.simulated_us, trial.measured_us) if time_us is not None]

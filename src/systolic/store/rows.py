@@ -1,4 +1,4 @@
-"""Rows of a store: written, and read with suspicion of each."""
+"""Write rows of a store, and read them with checks of each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
-    """Add trials, or replace those of the same configurations, unless these know more: a time, or a measured one."""
+    """Add trials, replacing the same configurations' unless these know more: a time, or a measured one."""
     for subject, trials in records:
         sizes = kept_as(subject.spec).words(subject.spec)[0]
         connection.execute(
@@ -42,8 +42,10 @@ def write(connection: sqlite3.Connection, records: Records) -> None:
 def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> None:
     config = None if trial.tried is None else dataclasses.asdict(trial.tried)
     key = (subject.key, _config_text(config))
-    there = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key).fetchall()
-    if there and not list(read_trials(there, subject, [])):
+    stored_rows = connection.execute(
+        f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key
+    ).fetchall()
+    if stored_rows and not list(read_trials(stored_rows, subject, [])):
         # What cannot be read knows nothing, whatever its columns say.
         connection.execute("DELETE FROM trials WHERE subject = ? AND config = ?", key)
     connection.execute(
@@ -59,8 +61,8 @@ def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> No
 
 def read_subjects(connection: sqlite3.Connection) -> list[Subject]:
     """Return all subjects that can be read."""
-    found = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
-    return [subject for subject, _ in found]
+    subjects = _joined(connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED"), (), [])
+    return [subject for subject, _ in subjects]
 
 
 def read_all(connection: sqlite3.Connection, bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
@@ -84,28 +86,28 @@ def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
     with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
-        for found, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
+        for rows_by_id, columns, table in ((subjects, _SUBJECT_COLUMNS, "subjects"), (trials, TRIAL_COLUMNS, "trials")):
             for order in ("ASC", "DESC"):
                 with suppress(sqlite3.DatabaseError, UnicodeError):
                     query = f"SELECT {columns} FROM {table} NOT INDEXED ORDER BY rowid {order}"
                     for row in connection.execute(query):
-                        found.setdefault(row[0], row)
+                        rows_by_id.setdefault(row[0], row)
     return _joined(subjects.values(), trials.values(), [])
 
 
 def _joined(subjects: Iterable[Row], trials: Iterable[Row], bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
-    found: dict[bytes, tuple[Subject, list[Row]]] = {}
+    result: dict[bytes, tuple[Subject, list[Row]]] = {}
     for row in subjects:
         try:
-            found[row[1]] = _subject(row), []
+            result[row[1]] = _subject(row), []
         except UntrustedError as error:
             bad.append(f"subject {row[0]}: {error}")
     for row in trials:
-        if row[1] in found:
-            found[row[1]][1].append(row)
+        if row[1] in result:
+            result[row[1]][1].append(row)
         else:
             bad.append(f"trial {row[0]}: what it is of cannot be read")
-    pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in found.values()]
+    pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in result.values()]
     return sorted(pairs, key=lambda pair: (pair[0].chip, pair[0].as_json()))
 
 
@@ -121,8 +123,8 @@ def _trial(row: Row, subject: Subject) -> Trial:
     _, _, config, *columns, text = row
     record = _json(text)
     trial = read_trial(record, subject)
-    own = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
-    if config != _config_text(record.get("function") or record["config"]).encode() or columns != own:
+    expected_columns = [trial.status.encode(), trial.modelled_us, trial.simulated_us, trial.measured_us]
+    if config != _config_text(record.get("function") or record["config"]).encode() or columns != expected_columns:
         raise UntrustedError("its columns are not those of its record")
     return trial
 

@@ -1,4 +1,4 @@
-"""One trial: a product, or a function, on a chip with one configuration, and what came of it."""
+"""One trial: a product, or a function, on a chip with one configuration, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from systolic.support.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What trials are of: everything on which a kernel's time depends but its configuration.
+    """Everything on which a kernel's time depends, except its configuration.
 
     Attributes:
-      op: name of the kind of product; "function" for one of somebody's.
-      spec: what the kernel computes, or XLA.
+      op: name of the kind of product; "function" for a user's function.
+      spec: what the kernel, or XLA, computes.
       kernel_version: `kernels.KERNEL_VERSION`.
-      jax, libtpu: versions of what compiled it.
+      jax, libtpu: versions of the compilers.
       constants: `machine_digest` of the simulator's constants of the chip, on which simulated times rest.
     """
 
@@ -57,7 +57,7 @@ class Subject:
 
     @property
     def key(self) -> str:
-        """The same for equal subjects, in any process."""
+        """A text that is the same for equal subjects, in any process."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()[:32]
 
     def as_json(self) -> str:
@@ -65,7 +65,7 @@ class Subject:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def differences(self, other: Subject) -> list[str]:
-        """Lists what differs, in words; nothing for equal subjects."""
+        """List the differences in words; nothing for equal subjects."""
         mine, others = leaves(dataclasses.asdict(self)), leaves(dataclasses.asdict(other))
         return [
             f"{name}: {others.get(name)} in place of {mine.get(name)}"
@@ -80,17 +80,19 @@ class Trial:
 
     Attributes:
       config: None is XLA's own program, or a function.
-      modelled_us: by the planner's arithmetic, ahead of the trial.
-      simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy ahead.
-      prefetch_us: of the copy that XLA starts ahead of the call.
+      modelled_us: by the planner's arithmetic, before the trial.
+      simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy before the
+        call.
+      prefetch_us: the copy that XLA starts before the call.
       flags: compiler flags of XLA's program in addition to its defaults: it is raced without and with them.
-      measured_us: on a device.
+      measured_us: a device's.
       stalls: share of the time by cause.
-      vmem_bytes: that the compiler used.
-      compile_s: seconds of the compiler; of a program that it had compiled before, those of then.
+      vmem_bytes: as the compiler used.
+      compile_s: seconds of the compiler, when it first compiled the program.
       reason: of a refusal or a failure, in the compiler's words.
-      function: the static arguments of a function of somebody's; None: it is a product.
-      traits: of a function's program, which decide how far its time may be off; a product's follow from its spec.
+      function: the static arguments of a user's function; None: it is a product.
+      traits: properties of a function's program that decide how far its time may be off; a product's follow from its
+        spec.
     """
 
     config: KernelConfig | None
@@ -116,12 +118,12 @@ class Trial:
 
     @property
     def time_us(self) -> float | None:
-        """Measured where a device was there, else simulated."""
+        """The measured time, or else the simulated one."""
         return self.measured_us if self.measured_us is not None else self.simulated_us
 
     @property
     def limit(self) -> str:
-        """The cause of most waiting, in words; the matrix units where there is little."""
+        """The main cause of waiting, in words; the matrix units if there is little."""
         waits = {cause: share for cause, share in self.stalls.items() if share > _MINOR_SHARE and cause != "matrix"}
         if not waits:
             return "matrix units"
@@ -132,7 +134,7 @@ class Trial:
 
 
 def best_first(trials: Iterable[Trial]) -> list[Trial]:
-    """Sorts trials: measured times first, then simulated ones, each fastest first, then the others."""
+    """Sort trials: measured times first, then simulated ones, each fastest first, then the others."""
 
     def order(trial: Trial) -> tuple[bool, bool, float, str]:
         return trial.measured_us is None, trial.time_us is None, trial.time_us or 0.0, str(trial.tried)
@@ -141,7 +143,7 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def fastest(trials: Iterable[Trial]) -> Trial | None:
-    """Return the first with a time, of trials as `best_first` sorts them; None: none has one."""
+    """Return the first trial with a time, in the order of `best_first`; None: none has one."""
     return next((trial for trial in trials if trial.time_us is not None), None)
 
 
@@ -151,10 +153,10 @@ _WAITS = {"copy": "copies", "overhead": "starting copies", "semaphore": "the oth
 
 @functools.cache
 def _versions() -> tuple[str, str]:
-    found = []
+    result = []
     for package in ("jax", "libtpu"):
         try:
-            found.append(metadata.version(package))
+            result.append(metadata.version(package))
         except metadata.PackageNotFoundError:
-            found.append("")
-    return found[0], found[1]
+            result.append("")
+    return result[0], result[1]

@@ -1,4 +1,4 @@
-"""Every trial, in one SQLite file that several processes write to at once and that a kill leaves whole."""
+"""Keep every trial in one SQLite file; several processes write to it at once, and a kill leaves it whole."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def store_file() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreHealth:
-    """What is to be said of a store.
+    """The state of a store.
 
     Attributes:
-      there: whether there is a file with trials.
+      there: there is a file with trials.
       schema: version of its tables; None where they cannot be read.
       subjects, trials: how many can be read.
       unreadable: rows that cannot, each with the reason.
@@ -63,21 +63,20 @@ class StoreHealth:
 class TrialStore:
     """A file of trials. Holds nothing open between calls; picklable.
 
-    A trial is written in a transaction of its own: what was kept is there after a kill at any moment, and the file
-    opens. A row that is damaged is left out, with a `StoreWarning` that names it. A store that is damaged is renamed,
-    and a new one begun with every row of it that can still be read, with a `StoreWarning` that names both files. A file
-    that is no store is left alone.
+    Each trial is written in its own transaction: after a kill at any moment the file opens, and kept trials are in it.
+    A damaged row is left out, with a `StoreWarning` that names it. A damaged store is renamed, and a new one is made
+    from every row that can still be read, with a `StoreWarning` that names both files. Other files are left alone.
     """
 
     file: Path
 
     @classmethod
     def at(cls, file: Path | None = None) -> TrialStore:
-        """The store in this file, or the user's."""
+        """Return the store in this file, or the user's."""
         return cls(file if file is not None else store_file())
 
     def keep(self, subject: Subject, trial: Trial) -> None:
-        """Adds a trial, or replaces that of the same configuration, unless that knows more: a time, or a measured one.
+        """Add a trial, or replace the same configuration's unless that knows more: a time, or a measured one.
 
         Raises:
           StoreError: it cannot be written.
@@ -86,7 +85,7 @@ class TrialStore:
         self.keep_all([(subject, [trial])])
 
     def keep_all(self, records: Records) -> None:
-        """Keeps each of these trials as `keep` does, or none of them if one cannot be kept.
+        """Keep all of these trials as `keep` does, or none of them if one cannot be kept.
 
         Raises:
           StoreError, UntrustedError: as `keep` does.
@@ -99,7 +98,7 @@ class TrialStore:
             write(connection, records)
 
     def check_writable(self) -> None:
-        """Writes to the file, so that what is read-only, full or no store is known before the work and not after it.
+        """Write to the file, so that an unusable file is reported before the work and not after it.
 
         Raises:
           StoreError: it cannot be written.
@@ -108,7 +107,7 @@ class TrialStore:
             connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION}")  # as it is: but a page is written
 
     def trials(self, subject: Subject) -> list[Trial]:
-        """All of a subject, as `best_first` sorts them.
+        """Return all trials of a subject, in the order of `best_first`.
 
         Raises:
           StoreError: the file cannot be read.
@@ -122,7 +121,7 @@ class TrialStore:
             return best_first(read_trials(rows, subject, bad))
 
     def subjects(self) -> list[Subject]:
-        """Everything that trials are of, by chip and sizes.
+        """Return all subjects of trials, by chip and sizes.
 
         Raises:
           StoreError: the file cannot be read.
@@ -130,7 +129,7 @@ class TrialStore:
         return [subject for subject, _ in self.records()]
 
     def records(self) -> list[tuple[Subject, list[Trial]]]:
-        """Everything that the store has: subjects by chip and sizes, and the trials of each as `best_first` sorts them.
+        """Return all subjects by chip and sizes, each with its trials in the order of `best_first`.
 
         Raises:
           StoreError: the file cannot be read.
@@ -141,22 +140,22 @@ class TrialStore:
             return read_all(connection, bad)
 
     def foreign_records(self) -> list[tuple[Subject, list[Trial]]]:
-        """The same of somebody else's file, of which nothing is renamed, set right or left out.
+        """Return the records of a file that is not the user's: nothing in it is renamed, repaired or skipped.
 
         Raises:
           StoreError: the file, or one row of it, cannot be read.
         """
         bad: list[str] = []
         with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
-            found = read_all(connection, bad)
+            trials_by_subject = read_all(connection, bad)
         if bad:
             raise StoreDamagedError(f"{shown_path(self.file)} is damaged: {bad[0]}")
-        return found
+        return trials_by_subject
 
     def winner(self, subject: Subject) -> Trial | None:
-        """The best kernel of a subject: the fastest that was measured, else the fastest.
+        """Return the best kernel of a subject: the fastest measured one, or else the fastest.
 
-        It takes a millisecond: the file is neither read as a whole nor made, nor anything in it set right.
+        It takes a millisecond: the file is neither read as a whole, nor made, nor repaired.
 
         Raises:
           StoreError: the file cannot be read.
@@ -176,9 +175,9 @@ class TrialStore:
             return next(read_trials(connection.execute(query, (subject.key,)), subject, bad), None)
 
     def nearest(self, subject: Subject) -> tuple[Subject, list[str]] | None:
-        """Finds the subject with trials that differs least from one without, and what differs.
+        """Return the subject with trials that differs least from one without, and the differences.
 
-        As with `winner`, nothing in the file is set right; what cannot be read in it is left out, without a word.
+        As with `winner`, nothing in the file is repaired; rows that cannot be read are skipped without a warning.
 
         Raises:
           StoreError: the file cannot be read.
@@ -193,21 +192,21 @@ class TrialStore:
         return min(others, key=lambda pair: (len(pair[1]), pair[0].as_json()), default=None)
 
     def health(self) -> StoreHealth:
-        """What `systolic doctor` says of it. Nothing is made, renamed or set right, and nothing raised."""
+        """Return the state for `systolic doctor`. Nothing is made, renamed or repaired, and nothing raised."""
         bad: list[str] = []
         try:
             if not is_there(self.file):
                 return StoreHealth(file=self.file, there=False)
             with named_errors(self.file), closing(database.connection(self.file, writing=False)) as connection:
-                found = read_all(connection, bad)
+                trials_by_subject = read_all(connection, bad)
         except StoreError as error:
             return StoreHealth(file=self.file, there=True, problem=str(error))
         return StoreHealth(
             file=self.file,
             there=True,
             schema=database.SCHEMA_VERSION,
-            subjects=len(found),
-            trials=sum(len(trials) for _, trials in found),
+            subjects=len(trials_by_subject),
+            trials=sum(len(trials) for _, trials in trials_by_subject),
             unreadable=tuple(bad),
         )
 
@@ -217,9 +216,9 @@ class TrialStore:
         bad: list[str] = []
         yield bad
         if bad:
-            more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
-            said = "; ".join(bad[:_NAMED]) + more
-            warn_user(f"left out of {shown_path(self.file)}: {said}", StoreWarning)
+            not_named = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+            problems = "; ".join(bad[:_NAMED]) + not_named
+            warn_user(f"left out of {shown_path(self.file)}: {problems}", StoreWarning)
 
     @contextmanager
     def _opened(self, *, writing: bool) -> Iterator[sqlite3.Connection]:
@@ -227,7 +226,7 @@ class TrialStore:
             yield connection
 
     def _ready(self, *, writing: bool) -> sqlite3.Connection:
-        """Return a connection to a store that is whole: as it is, made, or begun anew in place of a damaged one."""
+        """Return a connection to a store that is whole: the existing one, a new one, or one made from a damaged one."""
         if is_there(self.file):
             with suppress(StoreDamagedError), named_errors(self.file):
                 return database.connection(self.file, writing=writing)
@@ -248,15 +247,15 @@ class TrialStore:
             return database.connection(self.file, writing=writing)
 
     def _begin_anew(self, error: StoreDamagedError) -> None:
-        """Set a damaged store aside, and begin a new one with what can be read of it."""
+        """Set a damaged store aside, and begin a new one with its readable rows."""
         aside = self.file.with_name(
             f"{self.file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9}"
         )
         self.file.replace(aside)
         for ending in ("-wal", "-shm", "-journal"):  # what a killed writer had kept is there
-            beside = self.file.with_name(self.file.name + ending)
-            if beside.exists():
-                beside.replace(aside.with_name(aside.name + ending))
+            journal = self.file.with_name(self.file.name + ending)
+            if journal.exists():
+                journal.replace(aside.with_name(aside.name + ending))
         count = 0
         try:
             saved = salvaged(aside)

@@ -1,4 +1,4 @@
-"""Whose mistake an exception is: systolic's, which is then said to be a bug, or that of whoever called it."""
+"""Decide whether an exception is a bug of systolic or a mistake of its caller."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _HANDS_OVER: set[CodeType] = set()
 
 
 class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks of it
-    """Systolic's own code raised what it should not have raised; nothing that was given to it is to blame.
+    """Systolic's own code raised an unexpected exception; the caller's input is not to blame.
 
-    `__cause__` is what was raised. Where a worker process raised it, it comes without its traceback.
+    `__cause__` is that exception. If a worker process raised it, its traceback is missing.
 
     Attributes:
-      summary: type, text and place of what was raised, in one line.
+      summary: the exception's type, text and place in one line.
       details: its traceback as text.
     """
 
     def __init__(self, summary: str, details: str) -> None:
         self.summary = summary
         self.details = details
-        installed = ", ".join(f"{name} {found}" for name, found in versions().items() if found is not None)
+        installed = ", ".join(f"{name} {version}" for name, version in versions().items() if version is not None)
         super().__init__(
             f"this is a bug of systolic, not of your code: {summary}\n"
             f"Versions: {installed}.\n"
@@ -47,7 +47,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
 
     @classmethod
     def of(cls, error: BaseException) -> SystolicBug:
-        """The bug that an exception shows; a bug shows itself."""
+        """Return the bug of an exception; a bug returns itself."""
         if isinstance(error, SystolicBug):
             return error
         text = " ".join(str(error).split())
@@ -58,7 +58,7 @@ class SystolicBug(RuntimeError):  # noqa: N818 -- said the way the user thinks o
         return bug
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # An exception's cause does not travel by itself.
+        # Pickling an exception drops its cause.
         cause = self.__cause__
         try:
             pickle.loads(pickle.dumps(cause))
@@ -74,35 +74,35 @@ def _rebuilt(summary: str, details: str, cause: BaseException | None) -> Systoli
 
 
 def runs_user_code(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Marks a function that does nothing but run what the user gave: all that it raises is the user's.
+    """Mark a function that only runs the user's code: all that it raises is the user's.
 
     JAX raises some errors without any frame of the user's, such as that a function returns no array. Without the mark
-    they would be taken for those of the function of systolic that called JAX.
+    they would be blamed on the function of systolic that called JAX.
     """
     waiting = [function.__code__]
     while waiting:  # and lambdas and comprehensions in it
         code = waiting.pop()
         _HANDS_OVER.add(code)
-        waiting += (each for each in code.co_consts if isinstance(each, CodeType))
+        waiting += (const for const in code.co_consts if isinstance(const, CodeType))
     return function
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether an exception is a bug of systolic.
+    """True if an exception is a bug of systolic.
 
-    The innermost frame decides that is the user's or systolic's; those of JAX, of the standard library and of other
-    packages do not count. Errors that systolic names are answers. A full disk is nobody's mistake.
+    The innermost frame of the user's or of systolic decides; frames of JAX, of the standard library and of other
+    packages do not count. Errors that systolic names are answers. A full disk is no bug.
 
     Args:
       error: with its traceback, which does not travel between processes: to be asked where it was raised.
     """
     chain = list(_chain(error))
-    if any(isinstance(each, SystolicBug) for each in chain):
+    if any(isinstance(link, SystolicBug) for link in chain):
         return True
-    if any(isinstance(each, OSError | MemoryError) or _is_named(each) for each in chain):
+    if any(isinstance(link, OSError | MemoryError) or _is_named(link) for link in chain):
         return False
-    for each in reversed(chain):
-        for frame, _ in reversed(list(traceback.walk_tb(each.__traceback__))):
+    for link in reversed(chain):
+        for frame, _ in reversed(list(traceback.walk_tb(link.__traceback__))):
             whose = _whose(frame)
             if whose is not None:
                 return whose == "systolic"
@@ -110,16 +110,16 @@ def is_own(error: BaseException) -> bool:
 
 
 def raise_own(error: BaseException) -> None:
-    """Raises a `SystolicBug` if an exception is one, see `is_own`; else returns.
+    """Raise a `SystolicBug` if an exception is one, see `is_own`; else return.
 
-    For the places that take whatever a user's function raises for an answer.
+    For code that treats any exception of a user's function as an answer.
     """
     if is_own(error):
         raise SystolicBug.of(error)
 
 
 def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Has a function of the library raise `SystolicBug` where its own code fails; see `is_own`."""
+    """Make a library function raise `SystolicBug` if its own code fails; see `is_own`."""
 
     @functools.wraps(function)
     def reporting(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -129,35 +129,35 @@ def reports_bugs(function: Callable[_P, _R]) -> Callable[_P, _R]:
             raise_own(error)
             raise
 
-    # It raises by itself only where it is called with arguments that the function does not take.
+    # The call itself raises only where it is called with arguments that the function does not take.
     return runs_user_code(reporting)
 
 
 def warn_user(text: str, category: type[Warning]) -> None:
-    """Warns at the line of the user's that called systolic, however deep below it this is.
+    """Warn at the line of the user's that called systolic, however deep below it this is.
 
-    Where there is none, as in a command, at the outermost line of all.
+    Without such a line, as in a command, warn at the outermost line.
     """
     frame = sys._getframe()
-    found = frame
+    user_frame = frame
     while frame is not None:
-        found = frame
+        user_frame = frame
         if _whose(frame) == "user" and not frame.f_code.co_filename.startswith(_OWN_FOLDER):
             break
         frame = frame.f_back
-    module = found.f_globals.get("__name__", "<unknown>")
-    registry = found.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, category, found.f_code.co_filename, found.f_lineno, module, registry)
+    module = user_frame.f_globals.get("__name__", "<unknown>")
+    registry = user_frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, user_frame.f_code.co_filename, user_frame.f_lineno, module, registry)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception and what it was raised from, the first cause last."""
+    """Yield an exception and its causes, the first cause last."""
     seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__
 
 
 def _is_named(error: BaseException) -> bool:
@@ -165,7 +165,7 @@ def _is_named(error: BaseException) -> bool:
 
 
 def _whose(frame: FrameType) -> Literal["systolic", "user"] | None:
-    """Whose a frame is; None: one that does not count."""
+    """Return the owner of a frame; None: it does not count."""
     code = frame.f_code
     if code in _HANDS_OVER:
         return "user"
@@ -202,9 +202,9 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _innermost_own(error: BaseException) -> str:
-    """The innermost line of systolic's that an exception went through: "systolic/a.py:12 in f", or ""."""
-    for each in reversed(list(_chain(error))):
-        for frame, line in reversed(list(traceback.walk_tb(each.__traceback__))):
+    """Return the innermost line of systolic in the traceback: "systolic/a.py:12 in f", or ""."""
+    for link in reversed(list(_chain(error))):
+        for frame, line in reversed(list(traceback.walk_tb(link.__traceback__))):
             if _whose(frame) == "systolic" and frame.f_code.co_filename.startswith(_OWN_FOLDER):
                 file = Path(frame.f_code.co_filename).relative_to(Path(_OWN_FOLDER).parent)
                 return f"{file.as_posix()}:{line} in {frame.f_code.co_name}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class WrongCallError(Exception):
-    """A call was wrong: the text says with which value, and what to do. The command line shows it with exit code 2."""
+    """A wrong call: the text names the value and a fix. The command line shows it with exit code 2."""
 
 
 class LackingError(Exception):
-    """This machine, or an account, lacks what the call takes. The command line shows the text with exit code 1."""
+    """This machine, or an account, lacks something. The command line shows the text with exit code 1."""

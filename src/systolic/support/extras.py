@@ -1,4 +1,4 @@
-"""What pip installs beside systolic for some of its commands, and how a message says so.
+"""Optional packages of some commands: whether they are installed, and the pip command in messages.
 
 Messages name the packages themselves, as `pip install "distributed>=2024.8"`, and never `systolic[cluster]`: pip would
 ask its index for systolic, which need not have come from there.
@@ -37,12 +37,12 @@ class DrawingMissing(LackingError, ImportError):  # noqa: N818 -- said the way t
 
 
 def missing(extra: Extra) -> list[str]:
-    """Modules of an extra that are not installed."""
+    """Return the modules of an extra that are not installed."""
     return [name for name in _MODULES[extra] if importlib.util.find_spec(name) is None]
 
 
 def install_command(extra: Extra) -> str:
-    """The command that installs what an extra needs; why there is none where nothing could be installed."""
+    """Return the command that installs an extra's packages, or why there is none."""
     if extra == "tpu" and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return f"it has wheels for Linux on x86-64 only, and this is {platform.system()} on {platform.machine()}"
     quoted = " ".join(f'"{requirement}"' for requirement in REQUIREMENTS[extra])
@@ -50,10 +50,6 @@ def install_command(extra: Extra) -> str:
 
 
 def check_drawing() -> None:
-    """Whether plots and pages can be drawn here.
-
-    Raises:
-      DrawingMissing: a library is missing.
-    """
+    """Raise `DrawingMissing` if a library that draws plots and pages is not installed."""
     if missing("report"):
         raise DrawingMissing

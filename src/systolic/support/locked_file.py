@@ -1,4 +1,4 @@
-"""Turns between processes that read a file, change it and write it again."""
+"""Lock a file across processes that read, change and write it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def locked_file(path: Path) -> Iterator[None]:
     """Keep other processes and threads that call this with the same path waiting until the block has ended.
 
-    The lock is on a file beside `path`, which is removed at the end: `path` itself may be replaced meanwhile. Whoever
+    The lock is on a file next to `path`, which is removed at the end: `path` itself may be replaced meanwhile. Whoever
     waited for a lock file that has been removed waits for the next one.
 
     Raises:

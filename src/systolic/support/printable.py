@@ -1,12 +1,14 @@
-"""Text from elsewhere that may go to a terminal."""
+"""Make text from elsewhere safe for a terminal."""
 
 from __future__ import annotations
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """A text that no terminal takes for a command: `\\x1b` in place of what cannot be printed.
+    """Escape everything that a terminal would obey, such as `\x1b`.
 
     Args:
-      keep: characters that stay all the same; by default the text becomes one line.
+      keep: characters to keep; by default the text becomes one line.
     """
-    return "".join(each if each.isprintable() or each in keep else ascii(each)[1:-1] for each in text)
+    return "".join(
+        character if character.isprintable() or character in keep else ascii(character)[1:-1] for character in text
+    )

@@ -1,4 +1,4 @@
-"""Ranges of the numbers in records. `untrusted.structured` refuses a value outside of its field's range.
+"""Ranges of the numbers in records. `untrusted.structured` refuses a value outside its field's range.
 
 A range is part of the field's type, so that a record declares it once:
 
@@ -20,7 +20,7 @@ class Range:
 
     Attributes:
       least: the smallest value.
-      most: the largest value; None: that of the type.
+      most: the largest value; None: the type's.
       zero: 0 is allowed too.
     """
 

@@ -1,4 +1,4 @@
-"""Files that a user names, opened for reading if they are regular: a pipe without a writer would be waited for."""
+"""Open files that a user names only if they are regular: opening a pipe without a writer would block."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _KINDS = (
 class NoRegularFileError(OSError):
     """A name that is no regular file but a folder, a pipe, a socket or a device; `strerror` says which, and what to do.
 
-    It is an `OSError`, so that whoever names errors of reading names this one too.
+    It is an `OSError`, so that code that handles read errors handles this one too.
     """
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, at once.
+    """Open a file for reading, without blocking.
 
     Raises:
       NoRegularFileError: it is something else, which may have no end or never begin.
@@ -43,17 +43,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what a file holds.
-
-    Raises:
-      OSError: see `open_regular`.
-    """
     with open_regular(path) as file:
         return file.read()
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is there and no regular file; for what others open, such as SQLite.
+    """Refuse a path that is there and no regular file, for readers such as SQLite.
 
     Raises:
       OSError: see `open_regular`.

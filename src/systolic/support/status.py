@@ -1,4 +1,4 @@
-"""How an attempt to compile and time a function can end: the one vocabulary of tables, results and stored trials."""
+"""The status of an attempt to compile and time a function: one vocabulary for tables, results and stored trials."""
 
 from __future__ import annotations
 

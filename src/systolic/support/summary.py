@@ -1,4 +1,4 @@
-"""What a result says of itself on one screen: as text, in a notebook, and as a data frame."""
+"""Summaries of results on one screen: as text, in a notebook, and as a data frame."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Summary:
 
     Attributes:
       heading: one line.
-      facts: what there is to say beside it, by name; "" is left out.
-      columns: of the table, with units.
+      facts: further values by name; "" is left out.
+      columns: the table's, with units.
       rows: all of them, the most important first; the first ten are shown.
     """
 
@@ -30,16 +30,15 @@ class Summary:
 
     @property
     def said(self) -> dict[str, str]:
-        """The facts that say something."""
+        """The facts that are not empty."""
         return {name: text for name, text in self.facts.items() if text}
 
     @property
     def left_out(self) -> str:
-        """How many rows are not shown, in words."""
+        """The number of rows not shown, in words."""
         return f"and {len(self.rows) - _SHOWN:,} more" if len(self.rows) > _SHOWN else ""
 
     def text(self) -> str:
-        """For a terminal."""
         width = max(map(len, self.said), default=0)
         lines = [self.heading, *(f"{name:<{width}}  {text}" for name, text in self.said.items())]
         if self.rows:
@@ -56,7 +55,7 @@ class Summary:
         return "\n".join(lines)
 
     def as_html(self) -> str:
-        """For a notebook, whose own style it takes."""
+        """Return HTML for a notebook, in the notebook's own style."""
         parts = [f"<p><b>{html.escape(self.heading)}</b></p>"]
         if self.said:
             facts = ((name, text) for name, text in self.said.items())
@@ -74,7 +73,7 @@ class Summarised:
     __slots__ = ()
 
     def summary(self) -> Summary:
-        """Says what was found, on one screen."""
+        """Return the result's summary on one screen."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -84,11 +83,11 @@ class Summarised:
         return self.summary().as_html()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        # IPython's own text would be that of the whole record.
+        # IPython's own text would show the whole record.
         return {"text/plain": str(self), "text/html": self._repr_html_()}
 
     def to_dataframe(self) -> Any:
-        """Gives the table of `summary`, all its rows, as a `pandas.DataFrame`.
+        """Return the table of `summary`, all its rows, as a `pandas.DataFrame`.
 
         Raises:
           ModuleNotFoundError: pandas is not installed.

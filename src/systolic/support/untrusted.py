@@ -1,4 +1,4 @@
-"""Values from files and programs that may be broken or hostile: read strictly, and refused in one line."""
+"""Read values from files and programs that may be broken or hostile: strictly, with errors of one line."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FIRST_FORMAT = 1  # records were without one before
 
 
 class UntrustedError(ValueError):
-    """What was read is not what it has to be; the message is one line, with the place and the value."""
+    """A value is not as required; the message is one line, with the place and the value."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """The value of a JSON text, as RFC 8259 has it.
+    """Return the value of a JSON text, as RFC 8259 has it.
 
     Python's own reader also takes NaN and Infinity, keeps the last of several equal keys, and ends a text of a hundred
     thousand brackets with a `RecursionError`.
@@ -38,8 +38,8 @@ def read_json(text: str | bytes) -> Any:
       UntrustedError: it is no such text.
     """
     try:
-        whole = text if isinstance(text, str) else text.decode("utf-8-sig")
-        return json.loads(whole, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
+        decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        return json.loads(decoded, parse_constant=_no_number, object_pairs_hook=_without_duplicates)
     except UntrustedError:
         raise
     except RecursionError as error:
@@ -53,14 +53,14 @@ def read_json(text: str | bytes) -> Any:
 
 
 def structured(value: Any, kind: type[_T]) -> _T:
-    """A record out of what `read_json` has read. Nothing is converted: "5.0" and true are no numbers.
+    """Return a record made from values of `read_json`. Nothing is converted: "5.0" and true are no numbers.
 
     A number is finite and in the `Range` of its field, a whole number is below 2⁶³ either way, text has no half of a
     surrogate pair, no field is missing or unknown.
 
     Args:
-      kind: a dataclass, whose own checks raise `ValueError`. Where fields have to agree with each other, its method
-        `check_saved` says so by a `ValueError`.
+      kind: a dataclass, whose own checks raise `ValueError`. If fields have to agree with each other, its method
+        `check_saved` raises a `ValueError`.
 
     Raises:
       UntrustedError: it is none.
@@ -74,7 +74,7 @@ def structured(value: Any, kind: type[_T]) -> _T:
 
 
 def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = ValueError) -> _T:
-    """A record out of JSON text that `json.dumps(cattrs.unstructure(record))` wrote.
+    """Return a record from JSON text that `json.dumps(cattrs.unstructure(record))` wrote.
 
     Args:
       text: the JSON text.
@@ -88,17 +88,17 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
     """
     try:
         document = read_json(text)
-        wanted = {each.name: each.default for each in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
-        found = document.get("format") if isinstance(document, dict) else None
-        if found != wanted and (found, wanted) != (None, _FIRST_FORMAT):
-            raise UntrustedError(f"format {wanted} is read here, and not that of {shown(found)}")
+        expected_format = {field.name: field.default for field in dataclasses.fields(kind)}.get("format")  # type: ignore[arg-type]
+        found_format = document.get("format") if isinstance(document, dict) else None
+        if found_format != expected_format and (found_format, expected_format) != (None, _FIRST_FORMAT):
+            raise UntrustedError(f"format {expected_format} is read here, and not that of {shown(found_format)}")
         return structured(document, kind)
     except UntrustedError as reason:
         raise error(f"this is no {what}: {reason}") from reason
 
 
 def shown(value: Any) -> str:
-    """A value for a message: one line, cut short, without control characters."""
+    """Return a value for a message: one line, cut short, without control characters."""
     try:
         text = ascii(value)
     except (ValueError, RecursionError):  # an integer with thousands of digits
@@ -111,12 +111,12 @@ def _no_number(name: str) -> None:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
         raise UntrustedError(f"no JSON that is read here: the key {shown(twice)} is there twice")
-    return found
+    return result
 
 
 @functools.cache
@@ -219,12 +219,12 @@ def _whole(value: Any) -> int:
 
 def _number(value: Any) -> float:
     try:
-        found = float(value) if type(value) in (int, float) else math.nan
+        number = float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
+        number = math.inf
+    if not math.isfinite(number):
         raise UntrustedError(f"{shown(value)} is no finite number")
-    return found
+    return number
 
 
 def _text(value: Any) -> str:
@@ -237,34 +237,33 @@ def _text(value: Any) -> str:
 
 
 def _one_of(value: Any, kind: Any) -> Any:
-    known = get_args(kind)
-    if type(value) is not str or value not in known:
-        raise UntrustedError(f"{shown(value)} is none of {', '.join(known)}")
+    choices = get_args(kind)
+    if type(value) is not str or value not in choices:
+        raise UntrustedError(f"{shown(value)} is none of {', '.join(choices)}")
     return value
 
 
 def _reason(error: BaseException) -> str:
-    """The first thing that is wrong, and where: cattrs raises a tree with a note of the place at each level."""
+    """Return the first error and its place: cattrs raises a tree with a note of the place at each level."""
     places = _places(error)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
         places += _places(error)
     if isinstance(error, KeyError):
-        said = f"{error.args[0]} is missing"
+        reason = f"{error.args[0]} is missing"
     elif isinstance(error, cattrs.ForbiddenExtraKeysError):
-        said = f"{shown(min(error.extra_fields))} is not known"
+        reason = f"{shown(min(error.extra_fields))} is not known"
     else:
-        said = printable(str(error)) or type(error).__name__
-    return f"{'.'.join(places)}: {said}" if places else said
+        reason = printable(str(error)) or type(error).__name__
+    return f"{'.'.join(places)}: {reason}" if places else reason
 
 
 def _places(error: BaseException) -> list[str]:
-    """Return the places that an error was noted at, the outermost first."""
     return [str(note.name) for note in reversed(getattr(error, "__notes__", ())) if hasattr(note, "name")]
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """The value, if it is a JSON object.
+    """Return the value if it is a JSON object.
 
     Raises:
       UntrustedError: it is none.

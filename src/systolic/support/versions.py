@@ -9,11 +9,11 @@ _PACKAGES = ("systolic", "jax", "jaxlib", "libtpu")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what a result depends on; None for what is not installed."""
-    found: dict[str, str | None] = {"python": sys.version.split()[0]}
+    """Return the versions of packages that a result depends on; None for a package that is not installed."""
+    result: dict[str, str | None] = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            result[package] = version(package)
         except PackageNotFoundError:
-            found[package] = None
-    return found
+            result[package] = None
+    return result

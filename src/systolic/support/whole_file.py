@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, also where the disk is full."""
+"""Write files that appear whole or not at all, even if the disk is full."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Gives a file beside `path` to write to, which takes its place when the block has ended well.
+    """Yield a file next to `path` to write to, which replaces `path` when the block ends without an exception.
 
-    A device or a pipe is written to as it is, and a link goes on to lead where it led.
+    A device or a pipe is written to directly, and a link keeps its target.
 
     Raises:
       OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The time of a function on a chip: modelled, simulated or measured, and every answer says which."""
+"""The time of a function on a chip: modelled, simulated or measured, and labelled so in every result."""
 
 from systolic.timing.compiled import prepare_program, target_of, vmem_buffers
 from systolic.timing.measured import NoDeviceError, device_of, measure

@@ -1,4 +1,4 @@
-"""The one pipeline of a simulated call, on one chip or on a slice: compile, read, work out contents, run."""
+"""The one pipeline of a simulated call, on one chip or on a slice: compile, read, compute contents, run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from systolic.timing.sliced import check_offloading, device_parameters, slice_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallContents:
-    """Contents that are worked out from a call's arguments, when the run asks for them."""
+    """Contents that are computed from a call's arguments, when the run asks for them."""
 
     parameters: Sequence[Words | Unknown]
     kernels: KernelContents
@@ -47,10 +47,10 @@ class Call:
 
     Attributes:
       args: shapes of its arguments.
-      values: what the flat arguments hold; None where it is not known.
-      chip: also that of the slice.
-      settings: of JAX, to trace under; see `compiler.tracing_settings`.
-      shape: of the slice that it is sharded over; None: it runs on one device.
+      values: the flat arguments' values; None: not known.
+      chip: also the slice's.
+      settings: JAX's, to trace under; see `compiler.tracing_settings`.
+      shape: the slice that it is sharded over; None: it runs on one device.
     """
 
     fn: Callable[..., Any] | NamedFunction
@@ -89,7 +89,7 @@ class Call:
         return compile_function(self.fn, self.args, self.target, cache=cache, settings=self.settings, lines=lines)
 
     def read(self, compiled: CompiledProgram) -> PreparedProgram:
-        """Read what the compiler made of the call.
+        """Read the compiler's output for the call.
 
         Raises:
           SimulationError: it holds something that is not understood or not simulated.

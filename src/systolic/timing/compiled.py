@@ -1,4 +1,4 @@
-"""A chip in the words of the compiler, and what it leaves of a program in those of the simulator."""
+"""Convert a chip to the compiler's names, and the compiler's output to the simulator's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from systolic.timing.contents import KernelContents
 
 
 def target_of(chip: Chip, shape: SliceShape | None = None) -> Target:
-    """The chip, or a slice of such chips, in the words that the compiler knows."""
+    """Return the compiler's name of the chip, or of a slice of such chips."""
     return Target(
         name=chip.name,
         topology=chip.topology,
@@ -46,7 +46,7 @@ def kernel_contents(
     settings: Mapping[str, Any],
     partitions: int = 1,
 ) -> list[KernelContents]:
-    """Return the contents of kernels' operands on each device, worked out on request."""
+    """Return the contents of kernels' operands on each device, computed on request."""
 
     @functools.cache
     def traced() -> Any:
@@ -71,7 +71,7 @@ def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:
 
 
 def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
-    """Reads what the compiler left of a program, to be run on the chip's model.
+    """Read the compiler's output for a program, to be run on the chip's model.
 
     Raises:
       SimulationError: it holds something that is not understood.
@@ -94,7 +94,7 @@ def parameter_name(prepared: PreparedProgram, number: int) -> str:
 
 
 def vmem_buffers(report: str) -> list[VmemBuffer]:
-    """The compiler's account of VMEM as records. Entries of another form than is known are left out."""
+    """Return the compiler's account of VMEM as records. Entries of an unknown form are left out."""
     try:
         fields = json.loads(report) if report else {}
     except (ValueError, RecursionError):

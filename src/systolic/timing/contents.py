@@ -1,4 +1,4 @@
-"""Contents of a compiled program's arguments and of kernels' operands, in the form that the simulator takes."""
+"""Contents of a compiled program's arguments and of kernels' operands, in the simulator's form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceContents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramContents:
-    """All that a compiled program has to know of its arguments to run again: plain words.
+    """Everything about its arguments that a compiled program needs to run again: plain words.
 
     Attributes:
       parameters: contents of the program's arguments.
@@ -55,10 +55,10 @@ class ProgramContents:
 
 
 def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
-    """The program's arguments as words of memory.
+    """Return the program's arguments as words of memory.
 
     Args:
-      values: of the flat arguments; None where only a shape was given.
+      values: the flat arguments'; None: only a shape was given.
     """
     result: list[Words | Unknown] = []
     for number, value in enumerate(values):
@@ -82,13 +82,13 @@ class KernelContents:
     """Contents of kernels' operands.
 
     A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
-    there. Calls with the same shapes of operands are matched in the order in which both were written: the compiler
-    mostly numbers operations in the function's order. Where the compiler has more or fewer of them than the function,
-    or calls one more often, an operand is known that is the same in all.
+    there. Calls with the same shapes of operands are matched in their order: the compiler mostly numbers operations in
+    the function's order. If the compiler has more or fewer of them than the function, or calls one more often, only an
+    operand that is the same in all is known.
 
     Args:
       executions: every execution of a Pallas call on this device; asked for when the first kernel runs.
-      first: the same of another device, which is asked first; whatever is the same on all is worked out once.
+      first: another device's contents, which are asked first; contents that are the same on all are computed once.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class KernelContents:
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` when it is called for the time `call`, from 0.
 
-        None where the program's own copies have to say.
+        None if the program's own copies bring the contents.
         """
         key = name, call, index
         if self._first is not None:
@@ -183,7 +183,7 @@ class KernelContents:
 
 
 class RecordedContents:
-    """Passes on what is known on a device, and keeps all operands that a run has asked for."""
+    """Pass on a device's contents, and record all operands that a run has asked for."""
 
     def __init__(self, contents: DeviceContents) -> None:
         self._contents = contents
@@ -207,7 +207,7 @@ class RecordedContents:
 
 
 def _alike(operands: Sequence[Deferred]) -> Deferred | None:
-    """Any of several operands, where all are known to hold the same."""
+    """Return any of several operands, if all are known to be the same."""
     first, *others = (operand.get() for operand in operands)
     same = not isinstance(first, Missing) and all(
         not isinstance(other, Missing) and np.array_equal(first, other) for other in others
@@ -216,7 +216,7 @@ def _alike(operands: Sequence[Deferred]) -> Deferred | None:
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """A name in parts, numbers by their size."""
+    """Split a name into parts, numbers by their size."""
     parts = re.split(r"(\d+)", name)
     numbers = [part.lstrip("0") if part.isdecimal() else None for part in parts]
     return tuple((-1, part) if n is None else (len(n), n) for n, part in zip(numbers, parts, strict=True))

@@ -15,14 +15,14 @@ class Experiment:
     """One function on one chip, or on a slice.
 
     Attributes:
-      fn: a JAX function; what is static is bound with `functools.partial`.
+      fn: a JAX function; static arguments are bound with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
-      chip: for which it is compiled and on whose model it runs.
-      topology: of a slice of such chips, "2x4"; None: it runs on one device.
-      label: names it in errors and in progress.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
-      cached: whether a program that was compiled before is used, and this one kept.
-      lines: whether regions say which lines of the source their instructions came from.
+      chip: to compile for and to simulate.
+      topology: a slice of such chips, "2x4"; None: it runs on one device.
+      label: its name in errors and in progress.
+      spans: number of the timeline's to keep, of each kind, from its beginning and from its end.
+      cached: use a program that was compiled before, and keep this one.
+      lines: record the source lines of each region's instructions.
     """
 
     fn: Callable[..., Any] | NamedFunction

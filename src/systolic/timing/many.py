@@ -1,4 +1,4 @@
-"""Times of many functions, or of one with many arguments: `simulate` in several processes at once."""
+"""Simulate many functions, or one with many arguments, in several processes at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CallError(ValueError):
 
 
 class _Told(Progress):
-    """Tells a function of each experiment that ends."""
+    """Calls a function for each experiment that ends."""
 
     def __init__(self, done: Callable[[str], object]) -> None:
         self._done = done
@@ -41,7 +41,7 @@ def simulate_many(
     memory_limit_bytes: int | None = None,
     done: Callable[[str], object] = lambda _: None,
 ) -> list[Outcome]:
-    """Does for many calls what `simulate` does for one, several at a time.
+    """Do for many calls what `simulate` does for one, several at a time.
 
     Args:
       calls: functions, each with its arguments: `[(fn, (x, y)) for x, y in sizes]`, or
@@ -53,10 +53,10 @@ def simulate_many(
       cached: use programs compiled before, and keep these.
       time_limit_s: seconds of CPU time after which the compiler is stopped, for each call.
       memory_limit_bytes: of a compiler process and its children; None: an equal share of what the machine can bear.
-      done: told of each call that has ended, such as "matmul for v6e (3 of 20)", from any thread.
+      done: called for each call that has ended, with text such as "matmul for v6e (3 of 20)", from any thread.
 
     Returns:
-      What came of each call, in the order of the calls: `outcome.run` and `outcome.time_us`, of a slice
+      The outcome of each call, in the order of the calls: `outcome.run` and `outcome.time_us`, of a slice
       `outcome.slice_run` too, or, where there is no time, `outcome.status` and `outcome.reason`. `outcome.required()`
       gives the run or raises what `simulate` would.
 

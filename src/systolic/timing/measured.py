@@ -1,4 +1,4 @@
-"""The time of a function on a TPU that is there, by the device's own clock: out of the profiler, not the host's."""
+"""Measure a function on an attached TPU by the device's own clock, from the profiler and not the host's clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoDeviceError(WrongCallError, RuntimeError):
 
 
 def device_of(chip: Chip) -> Any:
-    """The first attached `jax.Device` of a chip's kind.
+    """Return the first attached `jax.Device` of a chip's kind.
 
     Raises:
       NoDeviceError: there is none; the message says what JAX found.
@@ -40,7 +40,7 @@ def device_of(chip: Chip) -> Any:
 
 
 def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats: int = 20) -> Measurement:
-    """Compiles `fn(*args)` with the flags of `chip` for the attached device, and runs it; the median of its times.
+    """Compile `fn(*args)` with the flags of `chip` for the attached device, run it, and return the median time.
 
     Args:
       args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used; or pytrees of them.

@@ -1,4 +1,4 @@
-"""A time, and how it is known."""
+"""A time and its provenance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Measurement:
     """The time of a function on one device of a chip, or on a slice, and its provenance.
 
     `modelled`: arithmetic alone. `simulated`: compiled by the TPU compiler and executed on the chip's model.
-    `measured`: on a device. `run` holds what the simulator saw, for `simulated` only; on a slice it is the run of the
+    `measured`: on a device. `run` is the simulated run, for `simulated` only; on a slice it is the run of the
     device that ends last, and `slice_run` holds all.
     """
 

@@ -19,7 +19,7 @@ def on_mesh(
     Args:
       experiment: with whole arguments.
       explicit: the function has the mesh's axes in the types of its arguments, as users of `systolic.matmul` have them;
-        else the axes are left to XLA, which is told how results are cut.
+        else the axes are left to XLA, which gets the shardings of results.
 
     Raises:
       SliceError: the chip has no such slice, or the mesh does not hold its devices.

@@ -1,4 +1,4 @@
-"""The end of an experiment: a time, or the reason why there is none."""
+"""The outcome of an experiment: a time, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ _JAX_NOTE = "\n--------------------\n"  # behind it JAX says that its own frames
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome(Summarised):
-    """The end of one experiment.
+    """The outcome of one experiment.
 
     Attributes:
-      label: of the experiment.
-      status: "ok" where there is a time.
+      label: the experiment's.
+      status: "ok" if there is a time.
       reason: why there is no time, in one line.
       where: the line of the user's source that the reason is about, "file.py:12 in name", or "".
-      measurement: the simulated time and the run behind it; None where there is none.
-      error: what was raised.
+      measurement: the simulated time and its run; None: there is none.
+      error: the raised exception.
     """
 
     label: str
@@ -68,7 +68,7 @@ class Outcome(Summarised):
 
     @classmethod
     def of(cls, label: str, job: Future[Measurement]) -> Outcome:
-        """Waits for a job.
+        """Wait for a job.
 
         Raises:
           CompilerMissing: there is no TPU compiler on the machine.
@@ -82,7 +82,7 @@ class Outcome(Summarised):
 
     @classmethod
     def failed(cls, label: str, error: Exception) -> Outcome:
-        """The outcome of an experiment that raised; raises again what is no answer, see `of`."""
+        """Return the outcome of an experiment that raised; raise again what is no answer, see `of`."""
         if isinstance(error, CompilerMissing | CompilerFlagError):
             raise error
         raise_own(error)
@@ -113,7 +113,7 @@ class Outcome(Summarised):
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds of the compiler; of a cached program, its seconds of then."""
+        """Seconds of the compiler, when it compiled the program."""
         return self.measurement.compile_s if self.measurement is not None else None
 
     @property
@@ -122,7 +122,7 @@ class Outcome(Summarised):
         return self.run.hbm_read_bytes + self.run.hbm_written_bytes if self.run is not None else None
 
     def summary(self) -> Summary:
-        """Says how long it took and what that went into, or why there is no time."""
+        """Return the time and its parts, or the reason why there is none."""
         run = self.slice_run or self.run
         if run is None:
             return Summary(heading=f"{self.label}: {self.status}", facts={"why": self.located_reason})
@@ -136,7 +136,7 @@ class Outcome(Summarised):
 
     @property
     def details(self) -> str:
-        """All that was said, in as many lines as it has, and the line that it is about."""
+        """The whole message, in all its lines, and its source line."""
         if self.error is None:
             return ""
         named = isinstance(self.error, _NAMED)
@@ -150,7 +150,7 @@ class Outcome(Summarised):
         return self.status not in ("timed out", "out of memory", "failed")
 
     def required(self) -> SimulatedRun:
-        """The run; raises what kept it from happening."""
+        """Return the run, or raise the error that prevented it."""
         if self.error is not None:
             raise self.error
         assert self.run is not None

@@ -1,4 +1,4 @@
-"""Prepares programs to be run again and again: from a call, or from a file."""
+"""Prepare programs to be run again and again: from a call, or from a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from systolic.timing.slice_program import SliceProgram, slice_translated
 
 
 def prepare_in_worker(call: Call, cached: bool) -> Program | SliceProgram:
-    """Compiles a call and runs it once, to learn what its kernels' operands hold. Only for a worker.
+    """Compile a call and run it once, to learn the values of its kernels' operands. Only for a worker.
 
     Raises what `simulate_in_worker` does.
     """
@@ -76,7 +76,7 @@ def submit_preparation(
     cached: bool = True,
     topology: str | None = None,
 ) -> Future[Any]:
-    """Has a worker prepare `fn(*args)`; takes and raises what `submit_simulation` does."""
+    """Let a worker prepare `fn(*args)`; takes and raises what `submit_simulation` does."""
     return pool.submit(prepare_in_worker, Call.of(fn, args, chip, topology), cached, label=label)
 
 
@@ -117,16 +117,17 @@ def prepare(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> Program | SliceProgram:
-    """Compiles `fn(*args)` for a chip that is not there, and reads it: a program that runs again within a moment.
+    """Compile `fn(*args)` for a chip that is not there, and read it: a program that runs again within a moment.
 
-    For those who study the simulator's model: `program.run(machine=…)` tells how long the same program takes with
-    other constants. Arguments are those of `simulate`, and so are the errors; what they hold is kept with the program.
+    To study the simulator's model, `program.run(machine=…)` simulates the same program with other constants. Arguments
+    and errors are as for `simulate`; the arguments' values are kept with the program.
 
     Args:
-      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
+      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind static arguments with
+        `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
       chip: a name such as "v6e", or a record of your own.
-      topology: of the slice that the function is sharded over, "2x4"; None: it runs on one device.
+      topology: the slice that the function is sharded over, "2x4"; None: it runs on one device.
       flags: compiler flags by name.
       cached: use programs compiled before, and keep this one.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
@@ -140,14 +141,14 @@ def prepare(
 
 @reports_bugs
 def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program | SliceProgram:
-    """Reads a program that `Program.save` or `SliceProgram.save` wrote.
+    """Read a program that `Program.save` or `SliceProgram.save` wrote.
 
     Nothing is compiled, and nothing of the file is executed as it is.
 
     Args:
       path: the file.
       chip: a name or a record whose constants `run` uses in place of the saved ones; needed for a chip of your own that
-        is not registered. None: the chip that was saved, with its constants of then.
+        is not registered. None: the saved chip, with its saved constants.
 
     Raises:
       ProgramFileError: no such file, it is damaged, of another version of systolic, or of another chip.

@@ -18,13 +18,13 @@ from systolic.timing.program_file import SavedProgram, write_program
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """A compiled program that has been read, with what its arguments hold. `prepare` and `load_program` make one.
+    """A compiled program that has been read, with its arguments' values. `prepare` and `load_program` make one.
 
     Attributes:
-      name: of the function.
+      name: the function's.
       chip: the chip that it was compiled for; `run` uses its constants unless told otherwise.
-      compiled: what the compiler left: listings, HLO, its account of memory.
-      contents: what arguments and kernels' operands hold, as far as a run has to know it.
+      compiled: the compiler's output: listings, HLO, its account of memory.
+      contents: values of arguments and kernels' operands that a run needs.
       prepared: the translated listings.
     """
 
@@ -39,24 +39,24 @@ class Program:
 
     @reports_bugs
     def run(self, *, machine: MachineModel | None = None, spans: int = 0) -> SimulatedRun:
-        """Executes the program on the chip's model, in this process. Nothing is compiled.
+        """Execute the program on the chip's model, in this process. Nothing is compiled.
 
         Args:
           machine: the model with other constants, such as `dataclasses.replace(program.chip.machine,
             hbm_bytes_per_s=3.2e12)`; None: the chip's own. Every constant counts. Those that the program was compiled
             for (`mxu_count`, `mxu_rows`, `mxu_columns`, `branch_delay_slots`) cannot change.
-          spans: of the timeline to keep, of each kind, from its beginning and from its end.
+          spans: number of the timeline's to keep, of each kind, from its beginning and from its end.
 
         Raises:
           ConstantsError: a constant that cannot change, or a value that no hardware has.
-          SimulationError: with these constants the program comes to something that is not understood.
+          SimulationError: with these constants the program reaches an instruction that is not understood.
         """
         chip = self.chip if machine is None else replace(self.chip, machine=machine)
         return run_on_chip(self.prepared, self.contents, chip, spans)
 
     @reports_bugs
     def save(self, path: str | Path) -> None:
-        """Writes one file, which appears whole or not at all, and which `load_program` reads.
+        """Write one file, which appears whole or not at all, for `load_program`.
 
         It holds the listings, the contents and the machine model, and no code.
 
@@ -73,7 +73,7 @@ class Program:
 
 
 def translated(name: str, chip: Chip, compiled: CompiledProgram, contents: ProgramContents) -> Program:
-    """A program ready to run.
+    """Return a program ready to run.
 
     Raises:
       SimulationError: the listings hold something that is not understood.

@@ -1,7 +1,7 @@
-"""A prepared program as one file. What is read may be damaged or hostile: it is checked, and never executed.
+"""Save a prepared program as one file. A file may be damaged or hostile: it is checked, and never executed.
 
-A file is a line with the format's number, a checksum of the rest, a line of JSON (chip, constants, whose contents the
-words are), the compiler's output as the program cache keeps it, and the words, compressed.
+A file is a line with the format's number, a checksum of the rest, a line of JSON (chip, constants, owners of the
+words), the compiler's output as the program cache keeps it, and the words, compressed.
 """
 
 from __future__ import annotations
@@ -53,13 +53,11 @@ _KEPT = (
 
 
 class ProgramFileError(ValueError):
-    """A file that holds no prepared program that can be read here, or a program that no file takes."""
+    """The file holds no prepared program that can be read here, or the program is too large for a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedProgram:
-    """The contents of a file."""
-
     name: str
     chip: Chip
     compiled: CompiledProgram
@@ -69,7 +67,7 @@ class SavedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """Whose contents some of the words are, or why there are none."""
+    """The owner of some of the words, or the reason why there are none."""
 
     partitions: tuple[int, ...]  # that have them
     operation: str  # "": an argument of the program
@@ -97,7 +95,7 @@ class _Head:
 
 
 def write_program(path: Path, saved: SavedProgram) -> None:
-    """Writes a file, which appears whole or not at all.
+    """Write a file, which appears whole or not at all.
 
     Raises:
       ProgramFileError: the program is too large.
@@ -131,7 +129,7 @@ def write_program(path: Path, saved: SavedProgram) -> None:
 
 
 def _shared(contents: Sequence[ProgramContents]) -> list[tuple[OperandKey, Words | Unknown, tuple[int, ...]]]:
-    """Lists what is known of arguments and operands, each content once, with the partitions that have it."""
+    """Return the known contents of arguments and operands, each once, with the partitions that have it."""
     result: dict[OperandKey, dict[object, tuple[Words | Unknown, list[int]]]] = {}
     for partition, partition_words in enumerate(contents):
         parameters = ((("", 0, number), words) for number, words in enumerate(partition_words.parameters))
@@ -156,11 +154,11 @@ def _content(key: OperandKey, words: Words | Unknown, partitions: tuple[int, ...
 
 
 def read_program(path: Path, chip: Chip | None) -> SavedProgram:
-    """Reads what `write_program` wrote.
+    """Read a file of `write_program`.
 
     Args:
       path: the file.
-      chip: in place of the one that was saved, constants included; None: that one.
+      chip: replaces the saved one, constants included; None: the saved one.
 
     Raises:
       ProgramFileError: there is no such file, or it is not what was written.

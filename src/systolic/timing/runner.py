@@ -1,4 +1,4 @@
-"""Runs experiments in worker processes, many at once."""
+"""Run experiments in worker processes, many at once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Submit = Callable[[Experiment], Future[Measurement]]
 
 
 class Progress:
-    """Is told what runs; this one tells nothing."""
+    """Reports of running jobs; this one shows nothing."""
 
     def planned(self, jobs: int) -> None:
-        """There are `jobs` more."""
+        """Count `jobs` more."""
 
     def done(self, label: str) -> None:
-        """One of them has ended; called from any thread."""
+        """Count one that has ended; called from any thread."""
 
     def found(self, text: str) -> None:
-        """Part of the answer is known, while the rest is worked out."""
+        """Report a part of the answer, while the rest is computed."""
 
 
 QUIET = Progress()
@@ -33,13 +33,13 @@ QUIET = Progress()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """An experiment that was sent to be run."""
+    """A submitted experiment."""
 
     label: str
     job: Future[Measurement]
 
     def outcome(self) -> Outcome:
-        """Waits for it.
+        """Wait for it.
 
         Raises:
           CompilerMissing: there is no TPU compiler on the machine.
@@ -49,17 +49,17 @@ class Running:
 
 
 def first_ended(running: Iterable[Running], timeout_s: float) -> list[Running]:
-    """Waits until one of them has ended, or more; none: the time is over."""
+    """Wait until at least one has ended; return none after the timeout."""
     jobs = list(running)
     done = wait([experiment.job for experiment in jobs], timeout=timeout_s, return_when=FIRST_COMPLETED).done
     return [experiment for experiment in jobs if experiment.job in done]
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, with what had ended by then.
+    """Ctrl-C, with the results so far.
 
     Attributes:
-      finished: what would have been returned, as far as it is known.
+      finished: the return value, as far as it is known.
     """
 
     def __init__(self, finished: Any) -> None:
@@ -68,11 +68,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class Runner:
-    """Compiles and simulates experiments.
+    """Compile and simulate experiments.
 
     Args:
       where: the processes that compile, or a function that sends an experiment elsewhere.
-      progress: is told of every experiment that ends.
+      progress: counts every experiment that ends.
     """
 
     def __init__(self, where: WorkerPool | Submit, progress: Progress = QUIET) -> None:
@@ -80,7 +80,7 @@ class Runner:
         self.progress = progress
 
     def start(self, experiment: Experiment) -> Running:
-        """Sends an experiment that was announced to `progress` before."""
+        """Submit an experiment that was announced to `progress` before."""
         job: Future[Measurement]
         try:
             job = self._submit(experiment)
@@ -92,7 +92,7 @@ class Runner:
         return Running(label=label, job=job)
 
     def run(self, experiments: Iterable[Experiment]) -> list[Outcome]:
-        """The outcomes of experiments, in their order; all of them are sent before the first is waited for.
+        """Return the outcomes of experiments, in their order; all are submitted before the first is waited for.
 
         Raises:
           Stopped: by Ctrl-C, with an outcome for each that has ended, None for the others.

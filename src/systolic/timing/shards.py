@@ -26,14 +26,14 @@ class Sharding:
 
     Attributes:
       tiles: along each dimension of the array.
-      place: of each partition, which tile it has.
+      place: each partition's tile.
     """
 
     tiles: tuple[int, ...]
     place: Mapping[int, tuple[int, ...]]
 
     def part(self, array: np.ndarray, partition: int) -> np.ndarray:
-        """The part of the array that a partition has. The last tiles may reach past its end, and are filled with 0."""
+        """Return a partition's part of the array. The last tiles may reach past its end, and are filled with 0."""
         sizes = [math.ceil(size / tiles) for size, tiles in zip(array.shape, self.tiles, strict=True)]
         starts = [at * size for at, size in zip(self.place[partition], sizes, strict=True)]
         part = array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
@@ -41,7 +41,7 @@ class Sharding:
 
 
 def parameter_shardings(hlo_text: str) -> dict[int, Sharding]:
-    """The shardings of the entry computation's parameters that are cut, by number. All others are whole everywhere.
+    """Return the shardings of the entry computation's parameters that are cut, by number; the others are whole.
 
     Raises:
       SimulationError: a sharding of another form than is known.

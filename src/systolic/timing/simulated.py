@@ -1,4 +1,4 @@
-"""The time of a function on a chip that is not there: compiled for it in a worker, then executed on its model."""
+"""Simulate a function on a chip that is not there: compile it in a worker, then execute it on the chip's model."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def simulate_in_worker(
     shape: SliceShape | None = None,
     lines: bool = False,
 ) -> Measurement:
-    """Compiles and simulates `fn(*args)`. Only for a worker: compiling may abort the process.
+    """Compile and simulate `fn(*args)`. Only for a worker: compiling may abort the process.
 
     Args:
-      values: what the flat arguments hold; None where it is not known.
-      settings: of JAX, to trace under; see `compiler.tracing_settings`.
+      values: the flat arguments' values; None: not known.
+      settings: JAX's, to trace under; see `compiler.tracing_settings`.
       spans: of the timeline to keep; see `PreparedProgram.run`.
-      shape: of the slice that it is sharded over; None: it runs on one device.
-      lines: say which lines of the source the instructions of each region came from; not on a slice.
+      shape: the slice that it is sharded over; None: it runs on one device.
+      lines: record the source lines of each region's instructions; not on a slice.
 
     Raises:
-      CompilerRefusal: the compiler said no.
+      CompilerRefusal: the compiler refused.
       SimulationError: the program holds something that the simulator does not understand.
     """
     call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
@@ -62,13 +62,13 @@ def simulate_compiled(
     spans: int,
     shape: SliceShape | None = None,
 ) -> Measurement:
-    """Simulates what `compile_function` has made of `fn(*args)`; takes and raises what `simulate_in_worker` does."""
+    """Simulate a program that `compile_function` made of `fn(*args)`, as `simulate_in_worker` does."""
     call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
     return measured_run(call, program, spans)
 
 
 def measured_run(call: Call, program: CompiledProgram, spans: int) -> Measurement:
-    """Run what the compiler made of a call on its chip or slice."""
+    """Run a compiled call on its chip or slice."""
     with at_stage("simulating"):
         prepared = call.read(program)
         contents = call.contents(program, prepared)
@@ -103,15 +103,15 @@ def submit_simulation(
     topology: str | None = None,
     lines: bool = False,
 ) -> Future[Measurement]:
-    """Has a worker compile and simulate `fn(*args)`.
+    """Let a worker compile and simulate `fn(*args)`.
 
     Args:
-      fn: a JAX function; bind what is static with `functools.partial`.
+      fn: a JAX function; bind static arguments with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
       label: names the job in errors.
       cached: use programs compiled before, and keep this one.
       spans: of the timeline to keep, of each kind, from its beginning and from its end.
-      topology: of the slice that it is sharded over, "2x4"; None: it runs on one device.
+      topology: the slice that it is sharded over, "2x4"; None: it runs on one device.
       lines: see `simulate_in_worker`.
 
     Raises:
@@ -174,11 +174,11 @@ def simulate(
     on the others, and on v7x, it is one.
 
     Args:
-      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind what is static with `functools.partial`.
-        What `jax.jit(fn, donate_argnums=…)` gives away is given away: state that is updated in place counts once.
-      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only where a program branches on
-        them: kernels with scalar prefetch, dynamic grids, `lax.cond`. Of arrays of more than 16 MiB only the shape
-        counts.
+      fn: any function that `jax.jit` takes, with or without Pallas calls. Bind static arguments with
+        `functools.partial`. Donated arguments (`jax.jit(fn, donate_argnums=…)`) are donated: state that is updated in
+        place counts once.
+      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter only if a program branches on them:
+        kernels with scalar prefetch, dynamic grids, `lax.cond`. Contents of arrays of more than 16 MiB are not used.
       chip: a name such as "v6e" or, with a clock state, "v7x@p7" (`systolic chips` lists them), or a record of your
         own.
       topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.
@@ -190,16 +190,16 @@ def simulate(
       keywords: keyword arguments of `fn`, such as sizes of its blocks: they are static, as by `functools.partial`.
 
     Returns:
-      Cycles, time, stalls by cause, what each unit did, each operation's share, copies, and a timeline. Of a slice, all
-      that of each class of devices that behave alike, what each collective and each link did, and how much of the
-      communication nothing hides.
+      Cycles, time, stalls by cause, each unit's work, each operation's share, copies, and a timeline. For a slice,
+      these of each class of devices that behave alike, each collective and each link, and the share of communication
+      that nothing hides.
 
     Raises:
       UnknownChipError: no such chip, or it has no such clock state.
       SliceError: no such slice, or the function is sharded over nothing, or over other devices than the slice's.
       FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
-      CompilerRefusal: the compiler said no; its reason is the message.
-      CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it came to no answer.
+      CompilerRefusal: the compiler refused; its reason is the message.
+      CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it gave no answer.
       UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
       UnknownTimeError: how long XLA's own operations take depends on values that they compute.
       SimulationError: the program holds something that is not understood; the message quotes it.

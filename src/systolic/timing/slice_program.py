@@ -19,15 +19,15 @@ from systolic.timing.program_file import SavedProgram, write_program
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceProgram:
-    """A compiled program of a slice that has been read, with what arguments hold.
+    """A compiled program of a slice that has been read, with its arguments' values.
 
     `prepare` and `load_program` make one.
 
     Attributes:
-      name: of the function.
+      name: the function's.
       shape: the slice that it was compiled for; `run` uses its chip's constants unless told otherwise.
-      compiled: what the compiler left: listings, HLO, its account of memory.
-      contents: of each partition, what arguments and kernels' operands hold, as far as a run has to know it.
+      compiled: the compiler's output: listings, HLO, its account of memory.
+      contents: each partition's values of arguments and kernels' operands that a run needs.
       prepared: the translated listings.
     """
 
@@ -47,16 +47,17 @@ class SliceProgram:
 
     @reports_bugs
     def run(self, *, machine: MachineModel | None = None, links: Links | None = None, spans: int = 0) -> SliceRun:
-        """Executes the program on the model of the slice, in this process. Nothing is compiled.
+        """Execute the program on the model of the slice, in this process. Nothing is compiled.
 
         Args:
           machine: the model of the chips with other constants; None: their own. See `Program.run`.
-          links: the same of the links, such as `dataclasses.replace(program.shape.links, bytes_per_s=100e9)`.
+          links: the links' model with other constants, such as `dataclasses.replace(program.shape.links,
+            bytes_per_s=100e9)`.
           spans: of the timelines to keep, of each kind, from their beginning and from their end.
 
         Raises:
           ConstantsError: a constant that cannot change, or a value that no hardware has.
-          SimulationError: with these constants the program comes to something that is not understood.
+          SimulationError: with these constants the program reaches an instruction that is not understood.
         """
         chip = self.shape.chip
         check_links(links or chip.links, chip.links)
@@ -66,7 +67,7 @@ class SliceProgram:
 
     @reports_bugs
     def save(self, path: str | Path) -> None:
-        """Writes one file, which `systolic.load_program` reads; see `Program.save`.
+        """Write one file for `systolic.load_program`; see `Program.save`.
 
         Raises:
           ProgramFileError: the program is too large for a file.
@@ -89,7 +90,7 @@ class SliceProgram:
 def slice_translated(
     name: str, shape: SliceShape, compiled: CompiledProgram, contents: tuple[ProgramContents, ...]
 ) -> SliceProgram:
-    """A program of a slice, ready to run.
+    """Return a program of a slice, ready to run.
 
     Raises:
       SimulationError: the listings hold something that is not understood.

@@ -1,4 +1,4 @@
-"""A program on all devices of a slice: for which slice it is compiled, and what each device's arguments hold."""
+"""Find the slice of a program and the arguments of each device on it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
 
 
 class SparseCoreCollectiveError(SimulationError):
-    """The compiler has handed communication to the SparseCores, whose part of it is not simulated."""
+    """The compiler has put communication on the SparseCores, where it is not simulated."""
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:
-    """A slice of such chips, which have the compiler flags that programs for slices need.
+    """Return a slice of such chips, with the compiler flags that programs for slices need.
 
     Raises:
       SliceError: no such slice.
@@ -59,9 +59,9 @@ def device_parameters(
     """Return the contents of the program's arguments on each device, in the order of the partitions.
 
     Args:
-      program: sharded over as many devices as its assignment has.
-      hlo: what its HLO says; shapes there are those of one device's part.
-      values: of the whole flat arguments; None where only a shape was given.
+      program: sharded over the devices of its assignment.
+      hlo: its HLO, whose shapes are one device's part.
+      values: the whole flat arguments'; None: only a shape was given.
     """
     count = len(program.assignment)
     if all(value is None for value in values):

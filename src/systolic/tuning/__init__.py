@@ -1,4 +1,4 @@
-"""Searches the fastest tiles of a product, or of anybody's function, and makes the profiles that `cost` ships."""
+"""Search the fastest tiles of a product or static arguments of a function, and make the profiles that `cost` ships."""
 
 from systolic.tuning.cluster import Certificates, ClusterError, cluster
 from systolic.tuning.function_result import FunctionTuning, LeftOut

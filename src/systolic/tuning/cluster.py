@@ -1,7 +1,7 @@
-"""The same search on more than one machine: trials run on a Dask cluster, which outlives its workers.
+"""Run the trials of a search on a Dask cluster, which outlives its workers.
 
-Dask sends functions, and whoever reaches a scheduler can run code on its machine, on those of its workers and on those
-of its clients. With `tls://`, only who has a certificate of the same authority reaches it.
+Dask sends functions: whoever reaches a scheduler can run code on its machine, its workers' and its clients'. With
+`tls://`, only who has a certificate of the same authority reaches it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Certificates:
     """Files in PEM format that let this machine into a cluster, and tell it that it is the right one.
 
     Attributes:
-      authority: the certificate of who signed those of the scheduler, the workers and this machine.
-      certificate: of this machine.
-      key: of this machine, without a passphrase.
+      authority: the certificate that signed the scheduler's, the workers' and this machine's certificates.
+      certificate: this machine's.
+      key: this machine's, without a passphrase.
     """
 
     authority: Path
@@ -59,19 +59,19 @@ def cluster(
     time_limit_s: float = COMPILE_LIMIT_S,
     memory_limit_bytes: int | None = None,
 ) -> Iterator[tuple[Submit, int]]:
-    """Where `tune` sends its trials, and how many run at once: one for each thread of each Dask worker.
+    """Yield the function that sends `tune` its trials, and how many run at once: one for each thread of a Dask worker.
 
     A Dask worker compiles in a process of its own, as a search on one machine does: a crash of the compiler is a trial
     that failed, and not the worker's. Workers need `systolic[tpu]`; nothing is written there but the cache of programs.
 
     Args:
       address: such as "tcp://host:8786" or "tls://host:8786".
-      certificates: for `tls://`; None: those that Dask's own configuration names.
+      certificates: for `tls://`; None: the ones in Dask's own configuration.
       time_limit_s: seconds of CPU time for one trial.
       memory_limit_bytes: of one trial; None: what the machine that compiles it has free.
 
     Raises:
-      ClusterError: nobody answers there, the certificates are not taken, or there are no workers.
+      ClusterError: no scheduler answers there, the certificates are not taken, or there are no workers.
     """
     try:
         from distributed import Client
@@ -105,7 +105,7 @@ def cluster(
 
 
 def _security(address: str, certificates: Certificates | None) -> Security | None:
-    """What Dask connects with; None: what its own configuration says.
+    """Return what Dask connects with; None: its own configuration.
 
     Raises:
       ClusterError: address and certificates do not go together, or a file is none.

@@ -1,4 +1,4 @@
-"""The fastest static arguments of anybody's function: those that no rule forbids are compiled and simulated."""
+"""Search the fastest static arguments of any function: variants that no rule forbids are compiled and simulated."""
 
 from __future__ import annotations
 
@@ -75,20 +75,20 @@ def tune_function(
     watcher: Watcher | None = None,
 ) -> FunctionTuning:
     begun = time.monotonic()
-    known = known_chip(chip)
+    chip_model = known_chip(chip)
     store = store or planner_in_use().store or TrialStore.at()
     store.check_writable()  # before the work, not after it
-    every = list(combinations(over))
+    combinations_tried = list(combinations(over))
     spec = FunctionSpec(name=_name(fn), arguments=_arguments(args))
-    subject = Subject.here(spec, known.name)
+    subject = Subject.here(spec, chip_model.name)
     with effort.pool() as pool:
-        read = _traced(pool, fn, args, every, known)
-    variants, left_out, default = _sorted_out(every, read)
-    programs = {each.config: each for each in variants}
-    first = [each for each in variants if each.config == default]
+        read = _traced(pool, fn, args, combinations_tried, chip_model)
+    variants, left_out, default = _sorted_out(combinations_tried, read)
+    programs = {variant.config: variant for variant in variants}
+    first = [variant for variant in variants if variant.config == default]
     search = Search[FunctionConfig](
         subject=subject,
-        experiment=_Experiments(fn=fn, args=args, chip=known),
+        experiment=_Experiments(fn=fn, args=args, chip=chip_model),
         # The function as it is has to have a time, to be compared with.
         least_time_us=lambda config: 0.0 if config == default else programs[config].least_us,
         first=list(first),
@@ -98,14 +98,14 @@ def tune_function(
         watcher=watcher or Watcher(),
         effort=effort,
     )
-    kept = [trial for trial in store.trials(subject) if trial.function in programs]
+    kept_trials = [trial for trial in store.trials(subject) if trial.function in programs]
 
     def result(end: End) -> FunctionTuning:
         return FunctionTuning(
             fn=fn,
             args=abstract_arguments(args),
             spec=spec,
-            chip=known.name,
+            chip=chip_model.name,
             trials=tuple(best_first(search.found.values())),
             default=default,
             left_out=left_out,
@@ -116,13 +116,13 @@ def tune_function(
         )
 
     try:
-        return result(search.run(kept))
+        return result(search.run(kept_trials))
     except KeyboardInterrupt:
         raise Stopped(result("stopped")) from None
 
 
 def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:
-    """Yields no static argument at all, which is the function as it is, and then every combination of them.
+    """Yield no static argument at all, which is the function as it is, and then every combination of them.
 
     Raises:
       FunctionConfigError: there is nothing to choose from, there are too many, or a value cannot be kept.
@@ -153,17 +153,17 @@ class _Experiments:
 
 
 def _bound(fn: Function, keywords: Keywords) -> Function:
-    """Return the function with static arguments over those that it has. It may be sent to a worker."""
+    """Return the function with these static arguments over its own. It may be sent to a worker."""
     if not keywords:
         return fn
     values = arguments_of(keywords)
     fields = {name: value for name, value in values.items() if "." in name}
-    whole = {name: value for name, value in values.items() if name not in fields}
+    plain_values = {name: value for name, value in values.items() if name not in fields}
     inner, _ = without_jit_options(fn)
     if isinstance(fn, NamedFunction):
-        inner = NamedFunction(fn.text, {**fn.parameters, **whole})
-    elif whole:
-        inner = partial(inner, **whole)
+        inner = NamedFunction(fn.text, {**fn.parameters, **plain_values})
+    elif plain_values:
+        inner = partial(inner, **plain_values)
     made = with_fields(inner, fields) if fields else inner
     return made if isinstance(made, NamedFunction) else with_options_of(fn, made)
 
@@ -171,7 +171,7 @@ def _bound(fn: Function, keywords: Keywords) -> Function:
 def _traced(
     pool: WorkerPool, fn: Function, args: Sequence[Any], every: Sequence[Keywords], chip: Chip
 ) -> list[FunctionAnalysis | str]:
-    """What tracing shows of each; a text says why it cannot be traced.
+    """Return the analysis of each variant by tracing; a text says why it cannot be traced.
 
     Raises:
       NamedFunctionError: there is no such function.
@@ -181,38 +181,42 @@ def _traced(
     shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
     name = function_name(fn)
     jobs = [
-        pool.submit(analyse_function, _bound(fn, each), shapes, values, chip, settings, label=f"reading {name}")
-        for each in every
+        pool.submit(analyse_function, _bound(fn, keywords), shapes, values, chip, settings, label=f"reading {name}")
+        for keywords in every
     ]
-    found: list[FunctionAnalysis | str] = []
+    result: list[FunctionAnalysis | str] = []
     for job in jobs:
         try:
-            found.append(job.result())
+            result.append(job.result())
         except (NamedFunctionError, CompilerMissing, SystolicBug):
             raise
         except Exception as error:  # noqa: BLE001 -- what a function raises for sizes that it does not take is its answer
-            found.append(Outcome.failed(name, error).located_reason)
-    return found
+            result.append(Outcome.failed(name, error).located_reason)
+    return result
 
 
 def _sorted_out(
     every: Sequence[Keywords], read: Sequence[FunctionAnalysis | str]
 ) -> tuple[list[Variant], tuple[LeftOut, ...], FunctionConfig | None]:
     """Return the variants to compile, those left out with reasons, and the configuration of the function as it is."""
-    whole = next((each for each in read if isinstance(each, FunctionAnalysis)), None)
+    reference = next((outcome for outcome in read if isinstance(outcome, FunctionAnalysis)), None)
     variants: dict[str, Variant] = {}
     left_out = []
     # Those with arguments first: one that is the function as it is goes by its arguments.
-    for keywords, known in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
-        reason = _reason(known, whole)
-        if isinstance(known, str) or reason:
+    for keywords, analysis in [*zip(every[1:], read[1:], strict=True), (every[0], read[0])]:
+        reason = _reason(analysis, reference)
+        if isinstance(analysis, str) or reason:
             left_out.append(LeftOut(keywords=keywords, reason=reason))
-        elif known.program not in variants:
-            config = FunctionConfig(keywords=keywords, program=known.program)
-            modelled_us = known.modelled_us or None  # without a kernel, or with one that has no step, the sum is empty
-            variants[known.program] = Variant(config=config, modelled_us=modelled_us, least_us=known.least_us)
+        elif analysis.program not in variants:
+            config = FunctionConfig(keywords=keywords, program=analysis.program)
+            modelled_us = (
+                analysis.modelled_us or None
+            )  # without a kernel, or with one that has no step, the sum is empty
+            variants[analysis.program] = Variant(config=config, modelled_us=modelled_us, least_us=analysis.least_us)
         elif keywords:
-            left_out.append(LeftOut(keywords=keywords, reason=f"the same program as {variants[known.program].config}"))
+            left_out.append(
+                LeftOut(keywords=keywords, reason=f"the same program as {variants[analysis.program].config}")
+            )
     first = read[0]
     default = variants.get(first.program) if isinstance(first, FunctionAnalysis) else None
     return list(variants.values()), tuple(left_out), None if default is None else default.config
@@ -239,23 +243,25 @@ def _name(fn: Function) -> str:
 def _arguments(args: Sequence[Any]) -> tuple[str, ...]:
     import jax
 
-    found = []
+    result = []
     for leaf, value in zip(jax.tree.leaves(abstract_arguments(args)), argument_values(args), strict=True):
         words = [str(leaf.dtype), ",".join(map(str, leaf.shape))]
         if value is not None:
             words.append(hashlib.sha256(value.tobytes()).hexdigest()[:16])
-        found.append(" ".join(words).strip())
-    return tuple(found)
+        result.append(" ".join(words).strip())
+    return tuple(result)
 
 
 def _features(config: FunctionConfig, over: Mapping[str, Sequence[Any]]) -> tuple[float, ...]:
-    """Where a variant stands among others: octaves of its sizes; of what is no size, its place among the values.
+    """Return a variant's coordinates: octaves of its sizes; for other values their index.
 
     The function as it is stands in the middle: what its sizes are is not known.
     """
     chosen = config.arguments
     return tuple(
-        _octave(chosen[name], values) if name in chosen else float(np.mean([_octave(each, values) for each in values]))
+        _octave(chosen[name], values)
+        if name in chosen
+        else float(np.mean([_octave(value, values) for value in values]))
         for name, values in over.items()
     )
 

@@ -39,7 +39,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """The parts of a saved result that only functions have."""
+    """Parts of a saved result that only functions have."""
 
     default: FunctionConfig | None
     left_out: tuple[LeftOut, ...]
@@ -58,7 +58,7 @@ class FunctionTuning(Summarised):
       left_out: combinations that were not compiled: they break a rule, or are the same program as another one.
       considered: combinations that can be tried.
       compiled: trials of this search.
-      seconds: it took.
+      seconds: duration of the search.
       end: why it ended: so many trials, the time was over, nothing left could be faster, or all were tried.
     """
 
@@ -80,7 +80,7 @@ class FunctionTuning(Summarised):
         return sum(trial.modelled_us is None for trial in self.trials)
 
     def summary(self) -> Summary:
-        """Says which static arguments won, with a row for each trial."""
+        """Return the winning static arguments, with a row for each trial."""
         named = f"{self.spec.name}({'; '.join(self.spec.arguments)}) on {self.chip}"
         ratio = "" if self.speed_ratio is None else f"{self.speed_ratio:.3f} ({self.verdict})"
         return Summary(
@@ -93,11 +93,14 @@ class FunctionTuning(Summarised):
                 "left out": f"{len(self.left_out):,} combinations" if self.left_out else "",
             },
             columns=("arguments", "status", "µs simulated", "waits for", "reason"),
-            rows=tuple((str(one.function), one.status, one.simulated_us, one.limit, one.reason) for one in self.trials),
+            rows=tuple(
+                (str(trial.function), trial.status, trial.simulated_us, trial.limit, trial.reason)
+                for trial in self.trials
+            ),
         )
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads, without the function and its arguments."""
+        """Write JSON text for `from_json`, without the function and its arguments."""
         left_out = list(map(dataclasses.asdict, self.left_out))
         default = None if self.default is None else dataclasses.asdict(self.default)
         subject = Subject.here(self.spec, self.chip)
@@ -107,7 +110,7 @@ class FunctionTuning(Summarised):
     def from_json(
         text: str, fn: Callable[..., Any] | NamedFunction | None = None, args: tuple[Any, ...] = ()
     ) -> FunctionTuning:
-        """Reads a result that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Args:
           fn: the function, which `partial` needs.
@@ -185,12 +188,12 @@ class FunctionTuning(Summarised):
     @property
     def level_trials(self) -> int | None:
         """Other trials that are no further from the winner than their times may be off; None: not known."""
-        found = [
+        result = [
             ratio_verdict(self.ratio_to_winner(trial) or 1.0, self.ratio_error_percent(trial))
             for trial in self.trials
             if trial is not self.winner and trial.time_us is not None
         ]
-        return None if "not known" in found else found.count("level")
+        return None if "not known" in result else result.count("level")
 
     def ratio_to_winner(self, trial: Trial) -> float | None:
         """A trial's time over the winner's."""
@@ -204,8 +207,8 @@ class FunctionTuning(Summarised):
         if mine is None or other is None:
             return None
         kernels = [
-            each is not None and each.traits is not None and each.traits.pallas_share >= _MOSTLY
-            for each in (self.winner, trial)
+            measured is not None and measured.traits is not None and measured.traits.pallas_share >= _MOSTLY
+            for measured in (self.winner, trial)
         ]
         return ratio_error_percent(mine, other, same_kernel=all(kernels))
 

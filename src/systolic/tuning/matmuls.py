@@ -1,4 +1,4 @@
-"""`systolic.matmuls`: the products of a function as it is, by this package's kernels, tuned where that is not known."""
+"""`systolic.matmuls`: compute a function's own products by this package's kernels, tuned where times are not known."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Matmuls(ReplacedProducts):
-    """A `with` block and a decorator in which kernels take products, and what was decided; see `matmuls`."""
+    """A `with` block and a decorator in which kernels compute products, and their decisions; see `matmuls`."""
 
     def tune(self, **options: Any) -> tuple[TuningResult, ...]:
-        """Finds out what XLA takes, and our kernels, of every product of which that is not known.
+        """Time XLA and our kernels for every product whose times are not known.
 
-        Each takes as long as `systolic.tune` does; what is traced from then on goes by it. `decisions` are forgotten.
+        Each takes as long as `systolic.tune` does; later traces use the results. `decisions` are cleared.
 
         Args:
           options: as `systolic.tune` takes them, such as `time_budget_s`.
@@ -56,8 +56,8 @@ def matmuls(
     longer. That is of products alone: XLA fuses them with what is around them, and `systolic.simulate` of the function
     with and without says what all of it gains.
 
-    The block holds for this thread. Functions of `jax.jit` that are called in it are compiled anew, also those that
-    were compiled before; outside they are what they were. Products inside of `jit`, `scan`, `while_loop`, `cond`,
+    The block holds for this thread. Functions of `jax.jit` that are called in it are compiled again, even if they
+    were compiled before; outside they are unchanged. Products inside of `jit`, `scan`, `while_loop`, `cond`,
     `checkpoint`, `shard_map`, `custom_jvp` and `custom_vjp` are found; other operations that hold functions, and Pallas
     kernels, are left whole.
 
@@ -67,7 +67,7 @@ def matmuls(
 
     Args:
       least_ratio: XLA's time over ours has to be more.
-      where_unknown: "xla", or "kernel": who computes a product, if a kernel can and nobody knows what XLA takes.
+      where_unknown: "xla", or "kernel": what computes a product if a kernel can and XLA's time is not known.
       implementation, chip: as `systolic.matmul` takes them.
 
     Returns:

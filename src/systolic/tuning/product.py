@@ -1,4 +1,4 @@
-"""The fastest configuration of a product: the search over every legal one."""
+"""Search every legal configuration of a product for the fastest."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ from systolic.tuning.search import Effort, Opponent, Search, Watcher
 
 
 def known_chip(chip: str | Chip) -> Chip:
-    """The chip that trials are kept by.
+    """Return the chip that trials are kept by.
 
     Raises:
       UnknownChipError: no such chip, or a record that is not registered (`chips.register`).
       FlagError: the chip has compiler flags of a user's.
     """
     named = chip_named(chip if isinstance(chip, str) else chip.name)
-    known = named if isinstance(chip, str) else chip
-    if known.given_flags:
-        raise FlagError(f"{flags_text(known.given_flags)}: trials are kept by chip and versions; tune without flags")
-    return known
+    chip_model = named if isinstance(chip, str) else chip
+    if chip_model.given_flags:
+        raise FlagError(
+            f"{flags_text(chip_model.given_flags)}: trials are kept by chip and versions; tune without flags"
+        )
+    return chip_model
 
 
 def tune_product(
@@ -54,8 +56,8 @@ def tune_product(
     watcher: Watcher | None = None,
 ) -> TuningResult:
     begun = time.monotonic()
-    known = known_chip(chip)
-    check_spec(spec, known)
+    chip_model = known_chip(chip)
+    check_spec(spec, chip_model)
     op = op_of(spec)
     mesh = op.mesh(spec)
     # Before the work, not after it.
@@ -65,15 +67,15 @@ def tune_product(
     if measured:
         if mesh is not None:
             raise SliceError("trials on a slice are simulated: leave `measured` out")
-        device_of(known)
-    programs = op.programs(spec, known)
-    first, choices = op.search(programs.computed, known)
-    subject = Subject.here(programs.computed, known.name)
-    experiments = _Experiments(programs=programs, chip=known, mesh=mesh)
+        device_of(chip_model)
+    programs = op.programs(spec, chip_model)
+    first, choices = op.search(programs.computed, chip_model)
+    subject = Subject.here(programs.computed, chip_model.name)
+    experiments = _Experiments(programs=programs, chip=chip_model, mesh=mesh)
     search = Search[KernelConfig](
         subject=subject,
         experiment=experiments,
-        least_time_us=lambda config: op.least_time_us(programs.computed, config, known),
+        least_time_us=lambda config: op.least_time_us(programs.computed, config, chip_model),
         first=list(first),
         ranking=Ranking(choices),
         considered=len(choices),
@@ -82,17 +84,17 @@ def tune_product(
         effort=effort,
     )
 
-    kept = [trial for trial in store.trials(subject) if trial.config is not None or not xla_default_flags]
+    kept_trials = [trial for trial in store.trials(subject) if trial.config is not None or not xla_default_flags]
     opponent = Opponent(
         experiments=experiments.xla(default_flags_only=xla_default_flags),
-        least_hbm_us=machine_roofline(spec, known).hbm_us,
+        least_hbm_us=machine_roofline(spec, chip_model).hbm_us,
         keeps=not xla_default_flags,
     )
 
     def result(end: End) -> TuningResult:
         return TuningResult.of(
             spec,
-            known,
+            chip_model,
             search.found.values(),
             considered=len(choices),
             compiled=search.compiled,
@@ -101,8 +103,8 @@ def tune_product(
         )
 
     try:
-        end = search.run(kept, opponent if against_xla else None)
-        _measure(search, programs, known, measured)
+        end = search.run(kept_trials, opponent if against_xla else None)
+        _measure(search, programs, chip_model, measured)
     except KeyboardInterrupt:
         raise Stopped(result("stopped")) from None
     finally:
@@ -112,7 +114,7 @@ def tune_product(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Experiments:
-    """The program of a configuration, and XLA's."""
+    """The programs of a configuration, and XLA's."""
 
     programs: Programs
     chip: Chip

@@ -1,6 +1,6 @@
-"""Profiles of tiles: each is compiled once, and simulated as if copies took no time, to see what its steps cost.
+"""Profile tiles: compile each once, and simulate it as if copies took no time, to get the cost of its steps.
 
-Which tiles: those that the model ranks high for common sizes, each the more the less is there already for a size.
+Tiles are chosen that the model ranks high for common sizes, weighted towards sizes that have few good tiles so far.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 def profile_tiles(
     pool: WorkerPool, dtype: str, chip: Chip, *, count: int | None, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
-    """Profiles of the tiles that are most worth it, and why others of these have none.
+    """Return profiles of the most valuable tiles, and why others have none.
 
     Args:
-      pool: of the processes that compile.
+      pool: compiles.
       dtype: of both operands.
-      count: of tiles; None: those that have a profile in the package.
-      progress: is told of sizes that tiles are ranked for, then of tiles that are compiled.
+      count: of tiles; None: the tiles that have a profile in the package.
+      progress: counts sizes while tiles are ranked, then compiled tiles.
     """
-    found: list[Profile] = []
+    result: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
     kind = Kind.of(MatmulSpec.of(1, 1, 1, dtype), chip)
     assert kind is not None
     experiments: dict[ProfiledTile, Experiment] = {}
     shipped = shipped_profiles(kind)
-    there = [one.tile for one in shipped.profiles] if shipped is not None else []
-    for tile in there if count is None else worth_profiling(dtype, chip, count, progress):
+    shipped_tiles = [profile.tile for profile in shipped.profiles] if shipped is not None else []
+    for tile in shipped_tiles if count is None else worth_profiling(dtype, chip, count, progress):
         try:
             experiments[tile] = profile_experiment(dtype, chip, tile)
         except IllegalTilesError as error:
@@ -81,7 +81,7 @@ def profile_tiles(
             failed[tile] = outcome.reason
             continue
         try:
-            found.append(Profile(tile=tile, cost=step_cost(outcome.run, tile), bundles=outcome.run.bundles))
+            result.append(Profile(tile=tile, cost=step_cost(outcome.run, tile), bundles=outcome.run.bundles))
         except ValueError as error:
             failed[tile] = str(error)
     made_with = Subject.here(MatmulSpec.of(1, 1, 1, dtype), chip.name)
@@ -92,7 +92,7 @@ def profile_tiles(
         libtpu=made_with.libtpu,
         command=f"systolic table profile --chip {chip.name} --dtype {dtype} "
         + ("--again" if count is None else f"--count {count}"),
-        profiles=tuple(sorted(found, key=lambda one: one.tile)),
+        profiles=tuple(sorted(result, key=lambda one: one.tile)),
     )
     return made, failed
 
@@ -112,25 +112,25 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
         if best:
             times.append(best)
         progress.done(f"model of {spec.m} × {spec.k} × {spec.n}")
-    every = sorted({tile for best in times for tile in best})
-    number = {tile: at for at, tile in enumerate(every)}
-    worth = np.zeros((len(times), len(every)))
+    tiles = sorted({tile for best in times for tile in best})
+    number = {tile: at for at, tile in enumerate(tiles)}
+    worth = np.zeros((len(times), len(tiles)))
     for row, best in enumerate(times):
         least = min(best.values())
         for tile, time_us in best.items():
             worth[row, number[tile]] = np.exp(-(time_us / least - 1) / _NEAR)
-    there = np.full((len(times), 1), 1e-3)
+    covered = np.full((len(times), 1), 1e-3)
     picked: list[int] = []
-    for _ in range(min(count, len(every))):
-        gain = np.log1p(worth / there).sum(axis=0)
+    for _ in range(min(count, len(tiles))):
+        gain = np.log1p(worth / covered).sum(axis=0)
         gain[picked] = -1
         picked.append(int(np.argmax(gain)))
-        there += worth[:, picked[-1:]]
-    return [every[at] for at in picked]
+        covered += worth[:, picked[-1:]]
+    return [tiles[at] for at in picked]
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """What the steps cost of a kernel that was simulated without copies, on the grid of `profile_experiment`.
+    """Return the costs of a kernel's steps, simulated without copies on the grid of `profile_experiment`.
 
     Raises:
       ValueError: its steps are not the rounds of one loop.
@@ -144,8 +144,8 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     # The last step may stand behind the loop.
     if len(rounds) < steps - 1:
         raise ValueError(f"{len(rounds)} rounds in place of {steps} steps")
-    ends = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
-    inner = [one for at, one in enumerate(rounds[: steps - 1]) if at and at % steps_k != steps_k - 1] or ends
+    ends = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
+    inner = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k != steps_k - 1] or ends
     first, step, end = rounds[0], statistics.median(inner), statistics.median(ends)
     n_ends = steps // steps_k
     n_inner = steps - n_ends - (0 if tile.whole_k else 1)
@@ -154,7 +154,6 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
 
 
 def without_copies(chip: Chip) -> Chip:
-    """Return the chip with copies that take no time."""
     machine = dataclasses.replace(
         chip.machine,
         hbm_bytes_per_s=1e18,
@@ -210,8 +209,10 @@ def _cuts(spec: MatmulSpec, config: KernelConfig) -> Sequence[tuple[int, int]]:
 
 
 def _profiled(spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:
-    """Return the tile with as many fill chunks as it is profiled with."""
+    """Return the tile with the fill chunks that it is profiled with."""
     fill_chunks = 1
     if config.pipeline == "manual":
-        fill_chunks = next(one for one in (_FILL_CHUNKS, 2, 1) if one == 1 or config.tiles.tile_k % (one * 256) == 0)
+        fill_chunks = next(
+            chunks for chunks in (_FILL_CHUNKS, 2, 1) if chunks == 1 or config.tiles.tile_k % (chunks * 256) == 0
+        )
     return dataclasses.replace(ProfiledTile.of(spec, config), fill_chunks=fill_chunks)

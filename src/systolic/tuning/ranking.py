@@ -1,4 +1,4 @@
-"""Which configuration to try next: the model's time, corrected by what was seen of similar ones.
+"""Choose which configuration to try next: the model's time, corrected by the results of similar ones.
 
 The model is off by the same few percent for configurations that are alike, so each trial says something of its
 neighbours. The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each
@@ -37,7 +37,7 @@ _STAGES, _PIPELINE, _ORDER = 1.0, 1.0, 0.5  # distances, in octaves, between ker
 
 
 def features(config: KernelConfig) -> tuple[float, ...]:
-    """Return the position of a configuration among others: octaves of its sides, then what else its code depends on."""
+    """Return a configuration's coordinates: octaves of its sides, then other properties that its code depends on."""
     tiles = config.tiles
     sides = (tiles.tile_m, tiles.tile_k, tiles.tile_n, config.subtile_m, config.subtile_n, config.fill_chunks)
     return (
@@ -53,7 +53,7 @@ class Ranking(Generic[ConfigT]):
 
     Args:
       choices: with their modelled times.
-      features: where a choice stands among the others, in octaves along each axis.
+      features: a choice's coordinates, in octaves along each axis.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Ranking(Generic[ConfigT]):
         self._number = {choice.config: number for number, choice in enumerate(self._choices)}
         self._features = np.array([features(choice.config) for choice in self._choices])
         modelled = [choice.modelled_us for choice in self._choices]
-        known = [time_us for time_us in modelled if time_us is not None]
+        modelled_times_us = [time_us for time_us in modelled if time_us is not None]
         # Without a model all are expected to take the same time, whatever that is, until one of them was tried.
-        usual_us = float(np.median(known)) if known else 1.0
+        usual_us = float(np.median(modelled_times_us)) if modelled_times_us else 1.0
         self._modelled = np.array([usual_us if time_us is None else time_us for time_us in modelled])
         self._unmodelled = np.array([time_us is None for time_us in modelled], bool)
         self._open = np.ones(len(self._choices), bool)
@@ -73,7 +73,6 @@ class Ranking(Generic[ConfigT]):
         self._errors: Float[np.ndarray, " n"] = np.zeros(len(self._choices))
 
     def predicted_us(self) -> Float[np.ndarray, " n"]:
-        """Return the times of all choices as they are expected now."""
         return self._modelled * np.exp(self._errors / self._weights)
 
     def started(self, config: ConfigT) -> None:

@@ -23,7 +23,7 @@ class TuningResult(KeptTrials, Summarised):
     Attributes:
       considered: legal configurations that the model ranked.
       compiled: trials of this search.
-      seconds: it took.
+      seconds: duration of the search.
       end: why it ended: so many trials, the time was over, nothing left could be faster, all were
         tried, or Ctrl-C.
     """
@@ -34,7 +34,7 @@ class TuningResult(KeptTrials, Summarised):
     end: End
 
     def summary(self) -> Summary:
-        """Says which configuration won, with a row for each trial."""
+        """Return the winning configuration, with a row for each trial."""
         sizes, dtypes, _ = op_of(self.spec).words(self.spec)
         return Summary(
             heading=f"{sizes}, {dtypes} on {self.chip}: {self.winner.config if self.winner else 'no trial has a time'}",
@@ -44,34 +44,34 @@ class TuningResult(KeptTrials, Summarised):
             },
             columns=("configuration", "status", "µs simulated", "µs measured", "waits for", "reason"),
             rows=tuple(
-                (str(one.config), one.status, one.simulated_us, one.measured_us, one.limit, one.reason)
-                for one in self.trials
+                (str(trial.config), trial.status, trial.simulated_us, trial.measured_us, trial.limit, trial.reason)
+                for trial in self.trials
             ),
         )
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
+        """Write JSON text for `from_json`."""
         trials = self.trials if self.xla is None else (*self.trials, self.xla)
         return write_result(self, Subject.here(self.computed, self.chip), trials, asked=record_of(self.spec))
 
     @staticmethod
     def from_json(text: str) -> TuningResult:
-        """Reads a result that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
           SavedTuningError: the text is no such result, or one of another version's format.
         """
         try:
             subject, trials, ended, document = read_result(text)
-            asked = mapping(document.get("asked"), "asked")
-            spec = read_spec(asked.get("op"), asked.get("spec"))
+            question = mapping(document.get("asked"), "asked")
+            spec = read_spec(question.get("op"), question.get("spec"))
         except UntrustedError as error:
             raise SavedTuningError(f"this is no tuning result: {error}") from error
         return TuningResult.of(spec, chip(subject.chip), trials, **dataclasses.asdict(ended))
 
     @property
     def config(self) -> KernelConfig:
-        """The winner's, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
+        """The winner's configuration, for `systolic.matmul(tiles=…)` and `systolic.plan(tiles=…)`.
 
         Raises:
           LookupError: no trial has a time.
@@ -82,7 +82,7 @@ class TuningResult(KeptTrials, Summarised):
 
     @property
     def level_trials(self) -> int | None:
-        """Other trials whose times say nothing against them beside the winner's; None: not known."""
+        """Other trials that their times do not tell from the winner; None: not known."""
         winner, error = self.winner, self.winner_error
         if winner is None or winner.config is None or not winner.time_us or error is None:
             return None

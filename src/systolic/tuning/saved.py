@@ -1,4 +1,4 @@
-"""Results of searches as JSON text, and read again: for who has not got the store that their trials are kept in."""
+"""Write results of searches as JSON text and read them, for users without the store of the trials."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SavedTuningError(WrongCallError, ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The end of a search, as its results have it."""
+    """The end of a search, as saved in its result."""
 
     considered: Count
     compiled: Count
@@ -32,12 +32,12 @@ class Ended:
 
 
 def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more: Any) -> str:
-    """Writes JSON text, which `read_result` reads.
+    """Write JSON text for `read_result`.
 
     Args:
       result: has the fields of `Ended`.
       subject: what the trials are of.
-      more: what a kind of result has besides, as JSON values.
+      more: further fields of one kind of result, as JSON values.
     """
     ended = {field.name: getattr(result, field.name) for field in dataclasses.fields(Ended)}
     rows = [dataclasses.asdict(trial) for trial in trials]
@@ -48,10 +48,10 @@ def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more:
 
 
 def read_result(text: str) -> tuple[Subject, list[Trial], Ended, dict[str, Any]]:
-    """What the trials are of, the trials, how the search ended, and the whole document.
+    """Return the subject, the trials, the end of the search, and the whole document.
 
     Raises:
-      UntrustedError: `write_result` did not write it, or that of a version with another format.
+      UntrustedError: `write_result` did not write it, or another version's did in another format.
     """
     document = dict(mapping(read_json(text), "it"))
     if document.get("format") != FORMAT:

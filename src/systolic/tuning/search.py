@@ -1,6 +1,6 @@
-"""The search: a model ranks what can be tried, the compiler and the simulator try the most promising.
+"""Search: a model ranks the candidates, the compiler and the simulator try the most promising.
 
-What was tried before, by anybody who writes to the same store, is not tried again.
+Trials that the store already has, from any process, are not repeated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Effort:
     """How long a search goes on, and where its trials run.
 
     Attributes:
-      trials: to compile at the most, those counted that the store has already.
+      trials: at most so many, including the ones that the store has already.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try everything; `trials` and `time_budget_s` do not count.
       workers: processes that compile.
@@ -74,7 +74,7 @@ class Opponent:
     """XLA's program, to compare trials with.
 
     Attributes:
-      experiments: with each of its flags, the defaults first; the fastest in repeated calls counts.
+      experiments: with each set of flags, the defaults first; the fastest in repeated calls counts.
       least_hbm_us: the shortest time in which the operands can cross HBM, for that comparison.
       keeps: the store keeps its time.
     """
@@ -92,7 +92,7 @@ class Opponent:
 
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[ConfigT]):
-    """One search, as far as it has come.
+    """One search in progress.
 
     Attributes:
       subject: what trials are kept under.
@@ -100,8 +100,8 @@ class Search(Generic[ConfigT]):
       least_time_us: a time below which no program with a configuration can be.
       first: what is tried before anything else.
       ranking: all that can be tried.
-      considered: how much that is.
-      found: what was tried, now and before.
+      considered: how many configurations there are to choose from.
+      found: trials of this search and of earlier ones.
       compiled: trials of this search.
     """
 
@@ -122,10 +122,10 @@ class Search(Generic[ConfigT]):
         self._until = float("inf") if self.effort.exhaustive else time.monotonic() + self.effort.time_budget_s
 
     def run(self, kept: Iterable[Trial], opponent: Opponent | None = None) -> End:
-        """Tries the most promising, until there have been enough of them.
+        """Try the most promising until a limit is reached.
 
         Args:
-          kept: trials of before that still count.
+          kept: earlier trials that still count.
           opponent: XLA, whose time becomes the trial without a configuration, unless there is one.
 
         Raises:
@@ -138,7 +138,7 @@ class Search(Generic[ConfigT]):
 
     def best(self) -> Trial | None:
         """Return the fastest by simulated time, which all have; measured times come later."""
-        timed = [one for config, one in self.found.items() if config is not None and one.simulated_us is not None]
+        timed = [trial for config, trial in self.found.items() if config is not None and trial.simulated_us is not None]
         return min(timed, key=lambda one: one.simulated_us or 0.0, default=None)
 
     def _run(self, runner: Runner, kept: Iterable[Trial], opponent: Opponent | None) -> End:
@@ -154,7 +154,7 @@ class Search(Generic[ConfigT]):
         while True:
             while len(under_way) < self.effort.workers:
                 over = self._over(sum(choice is not None for choice in under_way.values()))
-                choice = self._next([one.config for one in under_way.values() if one is not None])
+                choice = self._next([running.config for running in under_way.values() if running is not None])
                 if over is not None or choice is None:
                     end = over or end
                     break
@@ -184,11 +184,11 @@ class Search(Generic[ConfigT]):
 
     def _ended(self, under_way: Iterable[Running]) -> list[Running]:
         patience_s = _PATIENCE * WALL_TIMES * self.effort.time_limit_s
-        every = list(under_way)
-        ended = first_ended(every, patience_s)
+        jobs = list(under_way)
+        ended = first_ended(jobs, patience_s)
         if not ended:
             raise StalledError(
-                f"none of {len(every)} trials has ended in {patience_s / 60:.0f} minutes, though each is "
+                f"none of {len(jobs)} trials has ended in {patience_s / 60:.0f} minutes, though each is "
                 f"stopped after {patience_s / _PATIENCE / 60:.0f}: are there workers left? What had ended is "
                 f"kept in {self.store.file}; the same command goes on"
             )

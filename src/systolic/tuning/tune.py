@@ -1,4 +1,4 @@
-"""`systolic.tune`: the fastest configuration of a product, or the fastest static arguments of anybody's function."""
+"""`systolic.tune`: search the fastest configuration of a product, or the fastest static arguments of any function."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def tune(
 
 @reports_bugs
 def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = None, **options: Any) -> Any:
-    """The fastest way to compute something on a chip that is not there, by simulated time.
+    """Return the fastest way to compute something on a chip that is not there, by simulated time.
 
     Of a product it is a configuration of this package's kernels; of any JAX function with static arguments, such as
     block sizes, it is a choice of these:
@@ -86,16 +86,16 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       args: of a function, arrays or `jax.ShapeDtypeStruct`s; of a spec, the chip.
       over: of a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
-      trials: to compile at the most, those counted that the store has already, and the function as it is.
+      trials: at most so many, including the store's and the function as it is.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
-      against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM, of
-        which the faster counts; it is no trial.
+      against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM; the
+        faster counts; it is no trial.
       xla_default_flags: compile XLA's program with its default flags only; the store does not keep its time then.
       workers: processes that compile.
       time_limit_s: seconds of CPU time for one trial.
       memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
-      store: keeps every trial; None: that of the planner in use, and if it has none the user's.
+      store: keeps every trial; None: the planner's in use, or else the user's.
       submit: compiles and simulates somewhere else; None: in worker processes here.
       measured: of a product, so many of the best, and XLA's program, are run at the end on the TPU that is attached;
         the winner is then the best of these, by the device's own clock.
@@ -131,6 +131,6 @@ def _called(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     try:
         signature.bind(*args, **keywords)
     except TypeError as error:
-        known = sorted({*signature.parameters, *_EFFORT} - {"spec", "fn", "args", "effort"})
-        raise TuneCallError(f"tune: {error}; its arguments are {', '.join(known)}") from None
+        argument_names = sorted({*signature.parameters, *_EFFORT} - {"spec", "fn", "args", "effort"})
+        raise TuneCallError(f"tune: {error}; its arguments are {', '.join(argument_names)}") from None
     return function(*args, **keywords)

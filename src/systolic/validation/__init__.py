@@ -1,1 +1,1 @@
-"""Predicted times beside published ones: the error of each, constants fitted to half of them, checked on the others."""
+"""Compare predicted times with published ones: errors, and constants fitted to one half and checked on the other."""

@@ -1,4 +1,4 @@
-"""Constants of a chip's model, fitted to half of the published programs and checked on the other half.
+"""Fit constants of a chip's model to half of the published programs and check them on the other half.
 
 The objective is the mean, over the programs of the fitting half, of |log(predicted / device time)|; a program that
 several sources timed counts once, with the mean over its rows. It is an absolute error and not a squared one, so that
@@ -9,9 +9,8 @@ best place so far every program's error is taken to be linear in the constants; 
 the mean absolute error smallest is a linear program. The reach shrinks where that picture promised more than the
 simulator kept. Times are nearly linear in these constants over wide stretches, so it ends after a few dozen rounds.
 
-How well the rows determine a constant is said by its bracket: as far as it can move alone while the objective stays
-within 15 % of the best (and within a thousandth of it at the least, since a few programs can be fitted perfectly, by
-many constants).
+A constant's bracket tells how well the rows determine it: as far as it can move alone while the objective stays within
+15 % of the best (or at least within a thousandth, since many constants can fit a few programs perfectly).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class TooFewProgramsError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One distinct program: the device times that were published for it, and its prediction with other constants."""
+    """One distinct program: its published device times, and its prediction with other constants."""
 
     name: str
     device_us: tuple[float, ...]
@@ -57,7 +56,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """A constant that was fitted. `low` and `high` are its bracket, which ends at the bounds at the latest."""
+    """A constant that was fitted. `low` and `high` are its bracket, which ends at the bounds."""
 
     name: str
     shipped: float
@@ -69,7 +68,7 @@ class FittedConstant:
 
     @property
     def determined(self) -> bool:
-        """False where every value between the bounds is as good."""
+        """False if every value between the bounds is as good."""
         return self.low > self.least or self.high < self.most
 
 
@@ -85,7 +84,7 @@ class Calibration:
 
 
 def split(samples: Sequence[Sample], chip: Chip) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """The half to fit and the half to check: sorted by device time, in turn.
+    """Return the half to fit and the half to check: sorted by device time, in turn.
 
     Raises:
       TooFewProgramsError: there are fewer than four.
@@ -96,7 +95,7 @@ def split(samples: Sequence[Sample], chip: Chip) -> tuple[tuple[Sample, ...], tu
 
 
 def require_programs(programs: int, chip: Chip) -> None:
-    """Two to fit and two to check are the least that can be called either.
+    """Require at least two programs to fit and two to check.
 
     Raises:
       TooFewProgramsError: there are fewer.
@@ -126,11 +125,11 @@ def calibrate(
     *,
     done: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Fits the constants `names` of `chip.machine`.
+    """Fit the constants `names` of `chip.machine`.
 
     Args:
-      names: among those of `fittable`.
-      done: told after each round, with the smallest objective so far.
+      names: keys of `fittable`.
+      done: called after each round with the smallest objective so far.
 
     Raises:
       TooFewProgramsError: there are fewer than four samples.
@@ -153,7 +152,7 @@ def calibrate(
 
 
 class _Search:
-    """The objective over shares: each constant as its place between its bounds, from 0 to 1."""
+    """The objective over shares: each constant's position between its bounds, from 0 to 1."""
 
     def __init__(
         self, samples: Sequence[Sample], chip: Chip, names: Sequence[str], done: Callable[[str], None]

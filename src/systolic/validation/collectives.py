@@ -1,11 +1,11 @@
-"""Published collectives made again: what devices of a slice say to each other, and nothing else.
+"""Rebuild published collectives: programs whose devices only communicate.
 
     all_gather …   along dimension 0, in groups of the chips of a slice
     psum …         over all devices
     ppermute …     to the next device, again and again, each time with what came in
 
-A mesh has its devices in the order of `jax.make_mesh`, but for what a row's note says, and for ppermute, of which the
-source says nothing: there they have the order of `jax.devices()`.
+A mesh has its devices in the order of `jax.make_mesh`, unless a row's note says otherwise, and except ppermute, whose
+source names no order: its devices are in the order of `jax.devices()`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ALL = "all"
 
 
 def collective_program(row: PublishedRow) -> Rebuilt:
-    """The program of a row of the kind `collective`.
+    """Return the program of a row of the kind `collective`.
 
     Raises:
-      OpError: the op is not known, or the row does not say over which slice or of what.
+      OpError: the op is not known, or the row names no slice or no arrays.
     """
     for beginning, of_op in _OPS.items():
         if row.op.startswith(beginning):
@@ -76,7 +76,7 @@ def _permute(row: PublishedRow, topology: str) -> Rebuilt:
 
 
 def permuted(x: Array, *, mesh: Mesh, repeats: int) -> Array:
-    """Pass what each device has to the next one, `repeats` times."""
+    """Pass each device's part to the next one, `repeats` times."""
     count = mesh.size
     to_next = [(device, (device + 1) % count) for device in range(count)]
 

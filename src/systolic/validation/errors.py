@@ -1,9 +1,9 @@
-"""Predicted beside published: the error of every row, and how large errors are by chip.
+"""Errors of predicted times against published ones, by row and by chip.
 
     device time = published, less the host's dispatch on wall-clock rows
     error       = predicted / device time − 1
 
-A row whose program is not known, or cannot be predicted, or whose published time is not that of a whole device, stays
+A row whose program is not known, or cannot be predicted, or whose published time is not a whole device's, stays
 in the list with the reason. Only rows that are *counted* enter the statistics.
 """
 
@@ -32,7 +32,7 @@ _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", 
 
 
 class OpError(ValueError):
-    """A published op that is not known, or that cannot be what its row says."""
+    """A published op that is not known, or contradicts its row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +42,9 @@ class PublishedProgram:
     Attributes:
       chip: its name with the clock state.
       what: the kernel, sizes, dtypes and tiles, in the same words for the same program: kernels may have several names.
-      flags: compiler flags besides those of the clock state.
-      topology: of the slice that it is sharded over; None: one device.
-      repeats: how often it does what was timed.
+      flags: compiler flags in addition to the clock state's.
+      topology: the slice that it is sharded over; None: one device.
+      repeats: how often it repeats the timed operation.
     """
 
     chip: str
@@ -61,8 +61,7 @@ class PublishedProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """The program of a row, made again: what it is in words, what to compile, for which slice if for one, and how often
-    it does what was timed."""
+    """A row's rebuilt program: in words, to compile, its slice if any, and how often it repeats the timed operation."""
 
     what: str
     function: Callable[..., Any]
@@ -76,17 +75,17 @@ ProgramOf = Callable[[PublishedRow], Rebuilt]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow(PublishedRow):
-    """A published time and the predicted one; where there is none, or the row is not counted, the reason.
+    """A published time and the predicted one; the reason if there is none, or the row is not counted.
 
     Attributes:
-      predicted_us: None where there is none.
-      provenance: of the predicted time.
+      predicted_us: None: there is none.
+      provenance: the predicted time's.
       dispatch_us: taken off the published time before the error is formed.
-      in_view: whether the row's program, or products like it, were in view when constants of the chip's model were
+      in_view: the row's program, or products like it, were known when constants of the chip's model were
         chosen, so that its error says little about others.
       program: the same text for the same program.
-      left_open: what the source leaves open of the program, in its words; "" where it says everything.
-      time_error: how far such times are said to be off; None where that is not asked.
+      left_open: properties of the program that the source leaves open, in its words; "": none.
+      time_error: the known error of such times; None: not asked for.
     """
 
     predicted_us: float | None
@@ -102,13 +101,12 @@ class ComparedRow(PublishedRow):
 
     @property
     def dtypes(self) -> str:
-        """Operands and output, in few words."""
         operands = "×".join(filter(None, dict.fromkeys((self.dtype_lhs, self.dtype_rhs))))
         return operands if operands == self.dtype_out else f"{operands}→{self.dtype_out}"
 
     @property
     def tiles(self) -> str:
-        """m/k/n, or what the source says."""
+        """m/k/n, or the source's words."""
         sides = (self.tile_m, self.tile_k, self.tile_n)
         if sides == (None, None, None):
             return self.stated_tiles
@@ -129,7 +127,7 @@ class ErrorStatistics:
 
 
 def chip_of(row: PublishedRow) -> Chip:
-    """The chip of a row, in the clock state that its flags ask for, with its other flags.
+    """Return the chip of a row, in the clock state of its flags, with its other flags.
 
     Raises:
       UnknownChipError: there is no such chip.
@@ -161,7 +159,7 @@ def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProg
 
 
 def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
-    """Return the published time without the host's dispatch; None where nothing is left."""
+    """Return the published time without the host's dispatch; None if nothing is left."""
     left = row.published_us - (dispatch_us if row.timing == WALL_CLOCK else 0.0)
     return left if left > 0 else None
 
@@ -174,13 +172,13 @@ def compared(
     dispatch_us: float,
     fitted_on: Collection[str] = (),
 ) -> ComparedRow:
-    """The row with its error.
+    """Return the row with its error.
 
     Args:
       program: from `program_or_reason`.
       predicted: the simulated time, or its µs alone, or why there is none.
-      dispatch_us: what the host needs to send one call off, taken off wall-clock rows.
-      fitted_on: programs to which the constants in use were fitted, beside the shipped ones.
+      dispatch_us: the host's time to send one call, taken off wall-clock rows.
+      fitted_on: programs to which the constants in use were fitted, in addition to the shipped ones.
     """
     rebuilt = predicted if isinstance(program, PublishedProgram) else program
     run = rebuilt.run if isinstance(rebuilt, Measurement) else None
@@ -240,7 +238,7 @@ def _rank_correlation(device: Sequence[float], predicted: Sequence[float]) -> fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipStatistics:
-    """One chip's errors: of all counted rows, of those whose m, k and n are at least 2048, and of these the unseen."""
+    """One chip's errors: of all counted rows, of rows with m, k and n from 2048 on, and of the unseen among these."""
 
     every: ErrorStatistics
     from_2048: ErrorStatistics
@@ -252,7 +250,7 @@ class ChipStatistics:
 
 
 def collective_statistics(rows: Sequence[ComparedRow]) -> dict[str, ErrorStatistics]:
-    """The statistics of collectives of all chips, of small and of large ones; those without rows are left out."""
+    """Return the statistics of all chips' collectives, small and large; empty groups are left out."""
     of_slices = [row for row in rows if row.device_bytes is not None]
     parts = {
         f"collectives of {LARGE_COLLECTIVE_MIB} MiB and more": [slice_ for slice_ in of_slices if _is_large(slice_)],
@@ -266,9 +264,9 @@ def _is_large(row: ComparedRow) -> bool:
 
 
 def statistics_by_chip(rows: Sequence[ComparedRow]) -> dict[str, ChipStatistics]:
-    """The statistics of each chip among the rows, and of each clock state of a chip, in their order.
+    """Return the statistics of each chip among the rows, and of each clock state, in their order.
 
-    Collectives are left out, for they are about slices; see `collective_statistics`.
+    Collectives are left out, because they are of slices; see `collective_statistics`.
     """
     result = {}
     for name in dict.fromkeys(row.chip for row in rows):

@@ -1,4 +1,4 @@
-"""Programs of others that published times are of, made again by the packages that they are from.
+"""Rebuild published programs of other packages by these packages.
 
     copy          a.copy() of a vector
     grouped       megablox' gmm, as JAX has it
@@ -6,7 +6,7 @@
     ragged …      tokamax' ragged kernel v1: fwd, dlhs and drhs as its tuning cache has them
     collective    see `collectives`
 
-A row that does not say what such a program needs, or that is another's, is refused with the reason.
+A row that lacks a value of its program, or is of another kind, is refused with the reason.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _HEADS = re.compile(r"(\d{1,5}) seqs? x (\d{1,4}) q heads \((\d{1,4}) kv\)", re.
 
 
 def foreign_program(row: PublishedRow) -> Rebuilt:
-    """The program of a row that is no product.
+    """Return the program of a row that is no product.
 
     Raises:
-      OpError: its kind is not known, it does not say what the program needs, or a package is missing.
+      OpError: its kind is not known, it lacks a value, or a package is missing.
     """
     of_kind = _KINDS.get(row.kind)
     if of_kind is None:
@@ -90,7 +90,7 @@ def _attention(row: PublishedRow) -> Rebuilt:
 
 
 def splash_attention(q: Array, k: Array, v: Array, *, block: int) -> Array:
-    """JAX's causal splash attention of [sequences, heads, length, head size], with one size for all blocks."""
+    """Return JAX's causal splash attention of [sequences, heads, length, head size], with one size for all blocks."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 
     causal = splash_attention_mask.CausalMask((q.shape[2], k.shape[2]))
@@ -126,19 +126,19 @@ def _ragged(row: PublishedRow) -> Rebuilt:
 def ragged_forward(
     lhs: Array, rhs: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int, **more: Any
 ) -> Array:
-    """tokamax' kernel of lhs[m, k] by the rhs[groups, k, n] of each row's group."""
+    """Return the product of lhs[m, k] and the rhs[groups, k, n] of each row's group by tokamax's kernel."""
     from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel  # pyright: ignore[reportMissingImports]
 
     return kernel.gmm(lhs, rhs, sizes, _PRECISION, jnp.bfloat16, tiling, buffers, **more)
 
 
 def ragged_dlhs(grad: Array, rhs: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int) -> Array:
-    """Its derivative by lhs: grad[m, k] by rhs[groups, n, k]."""
+    """Return its derivative by lhs: grad[m, k] by rhs[groups, n, k]."""
     return ragged_forward(grad, rhs, sizes, tiling=tiling, buffers=buffers, transpose_rhs=True)
 
 
 def ragged_drhs(lhs: Array, grad: Array, sizes: Array, *, tiling: tuple[int, int, int], buffers: int) -> Array:
-    """Its derivative by rhs: of each group, its rows of lhs[m, k], turned, by those of grad[m, n]."""
+    """Return its derivative by rhs: each group's rows of lhs[m, k], transposed, by its rows of grad[m, n]."""
     from tokamax._src.ops.ragged_dot import pallas_mosaic_tpu_kernel as kernel  # pyright: ignore[reportMissingImports]
 
     return kernel.tgmm(lhs.mT, grad, sizes, _PRECISION, jnp.bfloat16, tiling, buffers)
@@ -148,11 +148,7 @@ _PRECISION = (jax.lax.Precision.DEFAULT, jax.lax.Precision.DEFAULT)
 
 
 def sizes_of(row: PublishedRow) -> tuple[int, int, int]:
-    """m, k and n of a row.
-
-    Raises:
-      OpError: it has not all of them.
-    """
+    """Return m, k and n of a row; raise `OpError` if one is missing."""
     if row.m is None or row.k is None or row.n is None:
         raise OpError(f"{row.kind} needs m, k and n, and the row has not all of them")
     return row.m, row.k, row.n

@@ -24,15 +24,15 @@ class GroupSizesError(ValueError):
 
 @dataclass(frozen=True)
 class GroupSizes:
-    """Lists of group sizes by name, of a file that is read when the first of them is asked for."""
+    """Lists of group sizes by name, of a file that is read on first use."""
 
     path: Path
 
     def named(self, name: str, *, groups: int, rows: int) -> tuple[int, ...]:
-        """The sizes of that name. "rng" are `rows` rows that fall into groups at random, by NumPy's seed 0.
+        """Return the sizes of that name. "rng" are `rows` rows that fall into groups at random, by NumPy's seed 0.
 
         Raises:
-          GroupSizesError: there are no such sizes, or they are not of so many groups or rows.
+          GroupSizesError: there are no such sizes, or their number of groups or rows differs.
         """
         if groups > _MAX_GROUPS or rows > _MAX_ROWS:
             raise GroupSizesError(f"{groups} groups of {rows} rows are more than {_MAX_GROUPS} and {_MAX_ROWS}")

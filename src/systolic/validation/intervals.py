@@ -1,7 +1,7 @@
-"""The interval around a simulated time: how far published times of such programs lie from the simulated ones.
+"""The interval around a simulated time: the distance of published times of such programs from the simulated ones.
 
     deviation = device time / simulated time − 1
-    interval  = what the deviation of the next program stays within nine times out of ten, on the evidence of n others
+    interval  = the range that holds the next program's deviation nine times out of ten, on the evidence of n others
 
 With n ≥ 9 programs the interval is an order statistic: the next of n + 1 exchangeable deviations is no larger than the
 k-th smallest of the others with probability k/(n + 1), so k = ⌈0.9 (n + 1)⌉. With fewer, none of them is large enough;
@@ -11,7 +11,7 @@ fewer than three there is no number.
 Constants were fitted to some of the programs, which lie closer for that. With p = 6 constants fitted to N programs a
 deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
 
-Two times of the same kernel share much of what is wrong with either, so their ratio has an interval of its own: by the
+Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
 same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
 each other are nearer still, as a rule: they have equal sizes.
 """
@@ -58,14 +58,14 @@ class Compared:
 
     @property
     def kernel(self) -> str:
-        """The Pallas kernel that takes most of the time; "" where an operation of XLA's does."""
+        """The Pallas kernel that takes most of the time; "" if an operation of XLA's does."""
         return kernel_name(self.run)
 
 
 def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedRun]) -> list[Compared]:
-    """The programs behind the counted rows, each once, with the median of its device times.
+    """Return the programs of the counted rows, each once, with the median of its device times.
 
-    Rows whose wall clock is dispatch for a large part are left out: their errors are not the simulator's.
+    Rows whose wall clock is mostly dispatch are left out: their errors are not the simulator's.
 
     Args:
       runs: by the text of the program.
@@ -89,7 +89,7 @@ def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedR
 
 @dataclass(frozen=True, slots=True)
 class _Weighed:
-    """A program, and the weight of its deviation where constants were fitted with it in view."""
+    """A program, and the weight of its deviation if constants were fitted with it in view."""
 
     program: Compared
     factor: float
@@ -106,7 +106,7 @@ class _Weighed:
 def time_errors(
     programs: Sequence[Compared], *, command: str, versions: Mapping[str, str], chips: Mapping[str, Chip] | None = None
 ) -> TimeErrors:
-    """The intervals of every kind of program among them, of each chip and clock state.
+    """Return the intervals of every kind of program, of each chip and clock state.
 
     Args:
       chips: records in place of those that are known, by name.
@@ -148,7 +148,7 @@ def half_width(deviations: Sequence[float]) -> float | None:
 
 
 def _widening(known: Chip, programs: Sequence[Compared]) -> float:
-    """Return the factor on deviations of programs in view; infinite where as many constants were fitted."""
+    """Return the factor on deviations of programs in view; infinite if there are no more programs than constants."""
     seen = sum(program.in_view and chip(program.chip).generation == known.generation for program in programs)
     return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 
@@ -171,7 +171,7 @@ def _checked(name: str, kind: str, alike: Sequence[_Weighed], distances: Sequenc
 
 
 def _apart(programs: Sequence[_Weighed]) -> list[float]:
-    """Takes each program's deviation from that of the program of the same kernel that is nearest in its sizes.
+    """Return each program's deviation minus the deviation of the same kernel's program nearest in its sizes.
 
     None of its sizes may be more than twice as large or as small. A program that is the nearest of several counts with
     each.

@@ -1,4 +1,4 @@
-"""Simulated times of published programs, and what can be simulated again and again with other constants."""
+"""Simulate published programs, and prepare them to be simulated again with other constants."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Programs = Sequence[PublishedProgram | str]  # the program of each row, or why i
 def simulated(
     runner: Runner, programs: Programs, chips: Mapping[str, Chip]
 ) -> dict[PublishedProgram, Measurement | str]:
-    """The simulated time of each distinct program and the run behind it, or why there is none.
+    """Return the simulated time and run of each distinct program, or why there is none.
 
     Args:
       chips: records to use in place of those that are known, by name.
@@ -58,7 +58,7 @@ def _measurement_or_reason(running: Running) -> Measurement | str:
 def prepared(
     pool: WorkerPool, programs: Programs, chip: Chip, progress: Progress = QUIET
 ) -> dict[PublishedProgram, Program | str]:
-    """Return each distinct program, compiled and read, ready to run again and again; or why not."""
+    """Return each distinct program, ready to run again with other constants, or the reason why not."""
     different = _distinct(programs)
     distinct = [program for program in different if program.topology is None]
     progress.planned(len(distinct))

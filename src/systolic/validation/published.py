@@ -1,12 +1,12 @@
-"""Times that others measured on real TPUs, as a CSV file holds them.
+"""Read times that others measured on real TPUs from a CSV file.
 
 A row is one program: where it was published, the chip, what ran (`op`), sizes, dtypes, tiles, the time, and how it was
-taken. `wall_clock` is the mean of repeated calls as Python saw them, with what the host needs to send one off; `device`
-is the device's own time, and `bandwidth-derived` too, from a published rate. The file is read with suspicion: a row
-that is not understood here would be a wrong error there.
+taken. `wall_clock` is the mean of repeated calls as Python saw them, with the host's dispatch; `device` is the device's
+own time, and `bandwidth-derived` too, from a published rate. The file is checked strictly: a misread row would give a
+wrong error.
 
 Three forms of file are known by their columns: products with three columns of tiles; operations of several kinds; and
-rows of tokamax' tuning cache of ragged products, whose group sizes may be in a file NAME_groups.json beside NAME.csv.
+rows of tokamax' tuning cache of ragged products, whose group sizes may be in a file NAME_groups.json next to NAME.csv.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class PublishedFileError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """One published time. None and "" where the file has nothing: the program has none, or nobody said.
+    """One published time. None and "" are missing values: the program has none, or the source does not say.
 
     Attributes:
       line: of the file, the header being 1.
-      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs of which errors
-        are alike.
+      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs with similar
+        errors.
       n: columns; the elements of a copy.
       flags: compiler flags that the row or its source states.
-      batch: whatever is repeated, in the source's words.
+      batch: repetitions, in the source's words.
       stated_tiles: in the source's words, where they are not three numbers.
-      grouping: how many groups a ragged or grouped product has, and what its file calls their sizes.
+      grouping: number of groups of a ragged or grouped product, and the name of their sizes in its file.
       group_sizes: rows of each group.
-      input_buffer_count: of a ragged kernel.
-      date: of the compiler, where the form of a program depends on it.
+      input_buffer_count: a ragged kernel's.
+      date: the compiler's, if the form of a program depends on it.
       topology: the slice, or the machine, in the source's words.
       shape_note: the arrays, in the source's words.
     """
@@ -96,14 +96,14 @@ class PublishedRow:
 
     @property
     def sizes(self) -> str:
-        """m/k/n, or those that there are; of a collective, what each device has."""
+        """m/k/n, or the known ones; for a collective, each device's sizes."""
         if self.device_bytes is not None:
             return f"{self.device_bytes:,} B"
         return "/".join(str(size) for size in (self.m, self.k, self.n) if size is not None)
 
     @property
     def device_bytes(self) -> int | None:
-        """Bytes that each device has of what a collective takes, where the note on arrays says so."""
+        """Bytes of each device's part of a collective's operand, if the note on arrays tells."""
         if self.kind != COLLECTIVE:
             return None
         if match := _DEVICE_BYTES.search(self.shape_note):
@@ -114,9 +114,9 @@ class PublishedRow:
 
 
 def read_published(path: Path) -> tuple[PublishedRow, ...]:
-    """The rows of a CSV file of one of the three forms; other columns may stand beside, and nobody reads them.
+    """Return the rows of a CSV file in one of the three forms; other columns are ignored.
 
-    `notes` and `software` are searched for compiler flags where there is no column `flags`.
+    `notes` and `software` are searched for compiler flags if there is no column `flags`.
 
     Raises:
       PublishedFileError: the file cannot be read, a column is missing, a line has more or fewer values than the header,
@@ -206,7 +206,7 @@ class _Cells:
 
 
 def _form(header: Iterable[str]) -> tuple[tuple[str, ...], Callable[[_Cells, GroupSizes], PublishedRow]]:
-    """Return the columns that a file has to have, and what reads its lines."""
+    """Return the required columns of a file, and the reader of its lines."""
     if "input_buffer_count" in header:
         return _RAGGED, _ragged_row
     return (_OF_SEVERAL_KINDS if "kind" in header else COLUMNS), _row

@@ -1,6 +1,6 @@
 """Published times that were in view when constants of a chip were chosen, from `seen_rows.json`.
 
-A prediction of such a row says less about the model than a prediction of a row that nobody had looked at.
+A prediction of such a row says less about the model than a prediction of an unseen row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SeenRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRowsOfChip:
-    """The rows of one chip, in addition to those of a tuning cache, which were in view for every chip."""
+    """The rows of one chip, in addition to a tuning cache's, which were in view for every chip."""
 
     reason: str
     rows: tuple[SeenRows, ...]

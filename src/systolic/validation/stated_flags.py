@@ -1,4 +1,4 @@
-"""Compiler flags that published times were taken with, where their source states them in words."""
+"""Find compiler flags of published times that their source states in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SWITCH = re.compile(r"\b(?:xla_)?jf_bounds_check=(true|false)\b")
 
 
 def stated_flags(text: str) -> dict[str, str]:
-    """The flags that a text states with their values; a flag stated with two values is none."""
+    """Return the flags in a text with their values; a flag with two values is left out."""
     result: dict[str, set[str]] = {}
     for pattern, name, factor in _STATED:
         for match in pattern.finditer(text):

@@ -15,9 +15,9 @@ _LARGEST_TILE = 2048
 
 
 def candidates(rung: Rung, spec: MatmulSpec, chip: Chip) -> list[Tiles]:
-    """Legal tiles whose buffers fit the VMEM that a kernel gets by default, best modelled time first.
+    """Return legal tiles whose buffers fit the VMEM that a kernel gets by default, best modelled time first.
 
-    Each side divides the matrix and is aligned, from 128 to 2048; all of the matrix where nothing else is legal.
+    Each side divides the matrix and is aligned, from 128 to 2048; all of the matrix if nothing else is legal.
     """
     sides = {letter: _sides(getattr(spec, letter), multiple) for letter, multiple in alignment(spec).items()}
     candidates = (
@@ -33,13 +33,13 @@ def candidates(rung: Rung, spec: MatmulSpec, chip: Chip) -> list[Tiles]:
 
 
 def modelled_us(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> float:
-    """The time by the planner's pipeline model, of a kernel that multiplies a whole output tile at a time."""
+    """Return the time by the planner's pipeline model, of a kernel that multiplies a whole output tile at a time."""
     config = _config(tiles)
     return pipeline_time(spec, config, chip, estimated_cost(spec, config, chip)).time_us
 
 
 def hbm_bytes(spec: MatmulSpec, tiles: Tiles) -> int:
-    """Bytes that the pipeline copies from and to HBM, with a grid over (i, j, kk) in which kk is innermost."""
+    """Return bytes that the pipeline copies from and to HBM, with a grid over (i, j, kk) in which kk is innermost."""
     return hbm_traffic(spec, _config(tiles)).hbm_bytes
 
 

@@ -1,4 +1,4 @@
-"""One rung at one size: which tiles are tried, or what keeps them from being tried."""
+"""One rung at one size: the tiles to try, or the reason why none can be tried."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Request:
     """A request: rungs × square sizes on one chip.
 
     Attributes:
-      tiles: for the rungs that take tiles.
-      splits: for v2.
-      sweep_trials: how many tiles to try for the rungs that sweep; None: no sweep.
-      checked: whether results are compared with float64.
+      tiles: the tile rungs'.
+      splits: v2's.
+      sweep_trials: number of tiles to try for the rungs that sweep; None: no sweep.
+      checked: compare results with float64.
       xla_default_flags: race XLA with the chip's flags alone, and not with 64 MiB of scoped VMEM too.
     """
 
@@ -49,14 +49,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One rung at one size: what is tried, or what keeps it from being tried.
+    """One rung at one size: the tiles to try, or the reason why none can be tried.
 
     Attributes:
-      tiles: those that are asked for, or the rung's own.
-      tried: tiles to compile; several in a sweep, none where something keeps them from it.
-      swept: whether the fastest of several tiles is looked for.
-      violations: rules that are broken.
-      foregone: the refusal of a step that is too long to ask about.
+      tiles: the requested ones, or the rung's own.
+      tried: tiles to compile; several in a sweep, none if a rule forbids them.
+      swept: search the fastest of several tiles.
+      violations: broken rules.
+      foregone: the refusal of a step that is too long to compile.
     """
 
     request: Request
@@ -70,7 +70,7 @@ class Cell:
 
     @classmethod
     def of(cls, request: Request, rung: Rung, size: int) -> Cell:
-        """Make a cell from what is known without compiling."""
+        """Make a cell from facts that are known without compiling."""
         spec = MatmulSpec.of(size, size, size, request.dtype)
         tiles = rung.default_tiles(spec, request.splits)
         if request.tiles is not None and rung.takes_tiles:
@@ -93,7 +93,6 @@ class Cell:
 
     @property
     def is_checked(self) -> bool:
-        """True if the result is compared with float64."""
         return self.request.checked and bool(self.tried) and self.size <= LARGEST_CHECKED
 
     @property
@@ -118,7 +117,7 @@ class Cell:
 
 
 def _to_sweep(cell: Cell, trials: int) -> tuple[Tiles, ...]:
-    """The `trials` candidates with the best modelled times, and the rung's usual tiles where they are legal."""
+    """Return the `trials` candidates with the best modelled times, and the rung's usual tiles if they are legal."""
     ranked = candidates(cell.rung, cell.spec, cell.request.chip)
     usual = clipped(cell.tiles, cell.spec)
     chosen = ranked[:trials]

@@ -18,20 +18,20 @@ NOT_RUN = Outcome(label="")
 
 
 def fastest(cell: Cell, outcomes: Mapping[Tiles, Outcome]) -> tuple[Tiles, Outcome]:
-    """The tiles with the least time; where none has one, the usual tiles and how the first attempt ended."""
+    """Return the tiles with the least time; if none has one, the usual tiles and the first attempt's outcome."""
     return next(iter(_ranking(outcomes)), (cell.tiles, next(iter(outcomes.values()), NOT_RUN)))
 
 
 def row_of(
     cell: Cell, outcomes: Mapping[Tiles, Outcome], xla: Outcome, checked: Accuracy | ResultError | None
 ) -> LadderRow:
-    """The row of a cell.
+    """Return the row of a cell.
 
     Args:
       cell: the rung and the size.
-      outcomes: of the tiles that were tried; none where there is no compiler.
+      outcomes: by the tried tiles; empty without a compiler.
       xla: the opponent: XLA's product of the same size, with the faster of its flags.
-      checked: what the comparison with float64 found; None where there was none.
+      checked: the result of the comparison with float64; None: there was none.
     """
     spec, chip, its_versions = cell.spec, cell.request.chip, versions()
     tiles, outcome = fastest(cell, outcomes)
@@ -80,7 +80,7 @@ def row_of(
 def _verdict(
     cell: Cell, outcomes: Mapping[Tiles, Outcome], xla: Outcome, checked: Accuracy | ResultError | None
 ) -> tuple[Status, str]:
-    """The row's status, and why it is that."""
+    """Return the row's status and its reason."""
     if cell.violations:
         return "illegal", "; ".join(map(str, cell.violations))
     if cell.foregone:
@@ -93,7 +93,7 @@ def _verdict(
 
 
 def _wrong(checked: Accuracy | ResultError | None) -> str:
-    """Say what is wrong with the result; "" for nothing."""
+    """Return the error of the result in words; "" if it is right."""
     if isinstance(checked, ResultError):
         return str(checked)
     if checked is None or checked.ok:
@@ -102,7 +102,7 @@ def _wrong(checked: Accuracy | ResultError | None) -> str:
 
 
 def _vmem_bytes(cell: Cell, outcome: Outcome) -> tuple[int | None, int | None]:
-    """VMEM that was asked for and that there is, where that is why there is no time."""
+    """Return requested and available VMEM, if that is why there is no time."""
     if cell.foregone:
         return total_bytes(cell.rung.buffers(cell.spec, cell.tiles)), cell.vmem_limit_bytes
     if isinstance(outcome.error, CompilerRefusal) and not cell.swept:
@@ -114,7 +114,7 @@ def _vmem_bytes(cell: Cell, outcome: Outcome) -> tuple[int | None, int | None]:
 
 
 def _ranking(outcomes: Mapping[Tiles, Outcome]) -> list[tuple[Tiles, Outcome]]:
-    """The tiles that have a time, fastest first."""
+    """Return the tiles that have a time, fastest first."""
     timed = [(outcome.time_us, tiles) for tiles, outcome in outcomes.items() if outcome.time_us is not None]
     return [(tiles, outcomes[tiles]) for _, tiles in sorted(timed)]
 

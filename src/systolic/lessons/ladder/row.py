@@ -12,7 +12,7 @@ from systolic.support.status import Status
 from systolic.timing import Provenance
 
 NOT_CHECKED = "not checked at this size"
-# Properties of a row that stand in a result beside its fields.
+# Properties of a row that a result holds in addition to its fields.
 _DERIVED = ("tflops", "percent_of_peak", "xla_tflops", "ratio_to_xla")
 
 
@@ -30,7 +30,7 @@ class SweptTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderRow:
-    """The result of one rung at one size. None where there is nothing to say.
+    """The result of one rung at one size. None means not known.
 
     `illegal`: a rule forbids it; `refused`: the compiler does; `wrong`: the result is.
     """
@@ -82,7 +82,7 @@ class LadderRow:
 
     @property
     def percent_of_peak(self) -> float | None:
-        """The rate, of the peak of the operands' dtype."""
+        """The rate as a share of the peak of the operands' dtype."""
         return 100 * self.tflops / self.peak_tflops if self.tflops and self.peak_tflops else None
 
     @property
@@ -92,11 +92,11 @@ class LadderRow:
 
     @property
     def untimed(self) -> bool:
-        """True if it should have a time, and has none."""
+        """True if it should have a time but has none."""
         return self.time_us is None and self.status in ("ok", "not simulated", "unknown")
 
     def record(self) -> dict[str, Any]:
-        """Fields and what follows from them, as a result holds them."""
+        """Return the fields and derived values, as a result holds them."""
         return {**dataclasses.asdict(self), **{name: getattr(self, name) for name in _DERIVED}}
 
     def _rate(self, time_us: float | None) -> float | None:

@@ -12,7 +12,7 @@ from systolic.spec import MatmulSpec, accumulator_dtype
 
 
 def operand_rules(spec: MatmulSpec) -> list[Violation]:
-    """Dtypes that no rung takes: two different operands, or integers summed into something other than int32."""
+    """Refuse dtypes that no rung takes: two different operands, or integers summed into other dtypes than int32."""
     result = []
     if spec.dtype_lhs != spec.dtype_rhs:
         result.append(
@@ -38,12 +38,12 @@ def operand_rules(spec: MatmulSpec) -> list[Violation]:
 
 
 def block_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """No tile is above the matrix, leaves a rest, or is misaligned."""
+    """Check that no tile is larger than the matrix, leaves a rest, or is misaligned."""
     return [*operand_rules(spec), *size_violations(spec, tiles), *alignment_violations(spec, tiles)]
 
 
 def whole_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """There is one tile: everything."""
+    """Check that one tile covers everything."""
     full = Tiles.whole(spec)
     violations = size_violations(spec, tiles)
     if not violations and tiles != full:
@@ -54,10 +54,10 @@ def whole_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def bands(spec: MatmulSpec, splits: int) -> Tiles:
-    """N = `splits` bands of rows and as many of columns, each over all of k.
+    """Return N = `splits` bands of rows and N of columns, each over all of k.
 
-    Where N does not divide a size, the tile is the least one above size / N that does not divide either: the rules then
-    refuse it, where a divisor nearby would quietly be a grid of another N.
+    If N does not divide a size, the tile is the least one above size / N that does not divide it either: the rules then
+    refuse it; a divisor nearby would silently be a grid of another N.
 
     Raises:
       TilesError: N is below one.
@@ -74,7 +74,7 @@ def bands(spec: MatmulSpec, splits: int) -> Tiles:
 
 
 def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Bands are equal and aligned, as many of rows as of columns, over all of k; the fix is the N that would do."""
+    """Check that bands are equal, aligned, of equal number in rows and columns, and over all of k; the fix is an N."""
     result = [*size_violations(spec, tiles), *alignment_violations(spec, tiles)]
     grid_m, grid_n, grid_k = tiles.grid(spec)
     if not result and (grid_m != grid_n or grid_k != 1):

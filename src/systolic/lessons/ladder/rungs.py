@@ -26,20 +26,20 @@ class UnknownRungError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One kernel of the ladder and what has to be known to check, time and explain it.
+    """One kernel of the ladder with the facts to check, time and explain it.
 
     Attributes:
       name: "v3".
-      file: its module beside this one, which has `matmul(lhs, rhs, *, …, dtype_out, interpret)`.
+      file: its module in this folder, which has `matmul(lhs, rhs, *, …, dtype_out, interpret)`.
       title, adds, costs: one line each, for tables.
-      cut: what it multiplies in a step: the whole matrices, bands of rows and columns, or blocks.
-      tiles: of blocks, by default; `tiles_float32` in their place where those of float32 would be too large.
+      cut: the parts multiplied in a step: whole matrices, bands of rows and columns, or blocks.
+      tiles: default block sizes; `tiles_float32` replace them if float32 blocks would be too large.
       full_rows_from: matrices with fewer rows get blocks of at most a quarter as many, so that there are steps enough.
-      sweeps: whether `--sweep` looks for tiles.
+      sweeps: `--sweep` searches its tiles.
       operand_buffers: blocks of lhs and of rhs in VMEM.
-      accumulator: whether the sum has memory of its own. Otherwise the output block is the sum, and each step along k
+      accumulator: the sum has memory of its own. Otherwise the output block is the sum, and each step along k
         rounds it.
-      vmem_limit_bytes: what the kernel asks for; 0: it takes what it is given.
+      vmem_limit_bytes: the kernel's request; 0: the default.
     """
 
     name: str
@@ -58,12 +58,11 @@ class Rung:
 
     @property
     def module(self) -> str:
-        """The name of its module."""
         return f"{__package__}.{self.file}"
 
     @property
     def takes_tiles(self) -> bool:
-        """True if any blocks will do that divide the matrices."""
+        """True if it takes any blocks that divide the matrices."""
         return self.cut == "blocks"
 
     @property
@@ -72,7 +71,7 @@ class Rung:
         return functools.partial(multiply_by, self.name)
 
     def default_tiles(self, spec: MatmulSpec, splits: int) -> Tiles:
-        """The tiles that it takes unless told otherwise, no side above the matrix; only v2 looks at `splits`."""
+        """Return its default tiles, no side above the matrix; only v2 looks at `splits`."""
         if self.cut != "blocks":
             return Tiles.whole(spec) if self.cut == "whole" else bands(spec, splits)
         tiles = self.tiles_float32 if self.tiles_float32 and spec.dtype_lhs == "float32" else self.tiles
@@ -82,13 +81,13 @@ class Rung:
         return clipped(tiles, spec)
 
     def rules(self, spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-        """Every rule that is broken, on any chip."""
+        """Return every broken rule, on any chip."""
         return {"whole": whole_rules, "bands": band_rules, "blocks": block_rules}[self.cut](spec, tiles)
 
     def violations(self, spec: MatmulSpec, tiles: Tiles, chip: Chip) -> list[Violation]:
-        """Every rule that is broken on this chip.
+        """Return every broken rule on this chip.
 
-        Whether the blocks fit VMEM is not among them: there the compiler has the last word.
+        Whether the blocks fit VMEM is left to the compiler.
         """
         result = [*dtype_violations(spec, chip), *self.rules(spec, tiles)]
         if not result and self.vmem_limit_bytes > chip.usable_vmem_bytes_per_core:
@@ -103,7 +102,7 @@ class Rung:
         return result
 
     def buffers(self, spec: MatmulSpec, tiles: Tiles) -> tuple[VmemBuffer, ...]:
-        """The VMEM buffers that the launcher asks for."""
+        """Return the VMEM buffers that the launcher declares."""
         m, k, n, buffers = tiles.tile_m, tiles.tile_k, tiles.tile_n, self.operand_buffers
         result = [
             VmemBuffer(name="lhs", shape=(m, k), dtype=spec.dtype_lhs, copies=buffers),
@@ -205,10 +204,10 @@ RUNGS = {rung.name: rung for rung in _ALL}
 
 
 def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
-    """The rungs of these names, each once; all of them for none or `all`.
+    """Return the rungs of these names, each once; all of them for none or `all`.
 
     Raises:
-      UnknownRungError: a name that no rung has.
+      UnknownRungError: no rung has the name.
     """
     for name in names:
         if name not in RUNGS and name != "all":
@@ -218,7 +217,7 @@ def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
 
 
 def clipped(tiles: Tiles, spec: MatmulSpec) -> Tiles:
-    """These tiles, no side longer than the matrix."""
+    """Return these tiles, no side longer than the matrix."""
     return Tiles(
         tile_m=min(tiles.tile_m, spec.m),
         tile_k=min(tiles.tile_k, spec.k),
@@ -229,7 +228,7 @@ def clipped(tiles: Tiles, spec: MatmulSpec) -> Tiles:
 def multiply_by(
     name: str, lhs: jax.Array, rhs: jax.Array, *, tiles: Tiles, dtype_out: str, interpret: Any = False
 ) -> jax.Array:
-    """`lhs @ rhs` by a rung, after every rule was asked.
+    """Return `lhs @ rhs` by a rung, after checking every rule.
 
     Raises:
       SpecError: the operands are no matrices, do not fit each other, or are empty.

@@ -1,4 +1,4 @@
-"""Runs the ladder: for every rung and size, is it legal, is it right, does it compile, how long does it take."""
+"""Run the ladder: for every rung and size, check rules and results, compile and simulate."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Request", "run_ladder"]
 
 
 def run_ladder(request: Request, pool: WorkerPool | None, progress: Progress = QUIET) -> list[LadderRow]:
-    """One row for every rung and size, in that order.
+    """Return one row for every rung and size, in that order.
 
     Args:
       request: what to run.
-      pool: where to compile; None where there is no compiler, and then no row has a time.
-      progress: is told of every program and every check.
+      pool: compiles; None: no compiler, and no row has a time.
+      progress: counts every program and every check.
     """
     cells = [Cell.of(request, rung, size) for rung in request.rungs for size in request.sizes]
     checks = sum(cell.is_checked for cell in cells)
-    # XLA's time says what there is to beat, also beside a refusal; beside nothing but broken rules it says nothing.
+    # XLA's time is the baseline, even of a refusal; with nothing but broken rules it is useless.
     opponents = {cell.size: cell.xla() for cell in cells if not cell.violations}
     if pool is None:
         progress.planned(checks)
@@ -58,7 +58,7 @@ def _outcomes(jobs: Mapping[Tiles, Running]) -> dict[Tiles, Outcome]:
 
 
 def _checked(cell: Cell, jobs: Mapping[Tiles, Running], progress: Progress) -> Accuracy | ResultError | None:
-    """Runs the kernel in TPU interpret mode and compares with float64; None where that is not to be done."""
+    """Run the kernel in TPU interpret mode and compare with float64; None if that is not requested."""
     if not cell.is_checked:
         return None
     from jax.experimental.pallas import tpu as pltpu

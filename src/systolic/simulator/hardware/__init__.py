@@ -1,1 +1,1 @@
-"""The model of a chip: values, memory, copies and flags, matrix units, and what is noted of them."""
+"""The model of a chip: values, memory, copies and flags, matrix units, and records of their activity."""

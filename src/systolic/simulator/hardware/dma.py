@@ -1,4 +1,4 @@
-"""The DMA engine of one device: when a copy lands, and what waits for it.
+"""The DMA engine of one device: when copies land, and who waits for them.
 
 One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
 copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
@@ -43,11 +43,11 @@ class DmaEngine:
 
     Args:
       machine: the model of the chip.
-      cores: how many share the device.
-      schedule: runs what waits for flags; None: nothing does.
+      cores: their number on the device.
+      schedule: runs programs that wait for flags; None: none wait.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
       pipe_free: when the pipe to HBM has carried what was started before cycle 0.
-      host_bytes_per_s: of the link to the host, in each direction.
+      host_bytes_per_s: the host link's, in each direction.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class DmaEngine:
         run_bytes: int | None,
         source_flag: int | None = None,
     ) -> int:
-        """Starts a copy that signals `flag`; returns when the core goes on.
+        """Start a copy that signals `flag`; return when the core goes on.
 
         Args:
           core: the core that starts it.
@@ -94,7 +94,7 @@ class DmaEngine:
           time: when the core is ready to start it.
           flag: the sync flag that counts the granules that have landed.
           granules: size of the copy.
-          source: memory space, as is `destination`.
+          source: memory space.
           destination: memory space.
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
           source_flag: signalled on this core where the copy goes to the other.
@@ -121,7 +121,7 @@ class DmaEngine:
     def carry(
         self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
     ) -> tuple[int, int]:
-        """Carry a copy within the device, which signals nothing yet: when the core goes on, and when it has landed."""
+        """Carry a copy within the device, without a signal; return when the core goes on, and when it has landed."""
         time, size = self.issue(core, time, granules, source, destination, run_bytes)
         if destination == "hbm":
             self.counts[core].hbm_written_bytes += size
@@ -146,7 +146,7 @@ class DmaEngine:
     def issue(
         self, core: int, time: int, granules: int, source: str, destination: str, run_bytes: int | None
     ) -> tuple[int, int]:
-        """Lets a core start a copy, wherever to: when the core goes on, and the copy's bytes."""
+        """Let a core start a copy, to any place; return when the core goes on, and the copy's bytes."""
         size = granules * self._machine.granule_bytes
         if type(size) is Lanes:
             assert self.largest is not None
@@ -161,14 +161,14 @@ class DmaEngine:
         return time + self._machine.dma_issue_cycles, size
 
     def cross(self, time: float, size_bytes: int) -> float:
-        """Lets a SparseCore's bytes cross HBM from `time` on; returns when the last of them has."""
+        """Let a SparseCore's bytes cross HBM from `time` on; return when the last has crossed."""
         self._pipe_free = max(self._pipe_free, time) + size_bytes / self._bytes_per_cycle
         return self._pipe_free
 
     def land(self, core: int, program: str, flag: int, time: int, amount: int, label: str = "") -> None:
-        """Lets somebody else add to a flag that a core's program waits on: a SparseCore, or another device.
+        """Let a SparseCore or another device add to a flag that a core's program waits on.
 
-        With a label `waited` is told who waited for it, and from when to when.
+        With a label, `waited` is called with the waiting core, and the begin and end of its wait.
         """
         self._land(self._flags.flag(core, program, flag), time, amount, label)
 
@@ -181,11 +181,11 @@ class DmaEngine:
     # ---- calls that are not executed; see `repeated_calls` ----
 
     def pipe_cycles(self, time: int) -> float:
-        """For how long the pipe to HBM is still busy."""
+        """Return how long the pipe to HBM is still busy."""
         return max(0.0, self._pipe_free - time)
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
-        """Return the counts of a program's own flags that are not zero; None: something is under way to one."""
+        """Return the nonzero counts of a program's own flags; None: something is under way to one."""
         return self._flags.own_flags(core, program, time)
 
     def acts_on_others(self, program: str) -> bool:
@@ -193,7 +193,7 @@ class DmaEngine:
         return not self._flags.only_owner_is(0, program)
 
     def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
-        """Counts what a program did by itself in so many cycles from a time on, with the pipe and its own flags."""
+        """Count a program's recorded activity again, with the pipe and its own flags."""
         self.counts[core].add(alone.counts[0])
         self._pipe_free = time + alone._pipe_free
         self._flags.reset_own_flags(core, program, alone.own_flags(0, program, cycles) or ())
@@ -211,7 +211,7 @@ class DmaEngine:
         """Waits until `flag` counts `granules`.
 
         Returns:
-          When the core goes on; None if no copy under way brings the flag there.
+          When the core goes on; None if no copy under way raises the flag to it.
         """
         state = self._flags.landed(core, program, time, flag)
         now = time
@@ -226,7 +226,6 @@ class DmaEngine:
         return now + self._machine.dma_wait_cycles
 
     def stalled(self, core: int, begin: int, end: int, cause: StallCause) -> None:
-        """Notes that the core waited."""
         counts = self.counts[core]
         if cause == "copy":
             counts.copy_stall_cycles += end - begin
@@ -238,10 +237,10 @@ class DmaEngine:
     def wait_for_value(
         self, core: int, program: str, time: int, flag: int, value: int, relation: Relation
     ) -> int | None:
-        """Waits until what `flag` counts is equal to `value`, something else, or less.
+        """Wait until `flag`'s count is equal to `value`, different, or less.
 
         Returns:
-          When the core goes on; None if nothing under way brings the flag there.
+          When the core goes on; None if nothing under way satisfies it.
         """
         state = self._flags.landed(core, program, time, flag)
         holds = _HOLDS[relation]
@@ -261,7 +260,7 @@ class DmaEngine:
             self.waited(core, flag.label, begin, end)
 
     def _enough(self, flag: Flag, satisfied: Callable[[int], bool]) -> int | None:
-        """Counts how much of what is under way has to land; None where the program has to be tried again."""
+        """Return how much of the pending amount has to land; None if the program has to be tried again."""
         count = flag.count
         for ahead, (time, amount) in enumerate(flag.landing, 1):
             count += amount
@@ -274,7 +273,7 @@ class DmaEngine:
         return None
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:
-        """Reads what a flag counts at a time, as a 32-bit word."""
+        """Return a flag's count at a time, as a 32-bit word."""
         return self._flags.landed(core, program, time, flag).count & (2 * _SIGN - 1)
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
@@ -282,5 +281,4 @@ class DmaEngine:
         self._flags.flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:
-        """Sets a flag."""
         self._flags.flag(core, program, flag).count = value

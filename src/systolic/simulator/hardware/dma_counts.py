@@ -21,7 +21,6 @@ class DmaCounts:
     sizes: Counter[tuple[str, str, int, int | None]] = field(default_factory=Counter)
 
     def add(self, others: DmaCounts) -> None:
-        """Counts what another core did as well."""
         for name in (counted.name for counted in fields(self)):
             if name != "sizes":
                 setattr(self, name, getattr(self, name) + getattr(others, name))

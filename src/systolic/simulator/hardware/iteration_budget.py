@@ -1,4 +1,4 @@
-"""A bound on the work of a run, for programs that were misread, or that somebody made to run for ever."""
+"""Bound the work of a run, for programs that were misread or made to run forever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class IterationBudget:
         """Takes iterations off the budget.
 
         Raises:
-          SimulationError: there are not so many left.
+          SimulationError: fewer are left.
         """
         self.left -= iterations
         if self.left < 0:

@@ -1,7 +1,7 @@
 """A word that differs from device to device, while one device is executed for all.
 
-Arithmetic goes on lane by lane, and where all lanes come to the same value it is that value again. To branch on one, or
-to name a flag by one, all lanes have to say the same; else devices go different ways, and one cannot represent all.
+Arithmetic goes lane by lane; lanes that become equal turn back into one value. To branch on lanes, or to name a flag
+by them, all have to be equal; else devices diverge, and one cannot represent all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class DivergedError(SimulationError):
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """The one value of all lanes where they have the same, else the lanes."""
+    """Return the common value of all lanes, or the lanes if they differ."""
     first = values[0]
     kind = type(first)
     if kind is Unknown:
@@ -65,7 +65,7 @@ _memo = _Memo()
 
 
 def each_lane(function: Callable[..., Any], *operands: Any) -> Any:
-    """Computes something on every lane; of a function that returns several words, the lanes of each."""
+    """Make a function work on every lane; a function that returns several words gives the lanes of each."""
     if any(type(operand) is Unknown for operand in operands):
         return _on_each_lane(function, operands)
     return _memo(function, operands)
@@ -83,7 +83,7 @@ def _on_each_lane(function: Callable[..., Any], operands: tuple[Any, ...]) -> An
 
 
 def _array(operand: Any) -> Any:
-    """The operand for arithmetic on all lanes at once; None where a lane is not known, or too large for that."""
+    """Return the operand as an array of all lanes; None if a lane is not known or too large."""
     if type(operand) is Lanes:
         return operand.array
     return operand if type(operand) is bool or (type(operand) is int and abs(operand) <= _LARGEST) else None
@@ -127,7 +127,7 @@ def _binary(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Ca
 
 
 class Lanes:
-    """A word of every device, in the order of their ids, some of which differ."""
+    """One word per device, by device id."""
 
     __slots__ = ("_values", "array", "largest")
 
@@ -140,7 +140,7 @@ class Lanes:
 
     @classmethod
     def of(cls, array: np.ndarray) -> Lanes:
-        """Lanes of what arithmetic at once came to."""
+        """Return the lanes of an array of results."""
         made = cls.__new__(cls)
         made.largest = 1 if array.dtype == bool else int(np.abs(array).max())
         made._values, made.array = (None, array) if made.largest <= _LARGEST else (tuple(array.tolist()), None)
@@ -148,12 +148,10 @@ class Lanes:
 
     @property
     def key(self) -> Any:
-        """Return a key that is equal for equal words."""
         return self.values if self.array is None else (self.array.dtype, self.array.tobytes())
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """The word of every device."""
         if self._values is None:
             assert self.array is not None
             self._values = tuple(self.array.tolist())
@@ -201,7 +199,7 @@ def lane(value: Any, number: int) -> Any:
 
 
 def lanes_in(values: Sequence[Any]) -> int:
-    """Return the number of lanes; 0 where every value is the same on all devices."""
+    """Return the number of lanes; 0 if every value is the same on all devices."""
     return next((len(value.values) for value in values if type(value) is Lanes), 0)
 
 
@@ -217,7 +215,7 @@ def _lane_by_lane(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
-    """Chooses between two words; the predicate itself where it is an unknown value."""
+    """Choose between two words; return the predicate itself if it is an unknown value."""
     if type(predicate) is Lanes:
         return each_lane(picked, predicate, chosen, otherwise)
     return predicate if type(predicate) is Unknown else chosen if predicate else otherwise

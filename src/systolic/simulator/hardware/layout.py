@@ -18,7 +18,7 @@ _MAX_DIMENSIONS = 32
 
 
 def words_of(array: np.ndarray, shape: HloShape) -> list[int] | Unknown:
-    """Lays out an array in memory as words; what pads its tiles is zero.
+    """Lay out an array in memory as words; padding of its tiles is zero.
 
     Elements are ordered by the layout's minor-to-major list. Its tiles cut the most minor dimensions, each the result
     of the one before: `T(8,128)(4,1)` puts four rows of bytes into one word.
@@ -64,7 +64,7 @@ def _tiled(array: np.ndarray, tile: list[int]) -> np.ndarray:
 
 
 def array_bytes(shape: HloShape) -> int:
-    """Bytes of an array in memory, with what pads its first tiles.
+    """Return the bytes of an array in memory, including its tiles' padding.
 
     Raises:
       ValueError: an element type whose size is not in its name.

@@ -16,7 +16,7 @@ class LoopTime:
     """The longest outermost loop of an operation, over one call. A pipelined grid of N steps goes N + 2 times round.
 
     `first_cycles` covers the first two rounds together with what comes before the loop, `last_cycles` the last round
-    with what comes behind it, and `steady_cycles` the rounds between, if the loop has four or more.
+    with what comes after it, and `steady_cycles` the rounds between, if the loop has four or more.
     """
 
     rounds: Count
@@ -32,7 +32,7 @@ class LoopTime:
 
 
 class LoopTimer:
-    """Notes when each round of an operation's outermost loops is over.
+    """Record when each round of an operation's outermost loops ends.
 
     Args:
       name: the operation.
@@ -61,7 +61,7 @@ class LoopTimer:
             self._at = time
 
     def longest(self, begin: int, end: int) -> LoopTime | None:
-        """Finds the loop that took longest in an operation from `begin` to `end`; None where nothing went round."""
+        """Return the longest loop of an operation from `begin` to `end`; None if nothing went round."""
         best: LoopTime | None = None
         longest = -1
         for count, first, last in self._loops.values():

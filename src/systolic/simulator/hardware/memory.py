@@ -61,7 +61,6 @@ class Memory:
         self._buffers: dict[str, list[_Buffer]] = {}  # by space, in order of address, none overlapping
 
     def load(self, address: int) -> int | Unknown:
-        """Reads a word of scalar memory."""
         if isinstance(address, Unknown):
             return address
         if type(address) is Lanes:
@@ -70,7 +69,6 @@ class Memory:
         return self._initial(address) if word is None else word
 
     def store(self, address: int | Unknown, value: int | Unknown) -> None:
-        """Writes a word of scalar memory."""
         if isinstance(address, Unknown):
             # Any word may be the one. Programs seen do this to local arrays only; a wrong guess would be silent.
             self._check_scalar(len(self._scalar))
@@ -95,7 +93,7 @@ class Memory:
         return self._scalar
 
     def knows(self, space: str, first: int, size: int) -> bool:
-        """Says whether anything is known of some words outside of scalar memory."""
+        """True if anything is known of some words outside scalar memory."""
         buffers = self._buffers.get(space, [])
         at = bisect.bisect_left(buffers, first, key=lambda b: b.first + b.size - 1)
         while at < len(buffers) and buffers[at].first < first + size:
@@ -118,7 +116,7 @@ class Memory:
         bisect.insort(buffers, buffer, key=lambda b: b.first)
 
     def forget(self, space: str, first: int, size: int) -> None:
-        """Marks words as holding something that is not known."""
+        """Mark words as not known."""
         if space == "smem":
             self._fill(first, size, COMPUTED)
             return
@@ -130,7 +128,6 @@ class Memory:
             del buffers[at]
 
     def word(self, space: str, address: int) -> int | Unknown:
-        """Reads one word of a memory space."""
         if isinstance(address, Unknown):
             return address
         if space == "smem":
@@ -142,7 +139,7 @@ class Memory:
         return words if isinstance(words, Unknown) else words[0] if words else NEVER_WRITTEN
 
     def brought_word(self, space: str, address: int) -> int | Unknown:
-        """Reads one word that the program has brought there itself."""
+        """Return a word that the program has copied there itself."""
         buffer = None if space == "smem" else self._buffer(space, address)
         return COMPUTED if buffer is not None and not buffer.brought else self.word(space, address)
 
@@ -186,14 +183,14 @@ class Memory:
             to._define(destination, _Buffer(first, inner, buffer.contents, begin - buffer.first + buffer.skip))
 
     def _knows(self, space: str, address: int) -> bool:
-        """Says whether anything is known of what a copy reads."""
+        """True if anything is known of a copy's source."""
         if space == "smem":
             return True
         buffer = self._buffer(space, address)
         return buffer is not None and not isinstance(buffer.words(address, 1), Unknown)
 
     def _copy_lanes(self, source: str, begin: Any, destination: str, first: Any, size: int) -> None:
-        """Copies from or to an address that differs between devices, or as much as each of them says."""
+        """Copy from or to an address, or with a size, that differs between devices."""
         count = lanes_in((begin, first, size))
         largest = max(lane(size, number) for number in range(count))
         begins = [lane(begin, number) for number in range(count)]

@@ -1,4 +1,4 @@
-"""The MXUs of a core: when work pushed into them is done, and when that holds up the core.
+"""The MXUs of a core: when work pushed into them is done, and when the core stalls on it.
 
 A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
 a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
@@ -104,7 +104,7 @@ def _columns(kind: str, machine: MachineModel) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Straight code between two events: its length and what it asks of the matrix units."""
+    """Straight code between two events: its length and its operations of the matrix units."""
 
     cycles: int
     ops: tuple[MatrixOp, ...]
@@ -127,7 +127,7 @@ class Mxus:
     `remember=False` everything is computed again; a test compares the two.
 
     Args:
-      memo: what was computed already for the same segments, here or on other cores.
+      memo: results for the same segments, from this or other cores.
     """
 
     def __init__(
@@ -170,13 +170,13 @@ class Mxus:
         return not any(free) and not any(queued) and not any(placed)
 
     def repeat(self, time: int, alone: Mxus) -> None:
-        """Counts at a time what other units did with the same segments; see `repeated_calls`."""
+        """Add counts of other units for the same segments at a time; see `repeated_calls`."""
         self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
         self.busy_cycles += alone.busy_cycles
         self._at, self._state = time + alone._at, alone._state
 
     def advance(self, segment: int, time: int, conditions: tuple[bool, ...] = ()) -> int:
-        """Runs a segment from `time`; returns when it is over."""
+        """Run a segment from `time`; return when it ends."""
         state = _shifted(self._state, time - self._at)
         key = (segment, conditions, state)
         segment_run = self._memo.get(key) if self._remember else None
@@ -230,7 +230,7 @@ class Mxus:
 
 
 def _busy_for(machine: MachineModel, operand_type: str, rows: int) -> int:
-    """Works out the cycles that a unit is busy with the rows of a `vmatmul`."""
+    """Return the cycles that a unit is busy with the rows of a `vmatmul`."""
     return max(1, round(rows / machine.mxu_rows_per_cycle[operand_type]))
 
 
@@ -241,7 +241,7 @@ def _next(queue: deque[int], op: MatrixOp) -> int:
 
 
 def _shifted(state: _Relative, cycles: int) -> _Relative:
-    """Shifts a state `cycles` into the future. What is past is as good as now."""
+    """Shift a state `cycles` into the future. Past times are equivalent to now."""
     free, queued, placed = state
     free = tuple([left - cycles if left > cycles else 0 for left in free])
     if any(queued):

@@ -1,4 +1,4 @@
-"""The sync flags of one device: what each counts, and what is under way to it."""
+"""The sync flags of one device: their counts, and the amounts under way to them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ OwnFlags = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class Flag(Waited):
-    """One sync flag."""
-
     count: int = 0
     landing: deque[tuple[int, int]] = field(default_factory=deque)  # (time, granules), in order of time
     label: str = ""  # the communication with other devices that signals it
 
     def land_first(self, pieces: int) -> int:
-        """Let the first of what is under way land; return when the last of it has."""
+        """Let the first `pieces` under way land; return when the last of them has."""
         now = 0
         for _ in range(pieces):
             now, amount = self.landing.popleft()
@@ -40,7 +38,7 @@ class Flag(Waited):
 
 
 class SyncFlags:
-    """The flags of all cores of a device. Those of a called program are its own, for each core."""
+    """The flags of all cores of a device. A called program's flags are its own, for each core."""
 
     def __init__(self) -> None:
         self._flags: dict[tuple[int, str, int], Flag] = {}
@@ -66,7 +64,7 @@ class SyncFlags:
         return flag
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
-        """Return what a program's own flags count, as far as not zero; None: something is under way to one."""
+        """Return the nonzero counts of a program's own flags; None: something is under way to one."""
         counts = []
         for number, flag in self._by_owner.get((core, program), {}).items():
             if flag.landing and flag.landing[-1][0] > time:
@@ -76,7 +74,7 @@ class SyncFlags:
         return tuple(sorted(counts))
 
     def reset_own_flags(self, core: int, program: str, counts: OwnFlags) -> None:
-        """Let a program's own flags count what is given, and all others of it nothing."""
+        """Set a program's own flags to `counts`, and all its others to zero."""
         for flag in self._by_owner.get((core, program), {}).values():
             flag.count = 0
             flag.landing.clear()
@@ -84,5 +82,5 @@ class SyncFlags:
             self.flag(core, program, number).count = count
 
     def only_owner_is(self, core: int, program: str) -> bool:
-        """True if no flag was used but a program's own on one core."""
+        """True if only a program's own flags on one core were used."""
         return all(owner == (core, program) for owner in self._by_owner)

@@ -17,10 +17,10 @@ SpanKind = Literal["op", "round", "copy", "matrix", "stall"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that took time on one core. Cycles count from the program's start.
+    """An interval of one core's activity. Cycles count from the program's start.
 
     `copy`: from the moment its bytes begin to cross until it has landed; `amount` is bytes, `label` "hbm → vmem".
-    `stall`: `label` says what the core waited for. `matrix`: straight code; `amount` is the cycles in which its MXUs
+    `stall`: `label` names what the core waited for. `matrix`: straight code; `amount` is the cycles in which its MXUs
     were busy. `round`: one iteration of an operation's outermost loop. `op`: an operation of the program.
     """
 
@@ -31,17 +31,13 @@ class Span:
     amount: Count
 
     def check_saved(self) -> None:
-        """Refuse a saved span that ends before it begins.
-
-        Raises:
-          ValueError: it does.
-        """
+        """Raise `ValueError` for a saved span that ends before it begins."""
         if self.end_cycles < self.begin_cycles:
             raise ValueError(f"end_cycles={self.end_cycles:g} is before begin_cycles={self.begin_cycles:g}")
 
 
 class Timeline:
-    """Collects the spans of one core, `limit` of each kind from its beginning and as many from its end."""
+    """Collects the spans of one core, `limit` of each kind from its beginning and the same number from its end."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -52,7 +48,7 @@ class Timeline:
         self._counts = dict.fromkeys(get_args(SpanKind), 0)
 
     def add(self, kind: SpanKind, begin: float, end: float, label: str, amount: int = 0) -> None:
-        """Keeps a span, or lets go of one in the middle."""
+        """Keep a span, or drop one in the middle."""
         self._counts[kind] += 1
         first = self._first[kind]
         if len(first) < self._limit:
@@ -61,7 +57,7 @@ class Timeline:
             self._last[kind].append((begin, end, label, amount))
 
     def repeat(self, time: int, other: Timeline) -> None:
-        """Keeps at a time what another one, of the same limit, has kept from its cycle 0 on."""
+        """Add the spans of another timeline of the same limit, shifted by a time."""
         for kind, count in other._counts.items():
             first, last = other._first[kind], other._last[kind]
             for begin, end, label, amount in (*first, *last):
@@ -70,7 +66,7 @@ class Timeline:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The spans that were kept, in the order in which they begin."""
+        """The kept spans, in order of their begin."""
         made = [
             Span(kind=kind, begin_cycles=begin, end_cycles=end, label=label, amount=amount)
             for kind in get_args(SpanKind)
@@ -80,6 +76,6 @@ class Timeline:
 
     @property
     def left_out(self) -> int:
-        """The number of spans that were not kept."""
+        """The number of dropped spans."""
         span_count = sum(len(self._first[kind]) + len(self._last[kind]) for kind in self._counts)
         return sum(self._counts.values()) - span_count

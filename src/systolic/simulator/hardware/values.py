@@ -1,7 +1,7 @@
 """Values of the scalar side: 32-bit words, floats in them, and values that are not known.
 
-A word that the vector side computed, or that belongs to an argument of which only the shape was given, is an `Unknown`.
-Arithmetic passes it on; to branch on it, or to wait for that many granules, is an error that says where it is from.
+A word that the vector side computed, or that belongs to an argument given only as a shape, is an `Unknown`.
+Arithmetic passes it on; to branch on it, or to wait for that many granules, is an error that names its origin.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _SIGN = 0x80000000
 
 
 class Unknown:
-    """A value that the simulator does not have, and why.
+    """An unknown value and its origin.
 
     Args:
-      why: whose value it is.
+      why: its origin.
       computed: the program computes it; else it belongs to an argument, and could have been given.
     """
 
@@ -68,17 +68,17 @@ NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has 
 
 
 def smaller(a: int | Unknown, b: int | Unknown) -> int | Unknown:
-    """Returns the smaller word; the unknown one where one is."""
+    """Return the smaller word, or the unknown one."""
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else min(a, b)
 
 
 def larger(a: int | Unknown, b: int | Unknown) -> int | Unknown:
-    """Returns the larger word; the unknown one where one is."""
+    """Return the larger word, or the unknown one."""
     return a if isinstance(a, Unknown) else b if isinstance(b, Unknown) else max(a, b)
 
 
 def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a function of words return the first of them that is not known."""
+    """Make a function of words return the first unknown one."""
 
     @functools.wraps(function)
     def of_words(*operands: Any) -> Any:
@@ -154,7 +154,6 @@ def signed_from_whole_float(word: int) -> int | Unknown:
 
 @_of_known
 def rounded_float(direction: str, word: int) -> int:
-    """Rounds a float to a whole number, `direction` floor or ceil."""
     value = as_float(word)
     return as_word(float(getattr(math, direction)(value))) if math.isfinite(value) else word
 

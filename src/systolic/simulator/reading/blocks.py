@@ -1,4 +1,4 @@
-"""Cuts a program into basic blocks: where branches go, and which bundles still run in their shadow.
+"""Cut a program into basic blocks: the targets of branches, and the bundles in their delay slots.
 
 A branch takes effect some bundles late: its *delay slots* always run. Their number is the machine's, but a listing of a
 machine with six slots prints a trailing run of empty ones as a single `{}`.
@@ -32,7 +32,6 @@ class Block:
 
 
 def branch_of(bundle: Bundle) -> Instruction | None:
-    """Finds the bundle's branch, if it has one."""
     for instruction in bundle.instructions:
         if instruction.traits.kind == "branch":
             return instruction
@@ -82,12 +81,12 @@ def _target(program: Program, bundle: Bundle, branch: Instruction) -> int | None
     target = next((operand for operand in branch.operands if operand.startswith("target = $region")), None)
     if target is None:
         raise SimulationError(f"{program.name}, line {bundle.line}: a branch without a target: {branch.text}")
-    # A region that begins nowhere lies behind the program's end.
+    # A region that begins nowhere lies after the program's end.
     return program.region_start.get(int(target.removeprefix("target = $region")))
 
 
 def _reach(slots: Sequence[Bundle]) -> int:
-    """Counts the bundles behind a branch that its shadow can cover at the most."""
+    """Count the bundles after a branch that its shadow can cover at most."""
     stops = (
         at
         for at, slot in enumerate(slots)
@@ -97,7 +96,7 @@ def _reach(slots: Sequence[Bundle]) -> int:
 
 
 def _meets_others(bundle: Bundle) -> bool:
-    """Says whether the bundle waits for something, or signals another device whatever the branch decides."""
+    """True if the bundle waits, or signals another device whatever the branch decides."""
     return any(
         instruction.traits.is_wait or (instruction.traits.kind == "signal" and instruction.predicate is None)
         for instruction in bundle.instructions
@@ -105,14 +104,14 @@ def _meets_others(bundle: Bundle) -> bool:
 
 
 def _shadow(program: Program, index: int, delay_slots: int, target: int | None) -> tuple[int, int]:
-    """Finds the last delay slot of the branch in bundle `index`, and the cycles that its line represents."""
+    """Return the last delay slot of the branch in bundle `index`, and the cycles that its line represents."""
     bundles = program.bundles
     slots = bundles[index + 1 : index + 1 + delay_slots]
     if delay_slots <= 4:
         if len(slots) < delay_slots:
             raise SimulationError(f"{program.name}, line {bundles[index].line}: the program ends in a branch's shadow")
         return index + delay_slots, 1
-    # Which `{}` stands for the rest is not marked. What holds in every listing seen: the shadow never reaches over the
+    # Which `{}` represents the rest is not marked. What holds in every listing seen: the shadow never reaches over the
     # begin of a region, another branch, a wait for a copy or a signal to another device, and a run of empty slots not
     # over the end of a region. On the chips that print all of their slots nothing waits in a shadow either (651
     # branches of 80 programs), and nothing signals there (819 branches of 12 programs for slices).

@@ -1,4 +1,4 @@
-"""Operands of a called program, by the registers that they come in."""
+"""Operands of a called program, by their registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOperand:
-    """An operand of a called program, as its first bundle says."""
+    """An operand of a called program, as its first bundle declares it."""
 
     register: str
     space: str | None  # None: the value itself
@@ -50,7 +50,6 @@ class CallOperand:
 
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:
-    """Reads the operands that a program declares."""
     result = []
     for bundle in program.bundles:
         for instruction in bundle.instructions:

@@ -34,7 +34,7 @@ class HloCollective:
     """An operation that communicates, or one into which such an operation was fused.
 
     Attributes:
-      groups: partitions that exchange something with each other, each group in its order; empty: not said.
+      groups: partitions that exchange data, each group in its order; empty: not said.
     """
 
     name: str
@@ -61,7 +61,7 @@ class SliceHlo:
 
 
 def parse_collectives(text: str) -> SliceHlo:
-    """Reads what an HLO module says of communication."""
+    """Read the devices and the communication of an HLO module."""
     header = text.partition("\n")[0]
     partitions, replicas = (_count(pattern, header) for pattern in (_PARTITIONS, _REPLICAS))
     inside: dict[str, list[HloCollective]] = {}

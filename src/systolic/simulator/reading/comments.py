@@ -1,4 +1,4 @@
-"""Reads a listing's comments, which nest and may run over several lines."""
+"""Read a listing's comments, which nest and may run over several lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREAMBLE = re.compile(r"=|[A-Z]{2}: |$")
 
 
 def logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Joins the lines that a comment runs over, and leaves the preamble out."""
+    """Join the lines of a comment, and skip the preamble."""
     pending: list[str] = []
     start = depth = 0
     for number, line in enumerate(text.split("\n"), 1):

@@ -17,7 +17,7 @@ _RESOLVABLE = re.compile(r"^\[resolvable:\$\w+\] ")
 _VIRTUAL = re.compile(r"%(\w+)_s\d+")
 
 # A strided copy moves steps of 512 bytes; its strides count granules of 32 bytes, also on v4. Seen where both are
-# printed beside the shape of a window.
+# printed next to the shape of a window.
 _STEP_BYTES = 512
 _STRIDE_BYTES = 32
 
@@ -37,7 +37,7 @@ class CopyEnds:
 
 
 class CopyReader:
-    """Reads a program's copies, as far as the text names them."""
+    """Read a program's copies, as far as the text names them."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -67,7 +67,6 @@ class CopyReader:
         return CopyEnds(self._space(source, instruction), self._space(destination, instruction))
 
     def size(self, instruction: Instruction) -> str:
-        """The operand that says how many granules a copy moves."""
         (size,) = instruction.operands[instruction.traits.reads]
         return size
 
@@ -86,7 +85,7 @@ class CopyReader:
         return 0 if source * _STRIDE_BYTES == destination * _STRIDE_BYTES == run else run
 
     def followed(self, *, top_level: bool) -> frozenset[int]:
-        """`id`s of the copies whose contents may get to the scalar side.
+        """Return the `id`s of the copies whose contents may get to the scalar side.
 
         Those are the ones into scalar memory. In the top-level program, and in one that moves words from VMEM to the
         scalar side, they may have come with any other copy.
@@ -123,7 +122,7 @@ class CopyReader:
         return result
 
     def _described_run(self, instruction: Instruction) -> int | None:
-        """Finds the bytes in one piece: what lies together in HBM, in whatever order it is moved."""
+        """Return the bytes in one piece: contiguous in HBM, in whatever order they are moved."""
         ends = self.ends(instruction)
         allocation = _ALLOCATION.search(instruction.operands[5]) if len(instruction.operands) > 5 else None
         words = self._descriptors.get(allocation.group(1), {}) if allocation else {}

@@ -1,7 +1,7 @@
 """Barriers of all devices: each signals the first device, which waits for all others and then signals each of them.
 
-The first device so does something else than the others, and one that represents all cannot execute that. Where such a
-barrier begins and ends is read off the listing, so that `slice/one_for_all.py` can leave it out.
+The first device thus differs from the others, so one representative device cannot execute it. Its begin and end are
+read from the listing, so that `slice/one_for_all.py` can leave it out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from systolic.simulator.reading.blocks import Block
 from systolic.simulator.reading.listing import Instruction, Program, physical, registers
 
 _WAIT = "global-barrier-wait"
-# A barrier's own acts. What else its blocks hold leaves nothing behind but registers.
+# A barrier's own acts. Everything else in its blocks only writes registers.
 _BARRIER_KINDS = ("signal", "add to flag", "wait")
 
 
@@ -23,13 +23,13 @@ class GlobalBarrier:
     """A barrier of all devices in a listing.
 
     Attributes:
-      end: the block behind it.
-      others: how many devices the first one waits for.
+      end: the block after it.
+      others: number of devices that the first one waits for.
       signal: the instruction by which others signal the first device.
       before_cycles: until a device has signalled the first one.
       between_cycles: until that one, which has all signals, begins to signal the others.
       each_cycles: from one of its signals to the next.
-      after_cycles: behind a device's own wait.
+      after_cycles: after a device's own wait.
       waits: how many waits those cycles do not hold.
     """
 
@@ -44,7 +44,7 @@ class GlobalBarrier:
 
 
 def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:
-    """Finds barriers of the one form that was seen, by the block that ends with the first question who is first."""
+    """Find barriers of the one known form, by the block that ends with the first test for the first device."""
     result: dict[int, GlobalBarrier] = {}
     for first in range(len(blocks) - 7):
         barrier = _barrier_at(first, program, blocks)

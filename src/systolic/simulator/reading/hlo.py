@@ -44,12 +44,12 @@ class TopLevelHlo:
     Attributes:
       parameters: the entry computation's parameters, by number.
       shapes: the shape of every instruction that gives one array, by name.
-      operands: names of what every instruction takes, by name.
+      operands: names of every instruction's operands, by name.
       kernels: names of the instructions that are Pallas kernels.
       scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
       results: how many arrays the program returns as a tuple; None: one, and no tuple.
       aliases: results that take the memory of a parameter, by number, and that parameter's number.
-      launches: names of the instructions that begin something on SparseCores, in the order of the schedule.
+      launches: names of the instructions that start SparseCores, in the order of the schedule.
     """
 
     parameters: Mapping[int, HloParameter]
@@ -62,13 +62,13 @@ class TopLevelHlo:
     launches: tuple[str, ...] = ()
 
     def operand_shape(self, instruction: str, index: int) -> HloShape | None:
-        """Finds the shape of one of an instruction's operands; None where the text does not say."""
+        """Return the shape of one of an instruction's operands; None if the text does not say."""
         operands = self.operands.get(instruction, ())
         return self.shapes.get(operands[index]) if index < len(operands) else None
 
 
 def parse_hlo(text: str) -> TopLevelHlo:
-    """Reads the parts of an HLO module that are of use here. What is not recognised is left out.
+    """Read the parts of an HLO module that are of use here. Unrecognized parts are skipped.
 
     Raises:
       SimulationError: the parameters are not numbered from 0 on.
@@ -90,7 +90,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
             elif line[:2].strip() == "}":
                 in_entry, name = False, ""
             elif name and (scope := _OP_NAME.search(line)) is not None:
-                # What a kernel says of itself takes several lines, behind which the instruction goes on.
+                # A kernel's description takes several lines, after which the instruction goes on.
                 scopes.setdefault(name, scope.group(1))
             continue
         name, shape_text, opcode, rest = match.groups()

@@ -1,6 +1,6 @@
 """Reads a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
 
-The format is undocumented; what is known of it was seen in listings of libtpu 0.0.42 to 0.0.52. The reader fails with
+The format is undocumented; it is known from listings of libtpu 0.0.42 to 0.0.52. The reader fails with
 the line it does not understand rather than guess.
 
     0x68   : > { %s1 = smov 1  ;;  %9 = sbr.rel (%p196_p1) target = $region4 } /* End region 2 */
@@ -21,14 +21,14 @@ from systolic.simulator.reading.comments import logical_lines, split_comments
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|0)\s+((?:[A-Z]{2} ?)*):([ >]*)\{", re.ASCII)
 _INSTRUCTION = re.compile(r"(?:%(\S+) = )?([A-Za-z][\w.\-]*)\s*(.*)", re.ASCII | re.DOTALL)
 _PREDICATE = re.compile(r"\((!?)(?:%(\w+)_(p\d+)|(\d))\)", re.ASCII)
-_ANNOTATED = re.compile(r"\[resolvable:\$\w+\]$", re.ASCII)  # belongs to the operand behind it
+_ANNOTATED = re.compile(r"\[resolvable:\$\w+\]$", re.ASCII)  # belongs to the operand after it
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _ACCESS = re.compile(r"\[([vcs]mem):\[#(\w+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """The condition in brackets behind an opcode: a predicate register, perhaps negated, or a constant."""
+    """The condition in brackets after an opcode: a predicate register, perhaps negated, or a constant."""
 
     register: str | None  # physical, "p3"; None for a constant
     negated: bool
@@ -92,17 +92,16 @@ _REGISTER = re.compile(r"%\w+_((?:s|p)\d+)\b|%v(\d+)_v\d+\b", re.ASCII)
 
 
 def physical(register: str) -> str:
-    """Names the physical register, `%s5_s20` → `s20`; of a vector register the virtual one, `%v5_v20` → `w5`.
+    """Return the physical register, `%s5_s20` → `s20`; for a vector register the virtual one, `%v5_v20` → `w5`.
 
-    Most vector instructions are not kept, so that what is in a physical vector register is not known; what a kept one
-    wrote is found under its virtual name.
+    Most vector instructions are not kept, so that a physical vector register's contents are not known; a kept one's
+    result is found under its virtual name.
     """
     virtual, number = register.rsplit("_", 1)
     return f"w{virtual.removeprefix('%')[1:]}" if number[0] == "v" and number[1:].isdigit() else number
 
 
 def registers(text: str) -> list[str]:
-    """Finds all registers in a text, named as by `physical`."""
     return [scalar or f"w{vector}" for scalar, vector in _REGISTER.findall(text)]
 
 
@@ -225,12 +224,11 @@ def _parse_instruction(text: str) -> tuple[str | None, str, str, Predicate | Non
 
 
 def _read_by_scalar_side(traits: Opcode, rest: str) -> bool:
-    """Says whether an instruction may bring a word from VMEM, or from the program's text, to the scalar side."""
+    """True if an instruction may bring a word from VMEM, or from the program's text, to the scalar side."""
     return "%" not in rest if traits.kind == "vector move" else rest.startswith("[vmem:") and rest.endswith("sm:$0xff]")
 
 
 def _operands(rest: str) -> tuple[str, ...]:
-    """Splits at commas outside brackets."""
     if "[" not in rest and "(" not in rest:
         return tuple(part.strip() for part in rest.split(",") if part.strip())
     parts: list[str] = []

@@ -35,12 +35,12 @@ class BlockUse:
     issued: tuple[tuple[int, ...], ...]  # of each block, in the order of `slots`
 
     def of_block(self, number: int, count: int) -> dict[str, int]:
-        """Counts what a block issues when it runs so often; units that it leaves alone are left out."""
+        """Return the instructions of a block that runs `count` times; idle units are left out."""
         issued = self.issued[number]
         return {unit: count * issued[at] for at, unit in enumerate(self.slots) if issued[at]}
 
     def total(self, counts: Sequence[int]) -> dict[str, int]:
-        """Counts what is issued when the blocks run so often."""
+        """Return the instructions of blocks that run this often."""
         return {
             unit: sum(count * block[at] for count, block in zip(counts, self.issued, strict=True))
             for at, unit in enumerate(self.slots)
@@ -48,11 +48,6 @@ class BlockUse:
 
 
 def parse_utilization(name: str, text: str, blocks: Sequence[Block]) -> BlockUse:
-    """Reads the table of one program.
-
-    Raises:
-      SimulationError: a table of another form, or of another program.
-    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     try:
         units = [_UNITS[unit.strip()] for unit in lines[1].split(",")]

@@ -1,10 +1,10 @@
-"""A check that finds most mistakes of a reader of listings, before anything is executed.
+"""Check the reading of a listing before anything is executed; this finds most mistakes.
 
 Every use of a register names the value that is meant: `%s12_s3` is virtual register s12 in physical register s3. So
 along every path through the basic blocks as they were read, s12 has to be what was written to s3 last. A delay slot
 too many, a region's start misplaced or a branch misread puts another value there on some path.
 
-Values meet at a `sphi` or `pphi` only, each of whose sources comes along some path. A predicated write leaves the old
+Values meet only at a `sphi` or `pphi`, whose sources each come along some path. A predicated write leaves the old
 value where its predicate does not hold: which of the two is there is known where an instruction or a branch asks for
 the same predicate, and elsewhere either may be meant.
 """
@@ -53,7 +53,7 @@ class _State:
         self.values[register] = frozenset({name})
 
     def held(self, register: str, predicate: Predicate | None) -> frozenset[str]:
-        """Lists what a use under that predicate may find."""
+        """Return the values that a use under that predicate may find."""
         now = self.values.get(register, frozenset())
         earlier = self.predicated.get(register)
         if earlier is None:
@@ -64,7 +64,7 @@ class _State:
         return now | before | {_EITHER} if before else frozenset()
 
     def leave(self, branch: Predicate | None, *, taken: bool) -> _Values:
-        """Lists what registers hold behind a branch, on one of its two ways."""
+        """Return the contents of registers after a branch, on one of its two ways."""
         left = dict(self.values)
         for register, (name, negated, before) in self.predicated.items():
             if branch is not None and branch.name == name:
@@ -77,7 +77,7 @@ class _State:
 
 
 def check_registers(program: Program, blocks: Sequence[Block]) -> None:
-    """Compares every use of a scalar or predicate register with what was written there.
+    """Compare every use of a scalar or predicate register with the value written there.
 
     Raises:
       SimulationError: a use of what is not there on some path; the message quotes the line.
@@ -109,7 +109,7 @@ class _Check:
                 self._apply(bundle, state)
 
     def _entries(self) -> list[_Values | None]:
-        """Works out what each register may hold where each block begins."""
+        """Compute the possible contents of registers at the begin of each block."""
         entries: list[_Values | None] = [None] * len(self.blocks)
         entries[0] = {}
         pending = [0]
@@ -182,7 +182,7 @@ class _Check:
 
 
 def _in_order(bundle: Bundle) -> list[Instruction]:
-    """Writes of a bundle in the order in which they take effect: phis first, `int_to_ptr` last."""
+    """Return a bundle's writes in the order of their effects: phis first, `int_to_ptr` last."""
 
     def rank(instruction: Instruction) -> int:
         return 0 if instruction.traits.kind == "phi" else 2 if instruction.traits.kind == "pointer" else 1

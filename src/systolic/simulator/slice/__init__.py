@@ -1,1 +1,1 @@
-"""Many devices that execute one program together: their links, copies and signals between them."""
+"""Many devices that execute one program together: their links, copies and signals."""

@@ -15,10 +15,10 @@ COUNTS_COPIES = 1 << 16
 
 
 class Addresses:
-    """Finds devices of a slice by chip and core.
+    """Find devices of a slice by chip and core.
 
     Args:
-      routes: by which the sender's entries name chips; None: they are named by their numbers.
+      routes: map the sender's entries to chips; None: chips are named by number.
     """
 
     def __init__(self, shape: SliceShape, routes: RouteTables | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A barrier's signals go to a fixed number, while the wait for them names an allocation. It is the one for which the
 program waits and which no copy ever names, nor another signal unless there is no other. With several barriers, the
-wait that comes first behind a signal is the one for it.
+first wait after a signal is the one for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def barrier_flags(program: Program) -> dict[str, int]:
     for instruction in _instructions(program):
         if instruction.dest is not None:
             definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
-    numbers: dict[int, str] = {}  # and the allocation for which the program waits first behind the signal
+    numbers: dict[int, str] = {}  # and the allocation for which the program waits first after the signal
     signalled: set[str] = set()
     copied: set[str] = set()
     waited: set[str] = set()
@@ -69,7 +69,7 @@ def _instructions(program: Program) -> Iterator[Instruction]:
 
 
 def _traced(text: str, definitions: Mapping[str, list[Instruction]]) -> tuple[set[str], set[int]]:
-    """Allocations and constants that make an operand; a load says nothing of what it loads."""
+    """Return the allocations and constants that make an operand; a load tells nothing about the loaded word."""
     allocations: set[str] = set()
     constants: set[int] = set()
     pending, seen = [text], set()

@@ -1,7 +1,7 @@
-"""Data that one core sends to other devices and waits for from them, by communication.
+"""One core's transfers to and from other devices, by communication.
 
 A communication has a label: the operation that it is in. A permutation of the top-level program begins with a signal to
-whoever sends to this device, and is over when what was sent and what came has been waited for.
+the device that sends to this one, and ends with the waits for both copies.
 """
 
 from __future__ import annotations
@@ -34,28 +34,25 @@ class Communications:
         self.tallies: dict[str, Tally] = {}
 
     def sent(self, label: str, time: int, size_bytes: int, route: Route) -> None:
-        """Notes a copy."""
         tally = self._tally(label, time)
         tally.copies += 1
         tally.sent_bytes += size_bytes
         tally.axes.update(link.axis for link in route.links)
 
     def signalled(self, label: str, time: int) -> None:
-        """Notes a signal."""
         tally = self._tally(label, time)
         if tally.waits and tally.copies >= tally.calls:
             tally.cycles += tally.end - tally.called
             tally.calls, tally.called, tally.waits = tally.calls + 1, time, False
 
     def waited(self, label: str, begin: int, end: int) -> None:
-        """Notes a wait for a copy's leaving or coming, or for a signal."""
+        """Count a wait for a copy's departure or arrival, or for a signal."""
         tally = self.tallies.get(label)
         if tally is not None:
             tally.end, tally.waits = max(tally.end, end), True
             tally.waited_cycles += end - begin
 
     def finished(self) -> dict[str, Tally]:
-        """All of them, now that the program is over."""
         for tally in self.tallies.values():
             tally.cycles += max(0, tally.end - tally.called)
             tally.called = tally.end

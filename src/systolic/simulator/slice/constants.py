@@ -1,9 +1,9 @@
 """A program's constants in HBM, from the compiled binary, placed as the listing says.
 
-The runtime loads them one behind the other, each at a multiple of `_SLOT_BYTES`, in the order of their allocations'
+The runtime loads them one after the other, each at a multiple of `_SLOT_BYTES`, in the order of their allocations'
 numbers, and leaves in scalar memory where they begin. The top-level program adds that to an allocation, and hands the
-sum to an operation or copies from there. So which allocations are constants is read off what is added to that word, and
-where they lie follows from their sizes. It has to account for all of the segment: else nothing is known of any of them.
+sum to an operation or copies from there. So the allocations that are added to that word are constants, and their sizes
+give their places. These have to account for the whole segment: else none of them is known.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ConstantOperand:
     """An operand of a called operation that is a constant.
 
     Attributes:
-      operation: that it is handed to.
+      operation: the called operation.
       operand: as the operation declares it.
       allocation: its number.
     """
@@ -64,10 +64,10 @@ class Constants:
     """The constants of a program.
 
     Attributes:
-      operands: those that operations are handed.
-      contents: what they hold, as words, by the number of their allocation.
-      places: where they lie in HBM, from where the constants begin, likewise.
-      unknown: why it is not known what they hold; "": it is.
+      operands: constants that operations are handed.
+      contents: their words, by the number of their allocation.
+      places: their offsets in HBM from the first constant, by the number of their allocation.
+      unknown: why their contents are not known; "": they are.
     """
 
     operands: tuple[ConstantOperand, ...]
@@ -87,13 +87,13 @@ def constants_of(
     operands: Mapping[str, Sequence[CallOperand]],
     segment: bytes,
 ) -> Constants:
-    """Finds a program's constants.
+    """Return a program's constants.
 
     Args:
       addresses: of the top-level program's allocations, by name.
-      known: words of scalar memory that the runtime has written, by address.
+      values: words of scalar memory that the runtime has written, by address.
       operands: of each called operation.
-      segment: of HBM that holds all constants; empty: it was not found.
+      segment: HBM bytes of all constants; empty: not found.
 
     Raises:
       NeighbourTableError: it is not certain which allocations are constants.
@@ -119,7 +119,7 @@ def constants_of(
 def constant_operands(
     top_level: Program, operands: Mapping[str, Sequence[CallOperand]], allocations: Set[int]
 ) -> Iterator[ConstantOperand]:
-    """Finds all operands that are one of the constants, each once for every operation.
+    """Return all operands that are constants, each once for every operation.
 
     Args:
       operands: of each called operation.
@@ -142,7 +142,7 @@ def constant_operands(
 
 
 def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> int | None:
-    """The number of the allocation from which an address is made."""
+    """Return the number of the allocation from which an address is made."""
     pending, seen = [text], set[str]()
     while pending:
         text = pending.pop()
@@ -162,13 +162,13 @@ def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> 
 
 
 def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int]:
-    """Finds the allocations to which is added where the constants begin.
+    """Return the allocations that are added to the begin of the constants.
 
     Args:
       offsets: words of scalar memory that hold it.
 
     Raises:
-      NeighbourTableError: something else is done with it.
+      NeighbourTableError: it is used in another way.
     """
     instructions = list(_instructions(top_level))
     names, words, count = set[str](), set(offsets), -1
@@ -204,8 +204,8 @@ def constant_contents(
     """Return the constants as words, by the number of their allocation.
 
     Args:
-      segment: of HBM that holds them all.
-      operands: those of which the size is known; each other one is taken to fit into one slot.
+      segment: HBM bytes of all constants.
+      operands: with known sizes; any other constant is taken to fit into one slot.
 
     Raises:
       NeighbourTableError: it does not fit.
@@ -236,7 +236,7 @@ def constant_contents(
 
 
 def _check_padding(constant: ConstantOperand, words: Sequence[int]) -> None:
-    """Checks that what is behind a list of words is what pads it."""
+    """Check that only padding follows a list of words."""
     operand = constant.operand
     if len(operand.shape) == 1 and operand.dtype in ("s32", "u32", "f32"):
         end = -(-constant.words // _ROW_WORDS) * _ROW_WORDS

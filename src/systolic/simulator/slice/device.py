@@ -25,7 +25,7 @@ class Device:
 
     Args:
       number: its id.
-      words: what scalar memory says of which device it is, for each core.
+      words: each core's words of scalar memory that identify the device.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Device:
         self.dma.largest, self.dma.first = around.largest, around.first
 
     def start(self) -> None:
-        """Lets all cores begin."""
         who = self._around.name(self)
         for core in self.cores:
             self._around.schedule.start(0, core.run(), lambda core=core: f"{who}, core {core.number}: {core.waits_for}")
@@ -55,19 +54,15 @@ class Device:
     # ---- what programs ask for ----
 
     def target(self, word: Any, flag: Any) -> RemoteTarget:
-        """Reads whom a copy is meant for that signals a flag there."""
         return self._around.copy_target(self.number, word, flag)
 
     def memory(self, target: RemoteTarget) -> Memory:
-        """The memory of a core."""
         return self._around.receiver(self, target).memory_of(target.core)
 
     def memory_of(self, core: int) -> Memory:
-        """The memory of one of its own cores."""
         return self.cores[core].memory
 
     def copy(self, core: int, time: int, copy: RemoteCopy) -> int:
-        """Sends a copy; returns when the core goes on."""
         amount: Any = 1 if copy.source_flag & COUNTS_COPIES else copy.granules
         arriving = amount
         if type(amount) is Lanes:
@@ -95,7 +90,6 @@ class Device:
         return goes_on
 
     def signal(self, core: int, program: str, time: int, address: Any, amount: int, label: str) -> None:
-        """Adds to a flag of a core of any device."""
         target = self._around.signal_target(self.number, address)
         route = self._around.route(self, target)
         if route.links:
@@ -106,7 +100,6 @@ class Device:
         )
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
-        """When a barrier of all devices is over; None: it has to be executed."""
         end = self._around.barrier_end(time, barrier, self._wait_cycles)
         if end is not None:
             self.communications[core].signalled(label, time)
@@ -115,9 +108,7 @@ class Device:
         return end
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that represents all."""
         return self._around.first(words)
 
     def apart(self, times: Sequence[int]) -> int:
-        """When all go on that have come back from a detour."""
         return self._around.back_together(times)

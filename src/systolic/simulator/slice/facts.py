@@ -23,9 +23,9 @@ class SliceFacts:
     """Facts of a program for many devices.
 
     Attributes:
-      hlo: what the HLO says of devices and of communication.
-      words: words of scalar memory that say on which device it runs, by address.
-      constants: what lies in HBM for it.
+      hlo: devices and communication, from the HLO.
+      words: words of scalar memory that identify the device, by address.
+      constants: its constants in HBM.
     """
 
     hlo: SliceHlo
@@ -44,7 +44,7 @@ def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCo
 
 
 def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
-    """Names the operations of the top-level program's own signals and copies, by the instruction's identity."""
+    """Return operation names of the top-level program's own signals and copies, by instruction identity."""
     sections: list[list[Instruction]] = [[]]
     for bundle in program.bundles:
         for instruction in bundle.instructions:
@@ -71,13 +71,13 @@ def slice_facts(
     hlo: SliceHlo,
     segment: bytes,
 ) -> SliceFacts:
-    """Reads what a program on many devices is.
+    """Read the facts of a program on many devices.
 
     Args:
-      segment: of HBM that holds the program's constants.
+      segment: HBM bytes of the program's constants.
 
     Raises:
-      SimulationError: there are words of which it is not known what they hold.
+      SimulationError: words with unknown contents.
     """
     words: dict[int, Word] = {}
     for name, program in programs.items():

@@ -1,4 +1,4 @@
-"""Max-min fairness: what each of several flows gets of the links that it shares with others."""
+"""Max-min fairness: the rate of each flow on shared links."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FULL = 1 + 1e-9  # shares that differ by less are the same but for rounding
 
 
 def fair_rates(routes: Mapping[_F, Sequence[_L]], capacity: Callable[[_L], float]) -> dict[_F, float]:
-    """Shares links among flows by progressive filling.
+    """Share links among flows by progressive filling.
 
     All rates grow together; whenever a link is full, the flows on it keep the rate that they have.
 
     Args:
-      routes: of every flow, the links that it takes.
+      routes: every flow's links.
       capacity: of a link.
     """
     on: dict[_L, list[_F]] = {}
@@ -58,13 +58,13 @@ def changed_rates(
     rate: Callable[[_F], float],
     capacity: Callable[[_L], float],
 ) -> dict[_F, float]:
-    """Shares links again where flows have come or gone, without those that keep their rates for all that.
+    """Share links again after flows have come or gone, without flows whose rates stay the same.
 
     Rates are fair if every flow has a bottleneck: a link that is full, and on which none is faster. So only some flows
     are shared out, in what the rest leave them, and as long as one has no bottleneck, those in its way join them.
 
     Args:
-      changed: flows that came, and those with which they share links; and those on links that others have left.
+      changed: new flows and the flows that share links with them, and flows on links that others have left.
       route: of a flow.
       flows: that are on a link.
       rate: of a flow until now.
@@ -77,7 +77,7 @@ def changed_rates(
     full: dict[_L, float] = {}
 
     def fastest(link: _L) -> float:
-        """The highest rate on the link where that is full; else more than any."""
+        """Return the highest rate on the link if it is full; else infinity."""
         share = full.get(link)
         if share is None:
             rates = [result[flow] if flow in result else rate(flow) for flow in flows(link)]

@@ -1,4 +1,4 @@
-"""Words of scalar memory by which a program knows on which device it runs: what each of them holds.
+"""Find the words of scalar memory by which a program knows on which device it runs.
 
 The runtime writes them. In the listing they are allocations that are loaded and never stored. A comment names the chip
 and the core; the others have none, and are known by their order.
@@ -32,7 +32,7 @@ _THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was s
 _REGISTER = re.compile(r"%\w+", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
-# Where a program's constants lie in HBM, behind the allocation that names one: further than all that it writes, even
+# Where a program's constants lie in HBM, after the allocation that names one: further than all that it writes, even
 # where its temporaries fill HBM. Chips whose addresses count 512 bytes have 32 GiB at most, others up to 96 GiB.
 _BEHIND_32_GIB = 34 << 30
 _BEHIND_96_GIB = 102 << 30
@@ -43,7 +43,7 @@ _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The words of one device's memory that say which it is, and those that are the same on all.
+    """The words of one device's memory that identify it, and words that are the same on all.
 
     Attributes:
       chip: number of its chip.
@@ -82,14 +82,14 @@ def assignment_at(pointer_bytes: int) -> int:
 
 
 def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[str, Word]:
-    """Finds the allocations that say on which device a program runs.
+    """Return the allocations that tell a program on which device it runs.
 
     Args:
       remote: the program acts on other devices.
       top_level: it calls the others.
 
     Raises:
-      SimulationError: there are words of which it is not known what they hold.
+      SimulationError: words with unknown contents.
     """
     words: dict[str, Word] = {}
     unnamed: list[str] = []
@@ -119,7 +119,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
 
 
 def _flags(program: Program) -> set[str]:
-    """Words that are only compared with zero or one: whether to run at all, whether something was done before."""
+    """Return words that are only compared with zero or one: whether to run at all, whether a step was done before."""
     loaded: dict[str, str] = {}
     compared: set[str] = set()
     used: set[str] = set()
@@ -138,7 +138,7 @@ def _flags(program: Program) -> set[str]:
 
 
 def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:
-    """Comments of all loads of words, behind the barrier of the launch; and allocations mentioned in other places."""
+    """Return comments of all loads of words after the launch barrier, and allocations mentioned elsewhere."""
     loads: dict[str, list[str]] = {}
     others: set[str] = set()
     selected: dict[str, list[str]] = {}  # a register that holds one of some addresses

@@ -1,8 +1,7 @@
 """The barrier by which all devices begin a program together: it is not executed, since no time of a program holds it.
 
 Device 0 collects a message of every other, compares on the vector side which launch they belong to, and answers each.
-Marks in the trace stand before and behind it. What a device of two cores does then to agree on the outcome belongs to
-it too.
+Trace marks enclose it. The agreement on the outcome between the two cores of a device belongs to it too.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.reading.listing import Bundle, Instruction, Program
 
 LAUNCHING, LAUNCHED = "2952790016", "3221225472"  # of `vtrace`
-# In comments where cores agree on the outcome: at the wait for it, and at the check behind that.
+# In comments where cores agree on the outcome: at the wait for it, and at the check after that.
 _AGREED_WAIT = "sync-program-descriptor-states-wait"
 _AGREED_CHECK = "SynchronizeProgramDescriptorStates"
 
 
 def without_launch(program: Program) -> Program:
-    """The top-level program with nothing in the bundles of its launch.
+    """Return the top-level program with the launch's bundles emptied.
 
     Raises:
       SimulationError: the marks around the launch are not there.

@@ -29,7 +29,7 @@ Ended = Callable[[float], None]
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """The copies of one device along one route: the first one's bytes are passing, the others wait for their turn."""
+    """The copies of one device along one route: the first one's bytes are passing, the others wait."""
 
     route: Route
     copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
@@ -53,9 +53,9 @@ class Network:
     """The links between the devices of a slice.
 
     Args:
-      schedule: in which copies end.
-      clock_hz: of the cycles in which time counts here.
-      spans: how many spans of each link are kept from the beginning, and as many from the end.
+      schedule: runs the ends of copies.
+      clock_hz: of cycles, the unit of time here.
+      spans: number of spans of each link to keep from the beginning, and from the end.
     """
 
     def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
@@ -69,13 +69,13 @@ class Network:
         self.copies = 0  # that were sent
         self._most_copies = MAX_COPIES
         self._timelines: dict[Link, Timeline] = {}
-        self._changed: dict[Stream, None] = {}  # whose shares have to be worked out, behind all that happens now
+        self._changed: dict[Stream, None] = {}  # shares to be computed after all events of this time
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes from `time` on; `ended` is told when the last of them has left.
+        """Send bytes from `time` on; `ended` is called when the last has left.
 
         Raises:
-          TooManyCopiesError: more copies were sent than anybody waits for.
+          TooManyCopiesError: there are more copies than can be simulated.
         """
         self.copies += 1
         if self.copies > self._most_copies:
@@ -87,7 +87,7 @@ class Network:
         self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
 
     def capacity(self, link: Link) -> float:
-        """Bytes that a link carries a cycle."""
+        """Return the bytes per cycle of a link."""
         capacity = self._capacity.get(link)
         if capacity is None:
             capacity = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
@@ -126,7 +126,6 @@ class Network:
             timeline.add("copy", begin, end, link.axis, size_bytes)
 
     def links_of(self, stream: Stream) -> Sequence[Link]:
-        """The links that a stream goes over."""
         return stream.route.links
 
     # ---- shares ----
@@ -155,7 +154,7 @@ class Network:
             self._schedule.at(time, lambda: self._share(time))
 
     def _share(self, time: float) -> None:
-        """Works the rates out again that change with those streams."""
+        """Recompute the rates that change with those streams."""
         changed, self._changed = self._changed, {}
         rates = changed_rates(
             changed,
@@ -177,7 +176,6 @@ class Network:
     # ---- what it all came to ----
 
     def results(self) -> tuple[LinkRun, ...]:
-        """Reports what every link carried that carried anything."""
         sent: dict[Link, int] = {}
         for stream in self._streams.values():
             for link in self.links_of(stream):
@@ -201,7 +199,7 @@ class Network:
 
 
 def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
-    """Says that all devices together send too many copies, with the count."""
+    """Return the error that all devices together send too many copies, with the count."""
     return TooManyCopiesError(
         f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MAX_COPIES:,} are "
         "the most that are simulated: take a smaller slice, or arrays of fewer bytes"

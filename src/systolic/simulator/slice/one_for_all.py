@@ -1,9 +1,9 @@
 """One device that represents all of a slice: what it sends to another comes back to it.
 
-It is executed with words that differ between devices as `Lanes`, so that one execution finds out whom every device
-sends to. That all of them take the same time is checked with everything they send: all devices send, to a different
-device each, over routes that take equally long; and with all that is under way at that time, every device's share of
-its links is the same. Where one of this fails, or devices branch differently, one device cannot represent all.
+It is executed with words that differ between devices as `Lanes`, so that one execution finds every device's target.
+That all of them take the same time is checked at every send: all devices send, to a different device each, over routes
+that take equally long; and with all that is under way at that time, every device's share of its links is the same. If a
+check fails, or devices branch differently, one device cannot represent all.
 """
 
 from __future__ import annotations
@@ -52,15 +52,14 @@ class OneForAll:
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def name(self, device: SliceDevice) -> str:
-        """Names a device in messages."""
         return "every device"
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
-        """Reads whom a copy is meant for that signals a flag there, on every device."""
+        """Return the targets, on every device, of a copy that signals a flag there."""
         return self._target(self.addresses.of_copy, word, flag)
 
     def signal_target(self, sender: int, address: Any) -> RemoteTarget:
-        """Reads whom a signal is meant for, on every device."""
+        """Return every device's target of a signal."""
         return self._target(self.addresses.of_signal, address)
 
     def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
@@ -98,38 +97,36 @@ class OneForAll:
         return number
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
-        """The way there."""
         return self._patterns[target.device]
 
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
-        """The device to which it comes: what one sends comes back to it."""
+        """Return the receiving device: what the representative sends comes back to it."""
         return sender
 
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
-        """When the last device goes on, if that counts for all."""
+        """Return when the last device goes on, if all may be timed like it."""
         if not self.slowest_counts:
             return None
         self.differed = True
         return barrier_end_cycles(barrier, time, self.routes, self.clock_hz, wait_cycles)
 
     def back_together(self, times: Sequence[int]) -> int:
-        """When the last device goes on, if that counts for all."""
+        """Return when the last device goes on, if all may be timed like it."""
         last = max(times)
         if last > min(times):
             self._as_the_slowest("a branch that devices take differently")
         return last
 
     def largest(self, sizes: Sequence[int]) -> int:
-        """The most that a device copies, if that counts for all."""
+        """Return the largest copied size, if all may be timed like it."""
         self._as_the_slowest("copies of different sizes")
         return max(sizes)
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The first device's: what it does by itself counts for all, if the slowest may."""
+        """Return the first device's word: it may represent all if the slowest may."""
         self._as_the_slowest("something that devices do differently")
         return words[0]
 
@@ -144,13 +141,13 @@ class OneForAll:
 
 
 def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, clock_hz: float, wait_cycles: int) -> int:
-    """Return when the last device leaves a barrier to which all come at a time.
+    """Return when the last device leaves a barrier to which all come at one time.
 
-    It is taken to take as long on every device as on that one; others leave it microseconds earlier, and wait for the
-    last where they next need what it sends.
+    Every device is timed like the last; others leave microseconds earlier, and wait for the last when they next need
+    its data.
 
     Raises:
-      DivergedError: it is not about all devices.
+      DivergedError: it is no barrier of all devices.
     """
     count = routes.devices
     if count != barrier.others + 1:
@@ -163,9 +160,9 @@ def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, cloc
 
 
 class PatternNetwork(Network):
-    """The links of a slice, where one device represents all: a stream is what all devices send at once.
+    """The links of a slice with one representative device: a stream is the sends of all devices at once.
 
-    Rates are those of all devices' streams together, and have to be the same on all.
+    Rates are computed for all devices' streams together, and have to be the same on all.
     """
 
     def __init__(
@@ -192,7 +189,7 @@ class PatternNetwork(Network):
             self._set(time, self._fair())
 
     def _pass(self, time: float) -> None:
-        """Notes what was under way until now."""
+        """Account for the streams under way until now."""
         if self._active:
             key = frozenset(self._active)
             self._busy[key] = self._busy.get(key, 0.0) + time - self._since
@@ -217,7 +214,7 @@ class PatternNetwork(Network):
         return result
 
     def links_of(self, stream: Stream) -> Sequence[Link]:
-        """The links that it goes over on all devices."""
+        """Return the stream's links on all devices."""
         return [link for links in _all_links(stream) for link in links]
 
     def _busy_cycles(self) -> dict[Link, float]:

@@ -1,4 +1,4 @@
-"""One record of all devices: classes of equal devices, links, and communications."""
+"""Make one record of all devices: classes of equal devices, links, and communications."""
 
 from __future__ import annotations
 
@@ -24,12 +24,6 @@ OneDevice = Callable[[Sequence[CoreRun], tuple[SparseCoreRun, ...]], SimulatedRu
 def slice_run(
     run: DevicesRun, where: SliceSetup, facts: SliceFacts, chip: Chip, kernels: Set[str], one_device: OneDevice
 ) -> SliceRun:
-    """Makes the record.
-
-    Args:
-      kernels: names of the operations that are Pallas kernels.
-      one_device: makes the record of one device.
-    """
     classes = _classes(run, one_device)
     slowest = max(classes, key=lambda device_class: device_class.run.cycles)
     collectives = _collectives(slowest.run, run.communications[slowest.devices[0]], facts, kernels)
@@ -50,7 +44,7 @@ def slice_run(
 
 
 def alone(run: SimulatedRun, shape: SliceShape) -> SliceRun:
-    """The record of a slice of one device."""
+    """Return the record of a slice of one device."""
     return SliceRun(
         chip=run.chip,
         topology=shape.name,
@@ -68,7 +62,7 @@ def alone(run: SimulatedRun, shape: SliceShape) -> SliceRun:
 
 
 def _classes(run: DevicesRun, one_device: OneDevice) -> tuple[DeviceClass, ...]:
-    """Devices whose cores did exactly the same are one class."""
+    """Group devices whose cores did exactly the same."""
     result: list[tuple[list[int], Sequence[CoreRun], tuple[SparseCoreRun, ...]]] = []
     by_cycles: dict[tuple[int, ...], list[int]] = {}
     for number, (cores, sparse_cores) in enumerate(zip(run.devices, run.sparse_cores, strict=True)):
@@ -88,7 +82,7 @@ def _classes(run: DevicesRun, one_device: OneDevice) -> tuple[DeviceClass, ...]:
 def _collectives(
     device: SimulatedRun, communications: Sequence[Communications], facts: SliceFacts, kernels: Set[str]
 ) -> tuple[CollectiveRun, ...]:
-    """The communications of one device; those in an operation that does nothing else are exposed as a whole."""
+    """Return the communications of one device; one in an operation that does nothing else is exposed as a whole."""
     tallies: dict[str, Tally] = {}
     for core in communications:
         for label, tally in core.finished().items():

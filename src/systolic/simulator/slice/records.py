@@ -29,7 +29,7 @@ FORMAT = 1  # of JSON text; a change that older versions cannot read makes it an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClass:
-    """Devices that behaved alike, and what one of them did."""
+    """Devices that behaved alike, and the record of one of them."""
 
     devices: tuple[Count, ...]
     run: SimulatedRun
@@ -71,17 +71,13 @@ class CollectiveRun:
     links: tuple[str, ...]  # axes, as `LinkRun.axis` names them
 
     def check_saved(self) -> None:
-        """Refuse a saved communication that hides less than nothing.
-
-        Raises:
-          ValueError: it does.
-        """
+        """Raise `ValueError` for a saved communication with negative hidden time."""
         if self.exposed_cycles > self.cycles:
             raise ValueError(f"exposed_cycles={self.exposed_cycles} are more than cycles={self.cycles}")
 
     @property
     def hidden_cycles(self) -> int:
-        """Cycles in which the device did something else meanwhile."""
+        """Cycles in which the device did other work meanwhile."""
         return self.cycles - self.exposed_cycles
 
 
@@ -92,7 +88,7 @@ class SliceRun(Summarised):
     `way` says how it was simulated: all devices; or one for all, that were shown to behave alike.
     """
 
-    chip: str  # behind an @, its clock state where it is not the default one
+    chip: str  # after an @, its clock state if not the default
     topology: str  # "2x4"
     clock_hz: Hertz
     assignment: tuple[Count, ...]  # device ids in the flat order of the mesh
@@ -107,11 +103,7 @@ class SliceRun(Summarised):
     format: int = FORMAT  # of `to_json`
 
     def check_saved(self) -> None:
-        """Refuse a saved run without devices.
-
-        Raises:
-          ValueError: it has none.
-        """
+        """Raise `ValueError` for a saved run without devices."""
         if not all(group.devices for group in self.classes) or not self.classes:
             raise ValueError("classes: there is none, or one without devices")
 
@@ -152,7 +144,7 @@ class SliceRun(Summarised):
 
     @property
     def error_percent(self) -> float | None:
-        """Nine of ten published times of such programs lie within so much of the simulated ones; None: not known."""
+        """See `SimulatedRun.error_percent`."""
         return self.error.percent
 
     @property
@@ -162,7 +154,7 @@ class SliceRun(Summarised):
 
     @property
     def hidden_us(self) -> float:
-        """Time of communication in which the slowest device did something else."""
+        """Time of communication in which the slowest device did other work."""
         return sum(collective.hidden_cycles for collective in self.collectives) / self.clock_hz * 1e6
 
     @property
@@ -182,7 +174,7 @@ class SliceRun(Summarised):
         return {(link.source, link.target, link.axis): link.busy_cycles / cycles for link in self.links}
 
     def summary(self) -> Summary:
-        """Says how long it takes and how much of that is communication, with a row for each collective."""
+        """Return the time and the share of communication, with a row for each collective."""
         us = 1e6 / self.clock_hz
         return Summary(
             heading=f"{self.time_us:,.1f} µs {self.error.words} on {self.devices} × {self.chip}, {self.topology} "
@@ -210,12 +202,12 @@ class SliceRun(Summarised):
         )
 
     def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
+        """Write JSON text for `from_json`."""
         return json.dumps(cattrs.unstructure(self))
 
     @staticmethod
     def from_json(text: str) -> SliceRun:
-        """Reads a run that `to_json` wrote.
+        """Read the text of `to_json`.
 
         Raises:
           ValueError: the text is no such run.

@@ -20,7 +20,7 @@ _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 
 
 def without_route_pointers(program: Program) -> Program:
-    """Leaves the top-level program's own stores of such pointers out."""
+    """Remove the top-level program's own stores of such pointers."""
     pointers = route_pointers(program)
 
     def stays(instruction: Instruction) -> bool:
@@ -34,7 +34,7 @@ def without_route_pointers(program: Program) -> Program:
 
 
 def route_pointers(program: Program) -> set[str]:
-    """Finds the allocations that hold such pointers: the program adds the offset to what it loads from them."""
+    """Return the allocations with such pointers: the program adds the offset to a word loaded from them."""
     instructions = [instruction for bundle in program.bundles for instruction in bundle.instructions]
     added = {
         f"%{instruction.dest}"

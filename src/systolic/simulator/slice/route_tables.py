@@ -1,10 +1,10 @@
 """Tables of routes: how programs name other chips where a slice has more chips than a table has entries.
 
-The runtime leaves each chip a table in scalar memory. Row `chip * 16 + entry` holds in its low byte where that chip's
-entry leads; row `chip`, in bits 24 to 27, by which entry the reader reaches that chip. A program that knows the chip
-looks up the entry there, so that any numbering serves it. The constants of a ring hold entries that the compiler knew:
-those of a device's neighbours, with every device's place on the ring. Where they lead follows from the places; XLA's
-own code then walks that ring through the table.
+The runtime leaves each chip a table in scalar memory. Row `chip * 16 + entry` holds in its low byte the target of that
+chip's entry; row `chip`, in bits 24 to 27, the entry by which the reader reaches that chip. A program that knows the
+chip looks up the entry there, so that any numbering serves it. The constants of a ring hold entries that the compiler
+knew: a device's neighbors', with every device's place on the ring. Their targets follow from the places; XLA's own code
+then walks that ring through the table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from systolic.simulator.slice.routes import Routes
 from systolic.simulator.translating.scalar import ROUTES_WORD
 
 _POINTER = ROUTES_AT + int(ROUTES_WORD)
-_TABLE = ROUTES_AT + 16  # in scalar memory, behind that
+_TABLE = ROUTES_AT + 16  # in scalar memory, after the routes
 _ENTRY_BIT = 24
 _INVALID = 1 << 31
 _ROW_WORDS = 4
@@ -44,7 +44,7 @@ class RouteTables:
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> RouteTables | None:
-        """Finds them; None where programs name chips by their numbers.
+        """Return the tables; None if programs name chips by number.
 
         Raises:
           NeighbourTableError: a constant of the program names routes that are not known for certain.
@@ -68,7 +68,7 @@ class RouteTables:
         return RouteTables(entries=entries, most=limit)
 
     def target(self, sender: int, entry: int) -> int:
-        """The chip to which a chip's entry leads.
+        """Return the chip to which a chip's entry leads.
 
         Raises:
           SimulationError: it is not known.
@@ -99,7 +99,7 @@ class RouteTables:
 
 
 def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, HloCollective]]:
-    """The tables of rings: a row for each device, with its name and collective."""
+    """Yield the ring tables: a row for each device, with its name and collective."""
     for constant in facts.constants.operands:
         name, collective = constant.operation, facts.hlo.collectives.get(constant.operation)
         if collective is None:
@@ -118,10 +118,10 @@ def _tables(facts: SliceFacts, count: int) -> Iterator[tuple[str, np.ndarray, Hl
 def _ring(
     name: str, rows: np.ndarray, collective: HloCollective, assignment: Sequence[int]
 ) -> set[tuple[int, int, int]]:
-    """Finds where entries lead: for each chip on a ring, an entry of its table and the chip that it leads to.
+    """Return each ring chip's entries and the chips they lead to.
 
     A row holds the rank in the group, the entries that lead to the next and to the previous one, and the place on the
-    ring. Whether rows are by chip or by partition is seen by the ranks.
+    ring. The ranks tell whether rows are by chip or by partition.
     """
     result: list[set[tuple[int, int, int]]] = []
     partitions: Mapping[int, int] = {chip: partition for partition, chip in enumerate(assignment)}
@@ -146,7 +146,7 @@ def _ring(
 
 
 def _near(shape: SliceShape, chip: int) -> Iterator[int]:
-    """Chips that are one or two hops away along an axis."""
+    """Return chips one or two hops away along an axis."""
     here = shape.coords(chip)
     for axis, extent in enumerate(shape.extents):
         for step in (1, -1, 2, -2):

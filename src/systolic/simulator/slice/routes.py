@@ -15,7 +15,7 @@ DIE = "die"
 class Link:
     """One direction of a link between neighbours; see `LinkRun` for the meaning of its fields.
 
-    `Routes` makes each once, so that it is equal to itself alone.
+    `Routes` makes each link once, so links are compared by identity.
     """
 
     source: int
@@ -25,7 +25,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """The links that a copy takes, in their order, and how long its first byte is on the way. Each is made once too."""
+    """The links that a copy takes, in their order, and the latency of its first byte. Each is made once, too."""
 
     links: tuple[Link, ...]
     latency_s: float
@@ -43,7 +43,6 @@ class Routes:
         self.between = cache(self._between)
 
     def _between(self, source: int, target: int) -> Route:
-        """The route from one device to another."""
         shape, constants = self._shape, self._links
         here, target_device = shape.device(source), shape.device(target)
         if source == target:
@@ -66,7 +65,7 @@ class Routes:
         return self._known.setdefault(key, Link(*key))
 
     def _step(self, axis: int, distance: int) -> int:
-        """The direction of the shorter way; forwards where both are equally long."""
+        """Return the direction of the shorter way; forwards if both are equally long."""
         extent = self._shape.extents[axis]
         if self._wrap[axis] and 2 * abs(distance) > extent:
             distance = -distance

@@ -1,4 +1,4 @@
-"""Runs a program on all devices of a slice."""
+"""Run a program on all devices of a slice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_APART = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesRun:
-    """The runs of all devices: the cores of each, and what was sent."""
+    """The runs of all devices: the cores of each, and the link traffic."""
 
     devices: tuple[tuple[CoreRun, ...], ...]  # by id
     sparse_cores: tuple[tuple[SparseCoreRun, ...], ...]
@@ -38,7 +38,6 @@ class DevicesRun:
 
     @property
     def cores(self) -> tuple[CoreRun, ...]:
-        """The cores of all devices."""
         return tuple(core for cores in self.devices for core in cores)
 
     @property
@@ -56,9 +55,9 @@ def run_devices(
     *,
     one_for_all: bool,
 ) -> DevicesRun:
-    """Runs the program: if wanted one device for all, where all take the same time; else all of them together.
+    """Run the program: one device for all if requested and all take the same time; else all of them together.
 
-    Where all of a few devices would send too many copies, one stands for them after all, as slow as the slowest.
+    If a few devices would send too many copies, one represents them anyway, as slow as the slowest.
 
     Raises:
       SimulationError: see `PreparedProgram.run_slice`.
@@ -134,10 +133,10 @@ def _run_all(
 def _run_one_for_all(
     setup: DeviceSetup, where: SliceSetup, facts: SliceFacts, spans: int, *, slowest_counts: bool
 ) -> DevicesRun:
-    """Runs one device that represents all.
+    """Run one device that represents all.
 
     Args:
-      slowest_counts: let the slowest count for all where devices differ at a barrier of all, or their routes.
+      slowest_counts: time all as the slowest if devices differ at a barrier of all, or in their routes.
 
     Raises:
       DivergedError: it cannot.

@@ -1,4 +1,4 @@
-"""The place of a program on a slice, and the contents that each device is given."""
+"""The place of a program on a slice, and each device's initial contents."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class SliceSetup:
 
     Attributes:
       assignment: device ids by partition.
-      routes: between its devices.
-      route_tables: by which its chips name each other; None: by number.
+      routes: its devices' routes.
+      route_tables: how its chips name each other; None: by number.
     """
 
     shape: SliceShape
@@ -35,10 +35,10 @@ class SliceSetup:
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> SliceSetup:
-        """Checks that a program can run there.
+        """Check that a program can run there, and return the setup.
 
         Raises:
-          SliceError: the devices are not all devices of the slice, each once, or not as many as the program is for.
+          SliceError: the devices are not all devices of the slice, each once, or their number is not the program's.
           SimulationError: the program is made of replicas.
         """
         count = len(shape.devices)
@@ -64,7 +64,7 @@ class SliceSetup:
         return assignment_at(self.shape.chip.machine.hbm_pointer_bytes)
 
     def identities(self, facts: SliceFacts) -> list[list[dict[int, int]]]:
-        """Words by which each device knows which it is, by address, for each of its cores."""
+        """Return each device's identifying words by address, for each of its cores."""
         partitions = {device: partition for partition, device in enumerate(self.assignment)}
         cores = self.shape.chip.cores_per_device
         tables = None if self.route_tables is None else tuple(self.route_tables.words())
@@ -95,15 +95,15 @@ class PartitionContents:
     operand_words: tuple[OperandWords, ...]
 
     def of(self, partition: int, setup: DeviceSetup) -> DeviceSetup:
-        """The setup of a device that has this partition."""
+        """Return the setup of a device with this partition."""
         words = self.operand_words[partition] if self.operand_words else setup.operand_words
         return replace(setup, parameters=self.parameters[partition], operand_words=words)
 
     def of_all(self, setup: DeviceSetup) -> DeviceSetup:
-        """The setup of a device that represents all.
+        """Return the setup of a device that represents all.
 
         Raises:
-          DivergedError: something is known that is not the same on all.
+          DivergedError: known contents differ between devices.
         """
         first = self.of(0, setup)
         for number, partition in enumerate(self.parameters):
@@ -136,6 +136,6 @@ class PartitionContents:
 
 
 def with_tables(setup: DeviceSetup, where: SliceSetup, facts: SliceFacts) -> DeviceSetup:
-    """Lets HBM hold the program's constants, and the table of the assignment."""
+    """Add the program's constants and the table of the assignment to HBM."""
     constants = facts.constants.in_hbm(where.constants_from)
     return replace(setup, tables={**constants, where.assignment_at: list(where.assignment)})

@@ -17,7 +17,7 @@ from systolic.simulator.slice.routes import Route, Routes
 
 
 class SliceDevice(Protocol):
-    """A device as its surroundings, and those who send to it, know it."""
+    """A device as its senders and its surroundings see it."""
 
     number: int
     dma: DmaEngine
@@ -38,11 +38,11 @@ class Surroundings(Protocol):
         ...
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
-        """Reads whom a copy is meant for that signals a flag there."""
+        """Return the target of a copy that signals a flag there."""
         ...
 
     def signal_target(self, sender: int, address: Any) -> RemoteTarget:
-        """Reads whom a signal is meant for."""
+        """Return the target of a signal."""
         ...
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
@@ -54,15 +54,15 @@ class Surroundings(Protocol):
         ...
 
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes from `time` on; `ended` is told when the last of them has left."""
+        """Send bytes from `time` on; `ended` is called when the last has left."""
         ...
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
-        """When a barrier of all devices is over; None: they execute it."""
+        """Return when a barrier of all devices ends; None: they execute it."""
         ...
 
     def back_together(self, times: Sequence[int]) -> int:
-        """When all devices go on that have come back from a detour, each at a time of its own."""
+        """Return when devices go on after a detour, each with its own time."""
         ...
 
     def largest(self, sizes: Sequence[int]) -> int:
@@ -70,7 +70,7 @@ class Surroundings(Protocol):
         ...
 
     def first(self, words: Sequence[Any]) -> Any:
-        """The word of the device that represents all, in what each does by itself."""
+        """Return the representative device's word for its own work."""
         ...
 
     def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
@@ -90,45 +90,36 @@ class AllDevices:
     devices: Sequence[SliceDevice]  # by id
 
     def name(self, device: SliceDevice) -> str:
-        """Names a device in messages."""
         return f"device {device.number}"
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:
-        """Reads whom a copy is meant for that signals a flag there."""
         return self.addresses.of_copy(sender, word, flag)
 
     def signal_target(self, sender: int, address: Any) -> RemoteTarget:
-        """Reads whom a signal is meant for."""
         return self.addresses.of_signal(sender, address)
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
-        """The way there."""
         return self.routes.between(sender.number, target.device)
 
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
-        """The device that is meant."""
         return self.devices[target.device]
 
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Sends bytes; see `Network.send`."""
         self.network.send(sender.number, time, route, size_bytes, ended)
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
-        """They execute it."""
+        """Return None: devices execute the barrier."""
         return None
 
     def back_together(self, times: Sequence[int]) -> int:
-        """Each takes its own way."""
+        """Return the times: each device takes its own way."""
         raise AssertionError("a device of its own has no words of others")
 
     def largest(self, sizes: Sequence[int]) -> int:
-        """Each copies as much as it does."""
         raise AssertionError("a device of its own has no words of others")
 
     def first(self, words: Sequence[Any]) -> Any:
-        """Each has its own."""
         raise AssertionError("a device of its own has no words of others")
 
     def arriving(self, target: RemoteTarget, amounts: Sequence[int]) -> int:
-        """Each sends its own."""
         raise AssertionError("a device of its own has no words of others")

@@ -1,8 +1,8 @@
-"""Checks of the constants by which XLA's collectives find their neighbors.
+"""Check the constants by which XLA's collectives find their neighbors.
 
-A table of neighbours has four words for each device: its place in the group, or on the ring; the next device; the one
-before; and in some the place on the ring. Whose row is whose, and whether neighbours are devices or partitions, is the
-business of the program, which is executed. But whoever is next to a device has it as the one before: that is checked.
+A table of neighbors has four words for each device: its place in the group, or on the ring; the next device; the one
+before; and in some the place on the ring. The program itself decides which row belongs to which device, and whether
+neighbors are devices or partitions. It is checked that the device after another has that one before it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ROW_WORDS = 4
 
 
 def check_tables(facts: SliceFacts, assignment: Sequence[int]) -> None:
-    """Checks that the constants of all collectives are known, and that tables of neighbours are such.
+    """Check that the constants of all collectives are known and their tables of neighbors consistent.
 
     Args:
       assignment: device ids by partition.

@@ -1,1 +1,1 @@
-"""Runs what SparseCores do: their own listings, their sequencers and tiles, and how a TensorCore starts them."""
+"""Run SparseCores: their own listings, their sequencers and tiles, and their launch by a TensorCore."""

@@ -1,4 +1,4 @@
-"""Cuts a section of a SparseCore listing into basic blocks: where branches go, and which bundles still run behind."""
+"""Cut a section of a SparseCore listing into basic blocks, by targets of branches and their delay slots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.sparse_core.listing import SparseInstruction, SparseSection
 
-# Bundles behind a branch that still run, where the listing does not say: on v5p and v6e it prints no number.
+# Bundles after a branch that still run, where the listing does not say: on v5p and v6e it prints no number.
 _DELAY_SLOTS = {"scs": 3, "tec": 2}
 
 _BETWEEN_LABELS = re.compile(r"(\.\w+)-(\.\w+)", re.ASCII)
@@ -29,7 +29,7 @@ class SparseBlock:
 
 
 def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseBlock, ...]:
-    """Cuts a section into basic blocks. Functions begin blocks.
+    """Cut a section into basic blocks. Functions begin blocks.
 
     Raises:
       SimulationError: a branch to no label, or in the shadow of another.

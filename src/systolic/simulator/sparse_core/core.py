@@ -1,4 +1,4 @@
-"""One SparseCore: the queue of its launches, and the programs and tasks that come of them."""
+"""One SparseCore: the queue of its launches, and their programs and tasks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class SparseCore:
     # ---- what programs ask for ----
 
     def code_copied(self, source: int, destination: int) -> None:
-        """Notes which function of the tiles lies where."""
+        """Record the address of a function of the tiles."""
         program = self._program
         assert program is not None
         if program.tec is not None:
@@ -133,7 +133,7 @@ class SparseCore:
         raise SimulationError(f"{program.name}: tiles load code that is not in the listing")
 
     def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
-        """Starts the function that two of the arguments name, as a mask of all cores and an address."""
+        """Start the function named by two of the arguments: a mask of cores and an address."""
         named = [argument for argument in arguments[:_FIRST_ARGUMENT] if argument != _NO_PROGRAM]
         if not named:
             return
@@ -160,7 +160,7 @@ class SparseCore:
         return end
 
     def barrier(self, number: int, tile: int, time: float) -> float | None:
-        """Lets a tile go on when all have arrived."""
+        """Let a tile go on when all have arrived."""
         barrier = self._barriers.setdefault(number, _Barrier())
         if tile in barrier.left:  # it is here again while others have yet to leave
             return None
@@ -177,21 +177,19 @@ class SparseCore:
         return end
 
     def changed(self) -> None:
-        """Notes that something happened that another program may wait for."""
         self.changes += 1
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signals a flag of another core.
+        """Signal a flag of another core.
 
         Raises:
-          SimulationError: it is not known whose.
+          SimulationError: the core is not known.
         """
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
         self._signal(self.number, time, address, amount)
 
     def result(self) -> SparseCoreRun:
-        """Reports what this core did."""
         counts, timeline = self._counts, self._timeline
         return SparseCoreRun(
             core=self.number,

@@ -1,4 +1,4 @@
-"""The SparseCores of a device as its TensorCores see them: descriptors, signals, and the flags by which they end."""
+"""The SparseCores of a device as its TensorCores see them: descriptors, signals, and flags that report their end."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SparseCores:
     """All SparseCores of a device, as its TensorCores see them.
 
     Args:
-      programs: those that may be launched; `order` names them as the program's schedule does.
-      start: takes a program that begins to run.
+      programs: programs that may be launched; `order` names them in the schedule's order.
+      start: called with a program that begins to run.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class SparseCores:
 
     @property
     def changes(self) -> int:
-        """Counts what others may have waited for."""
+        """Number of changes that others may have waited for."""
         return sum(core.changes + core.flags.changes for core in self._cores)
 
     def describe(self, core: int, words: Sequence[int | Unknown], *, launches: bool) -> None:
-        """Notes the descriptor that a TensorCore has put into queues; unless that `launches`, a signal does."""
+        """Record the descriptor that a TensorCore has queued; unless that `launches`, a signal does."""
         self._descriptors[core] = words
         self._to_launch[core] = set() if launches else set(range(len(self._cores)))
 
     def offer(self, core: int, time: int, number: int) -> None:
-        """Launches on a SparseCore what the TensorCore has described last."""
+        """Launch the TensorCore's last descriptor on a SparseCore."""
         launch = Launch.read(self._descriptors.get(core, ()))
         self._core(number).launch(time, self._programs(launch), launch)
 
     def signal(self, core: int, time: int, address: int, amount: int) -> None:
-        """Adds to a flag of a SparseCore's sequencer: the first signal behind a descriptor launches what it says."""
+        """Add to a flag of a SparseCore's sequencer: the first signal after a descriptor launches it."""
         number, flag = _named(address)
         if number in self._to_launch.get(core, ()):
             self._to_launch[core].remove(number)
@@ -87,7 +87,7 @@ class SparseCores:
             self._ended(other & 1, number, whole(time), amount)
 
     def watch(self, core: int, program: str, flag: int) -> None:
-        """Notes that a TensorCore waits on `flag` for a SparseCore: the first flag is the first core's, and so on."""
+        """Record that a TensorCore waits on `flag` for a SparseCore: the first flag is the first core's, and so on."""
         flags = self._watched.setdefault(core, [])
         if (program, flag) not in flags:
             flags.append((program, flag))
@@ -108,10 +108,10 @@ class SparseCores:
         return self._cores[number]
 
     def results(self) -> tuple[SparseCoreRun, ...]:
-        """Reports what every core did that did anything."""
+        """Return the records of all cores that did anything."""
         return tuple(core.result() for core in self._cores) if any(core.changes for core in self._cores) else ()
 
 
 def _named(address: int) -> tuple[int, int]:
-    """Splits what a remote signal names into core and flag."""
+    """Split the address of a remote signal into core and flag."""
     return address >> _NUMBER_BIT & _MAX_CORES - 1, address & (1 << _NUMBER_BIT) - 1

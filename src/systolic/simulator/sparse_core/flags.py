@@ -19,21 +19,20 @@ class _Flag:
 
 
 class SparseFlags:
-    """Flags by number, each with what is under way to it."""
+    """Flags by number, each with the amounts under way to it."""
 
     def __init__(self) -> None:
         self._flags: dict[int, _Flag] = {}
         self.changes = 0  # how often something was sent to a flag
 
     def land(self, flag: int | Unknown, time: float, amount: int) -> None:
-        """Lets `amount` arrive at a flag at `time`."""
         state = self._flag(flag)
         bisect.insort(state.landing, (time, amount))
         check_most(len(state.landing), _MAX_UNDER_WAY, "signals under way to one flag")
         self.changes += 1
 
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
-        """Says when the flag counts `amount`, or more unless `equal`; None while nothing under way brings it there."""
+        """Return when the flag counts `amount`, or more unless `equal`; None if nothing under way raises it to that."""
         state = self._flag(flag)
         target = _signed(amount)
         landing = state.landing
@@ -60,7 +59,6 @@ class SparseFlags:
         self.changes += 1
 
     def put(self, flag: int | Unknown, value: int) -> None:
-        """Sets a flag."""
         self._flag(flag).count = _signed(value)
         self.changes += 1
 

@@ -1,7 +1,7 @@
 """The descriptor of 128 words with which a TensorCore queues a program for a SparseCore.
 
-The sequencer finds it at the end of its scalar memory. Three of its words were told from listings and sizes: the number
-of the program, its size in HBM, and where it lies there.
+The sequencer finds it at the end of its scalar memory. Three of its words are known from listings and sizes: the number
+of the program, its size in HBM, and its address there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _START_GRANULES = 8064  # to which both are padded; libtpu 0.0.52 gives them num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The fields of a descriptor."""
-
     words: tuple[int | Unknown, ...]
     number: int  # of the program; MASK for setting up and cleaning
     granules: int
@@ -32,10 +30,10 @@ class Launch:
 
     @staticmethod
     def read(words: Sequence[int | Unknown]) -> Launch:
-        """Reads a descriptor.
+        """Read a descriptor.
 
         Raises:
-          SimulationError: it is cut, or a word that is needed is not known.
+          SimulationError: it is cut, or a needed word is not known.
         """
         if len(words) != _WORDS:
             raise SimulationError(f"a SparseCore is launched with a descriptor of {len(words)} words")
@@ -45,16 +43,16 @@ class Launch:
         return Launch(words=tuple(words), number=number, granules=granules, code=code)
 
     def memory(self) -> dict[int, int | Unknown]:
-        """The sequencer's scalar memory when the program begins. Its first word is the number of the chip."""
+        """Return the sequencer's scalar memory at the program's begin. Its first word is the number of the chip."""
         return {0: 0, **{_AT + place: word for place, word in enumerate(self.words)}}
 
 
 def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) -> Callable[[Launch], SparseProgram]:
-    """Finds the program that a launch means: by its size, and by its number where several have that size.
+    """Find a launch's program: by its size, and by its number if several have that size.
 
     Args:
-      programs: all of them, in the order in which they were compiled.
-      order: names of those that the schedule launches, in its order.
+      programs: all, in the order of compilation.
+      order: names of launched programs, in the schedule's order.
     """
     starts = [program for program in programs if program.name.startswith(_START)]
     others = [program for program in programs if not program.name.startswith(_START)]

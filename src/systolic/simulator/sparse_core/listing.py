@@ -1,15 +1,15 @@
 """Reads the final bundles of one SparseCore program, which libtpu leaves with `--xla_sc_dump_bundles_to`.
 
 The text is an assembler listing of two sections: `scs`, the program of the core's sequencer, and `tec`, what its tiles
-run. Each counts its bundles from zero. What is known of it was seen in listings of libtpu 0.0.42; the reader fails with
+run. Each counts its bundles from zero. It is known from listings of libtpu 0.0.42; the reader fails with
 the line that it does not understand rather than guess.
 
     .Ltmp0:
     0xa: {  [dreg:$0x4] = wrdreg s2;
     (pc) = sbr.rel @p0 .LBB2_5-.Ltmp0, $4  }
 
-A semicolon separates the instructions of a bundle, `@p0` and `@!p0` are conditions, and `$4` says how many bundles
-behind a branch still run.
+A semicolon separates the instructions of a bundle, `@p0` and `@!p0` are conditions, and `$4` is the number of bundles
+after a branch that still run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _INSTRUCTION = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseInstruction:
-    """One instruction: `dests` and `operands` as they are printed, and the condition under which it runs."""
+    """One instruction: `dests` and `operands` as printed, and its condition."""
 
     opcode: str
     dests: tuple[str, ...]
@@ -66,7 +66,7 @@ class SparseSection:
     """The program of the sequencer or of the tiles."""
 
     bundles: tuple[SparseBundle, ...]
-    labels: dict[str, int] = field(repr=False)  # label → index of the bundle behind it
+    labels: dict[str, int] = field(repr=False)  # label → index of the bundle after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class SparseListing:
         return len(self.scs.bundles) * _SEQUENCER_GRANULES + len(self.tec.bundles) * TILE_GRANULES
 
     def symbols(self) -> dict[str, int]:
-        """Values of the names that instructions use as numbers: where functions begin, and their sizes."""
+        """Return values of the names that instructions use as numbers: function addresses and sizes."""
         result = {"_scs_section_size": len(self.scs.bundles) * _SEQUENCER_GRANULES}
         functions = {name: at for name, at in self.tec.labels.items() if not name.startswith(".")}
         starts = sorted(functions.values())
@@ -95,11 +95,6 @@ class SparseListing:
 
 
 def parse_sparse_listing(name: str, text: str) -> SparseListing:
-    """Reads a listing.
-
-    Raises:
-      SimulationError: a line that is no section, label or bundle, or an address out of order.
-    """
     bundles: dict[str, list[SparseBundle]] = {section: [] for section in SECTIONS}
     labels: dict[str, dict[str, int]] = {section: {} for section in SECTIONS}
     section = ""
@@ -124,7 +119,6 @@ def parse_sparse_listing(name: str, text: str) -> SparseListing:
 
 
 def _logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
-    """Joins the lines of a bundle."""
     pending: list[str] = []
     start = 0
     for number, line in enumerate(text.split("\n"), 1):

@@ -1,7 +1,7 @@
 """The functions that a SparseCore program calls: flags, streams, copies of code, scalar memory and arguments.
 
 A tile has one engine for streams into its memory and one for those out of it. A stream holds its engine for its bytes
-at the engine's rate, or for its indices where these take longer, and crosses the HBM pipe that all cores of the device
+at the engine's rate, or for its indices if these take longer, and crosses the HBM pipe that all cores of the device
 share; it lands a latency later. Which rows an index list names decides no time here.
 """
 
@@ -110,10 +110,10 @@ class SparseMachine:
     """Runs one program of a sequencer, or one task of a tile.
 
     Args:
-      core_number: as the program asks for it.
+      core_number: as the program reads it.
       tile: the tile; None: it is the sequencer's program.
-      memory: words of the scalar memory.
-      arguments: the registers in which arguments come.
+      memory: its scalar memory's words.
+      arguments: the argument registers.
     """
 
     def __init__(
@@ -152,7 +152,6 @@ class SparseMachine:
     # ---- time ----
 
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
-        """Waits for a flag; see `SparseFlags.wait`."""
         end = self._flags.wait(time, flag, amount, equal)
         if end is not None and self._tile_state is not None:
             self._counts.stall_cycles += end - time
@@ -216,27 +215,24 @@ class SparseMachine:
             self._core_state.code_copied(begin, first)
 
     def barrier(self, time: float, number: int) -> float | None:
-        """Waits for all tiles."""
         return self._core_state.barrier(number, self._own_tile().number, time)
 
     def task(self, time: float, first: int, how: int) -> None:
-        """Starts what the argument registers from `first` on describe, on the tiles of the mask in `how`."""
+        """Start the task in the argument registers from `first` on, on the tiles of the mask in `how`."""
         arguments = [self._arguments.get(first + offset, NEVER_WRITTEN) for offset in range(max(self._arguments) + 1)]
         self._core_state.start_task(time, arguments, how & 0xFFFF)
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signals a flag that is not its own."""
+        """Signal a flag that is not its own."""
         if isinstance(address, int) and address & _SEQUENCER_FLAGS:
             self._core_state.flags.land(address & (_SEQUENCER_FLAGS - 1), time, amount)
         else:
             self._core_state.signal_outside(time, address, amount)
 
     def blocked(self, where: str) -> None:
-        """Notes what the program can't go on without."""
         self.waits_for = where
 
     def round(self) -> None:
-        """Counts a round of a loop."""
         self._iterations.spend(1)
 
     def _own_tile(self) -> TileState:
@@ -247,27 +243,22 @@ class SparseMachine:
     # ---- values ----
 
     def lanes(self, count: int | Unknown) -> int:
-        """Counts the lanes of a mask."""
         if isinstance(count, Unknown):
             raise SimulationError(f"how many lanes a stream's mask has depends on {count.why}")
         return count
 
     def load(self, address: int | Unknown) -> int | Unknown:
-        """Reads a word of scalar memory."""
         return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)
 
     def store(self, address: int | Unknown, value: int | Unknown) -> None:
-        """Writes a word of scalar memory."""
         if isinstance(address, Unknown):
             raise SimulationError(f"where a word is stored depends on {address.why}")
         self._memory[address] = value
 
     def read_argument(self, number: int) -> int | Unknown:
-        """Reads an argument register."""
         return self._arguments.get(number, NEVER_WRITTEN)
 
     def write_argument(self, number: int, value: int | Unknown) -> None:
-        """Writes an argument register."""
         self._arguments[number] = value
 
 

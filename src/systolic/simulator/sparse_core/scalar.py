@@ -21,7 +21,7 @@ _LINK = "s99"
 
 
 def operand(text: str, symbols: Mapping[str, int]) -> str:
-    """Writes a register, a number or the value of a symbol as Python.
+    """Write a register, a number or the value of a symbol as Python.
 
     Raises:
       SimulationError: the operand has another form.
@@ -38,7 +38,7 @@ def operand(text: str, symbols: Mapping[str, int]) -> str:
 
 
 def place(text: str, symbols: Mapping[str, int]) -> str:
-    """Writes the address in brackets, such as `[smem:s4+$0x10]`, as Python."""
+    """Write the address in brackets, such as `[smem:s4+$0x10]`, as Python."""
     match = _PLACE.fullmatch(text)
     if match is None:
         raise SimulationError(f"{text!r} is no place in memory")
@@ -47,7 +47,7 @@ def place(text: str, symbols: Mapping[str, int]) -> str:
 
 
 def register(text: str) -> str | None:
-    """Names the variable of a scalar or predicate register; None for any other destination."""
+    """Return the variable of a scalar or predicate register; None for any other destination."""
     if text == "lr":
         return variable(_LINK)
     return variable(text) if re.fullmatch(r"[sp]\d+", text, re.ASCII) else None
@@ -58,6 +58,6 @@ _TRUTH = {"$0x0": "False", "$0x1": "True"}
 
 
 def expression(traits: Opcode, operands: tuple[str, ...], symbols: Mapping[str, int]) -> str:
-    """Writes what a register becomes, by the expression of an opcode that has one."""
+    """Write an opcode's result by its expression."""
     truth = _TRUTH if traits.name[0] == "p" else {}
     return arithmetic(traits, operands, lambda text: truth.get(text) or operand(text, symbols))

@@ -1,4 +1,4 @@
-"""Streams of a tile, as far as the listing names them: between which memories, and how many words."""
+"""Read a tile's streams, as far as the listing names them: their memories and numbers of words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPACES = ("hbm", "tilespmem", "spmem", "smem", "simem", "timem", "vmem")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A stream. `words` is the operand that says how many words it moves, for each index where it has a list."""
+    """A stream. `words` is the operand with the number of words, for each index if it has a list."""
 
     source: str
     destination: str
@@ -27,11 +27,7 @@ class Stream:
 
 
 def read_stream(instruction: SparseInstruction) -> Stream:
-    """Reads a stream.
-
-    Raises:
-      SimulationError: one of a form that is not known.
-    """
+    """Read a stream; raise `SimulationError` for an unknown form."""
     kind = _KIND.fullmatch(instruction.opcode)
     others = [text for text in instruction.operands if not text.startswith("[")]
     places = [text for text in (*instruction.dests, *instruction.operands) if text.startswith("[")]
@@ -55,11 +51,7 @@ def read_stream(instruction: SparseInstruction) -> Stream:
 
 
 def space_of(place: str, instruction: SparseInstruction) -> str:
-    """Names the memory that a place such as `[hbm4b:s2+s3]` is in.
-
-    Raises:
-      SimulationError: a memory that is not known.
-    """
+    """Return the memory of a place such as `[hbm4b:s2+s3]`; raise `SimulationError` for an unknown one."""
     match = _SPACE.match(place)
     if match is None or match[1] not in SPACES:
         raise SimulationError(f"a memory that is not known: {instruction.text}")
@@ -67,7 +59,7 @@ def space_of(place: str, instruction: SparseInstruction) -> str:
 
 
 def mask_lanes(instruction: SparseInstruction) -> int | None:
-    """Counts the lanes of a mask whose bits stand in the instruction that makes it; None where they do not."""
+    """Count the lanes of a mask with immediate bits; None for other masks."""
     bits = instruction.operands[-1]
     if not bits.startswith("$"):
         return None

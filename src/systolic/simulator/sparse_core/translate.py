@@ -1,8 +1,8 @@
-"""Translates a section of a SparseCore listing into a Python generator that computes when everything happens.
+"""Translate a section of a SparseCore listing into a Python generator that computes the times of all events.
 
-As with the TensorCore's programs, registers are local variables and the machine is called for whatever takes time by
-itself or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the number
-of lanes of a mask; a value that they hand to the scalar side is not known.
+As with the TensorCore's programs, registers are local variables and the machine is called for everything that takes
+time of its own or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the
+number of lanes of a mask; a value that they hand to the scalar side is not known.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CALLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseFunction:
-    """A section as a Python function; `entries` says which block a function of the listing begins with."""
+    """A section as a Python function; `entries` has the first block of each function of the listing."""
 
     name: str
     run: Callable[..., Generator[float | None, None, float]]  # (time, machine, block) → time
@@ -41,8 +41,6 @@ class SparseFunction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseProgram:
-    """A SparseCore program that can be run."""
-
     name: str
     scs: SparseFunction
     tec: SparseFunction | None  # None where the tiles have nothing to do
@@ -51,7 +49,7 @@ class SparseProgram:
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
-    """Translates both sections of a listing.
+    """Translate both sections of a listing.
 
     Raises:
       SimulationError: an instruction that is not understood; the message quotes it.

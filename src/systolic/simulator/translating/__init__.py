@@ -1,1 +1,1 @@
-"""A program that was read, as a Python function."""
+"""Translate a program into a Python function."""

@@ -1,4 +1,4 @@
-"""The Python code of one bundle: all its reads come before all its writes."""
+"""Translate one bundle into Python code: all its reads come before all its writes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class BundleCode:
     """Translates bundles of one program.
 
     Args:
-      mentions: makes code of what they mention.
-      events: makes code of what takes time by itself.
+      mentions: makes code of registers, names and predicates.
+      events: makes code of instructions that take time of their own.
       alive: `id`s of the instructions that matter.
     """
 
@@ -37,7 +37,7 @@ class BundleCode:
         self._alive = alive
 
     def events(self, bundle: Bundle) -> list[str]:
-        """Makes code of what takes time by itself: copies, waits, calls, barriers."""
+        """Make code of instructions that take time of their own: copies, waits, calls, barriers."""
         code: list[str] = []
         for instruction in bundle.instructions:
             if id(instruction) in self._alive and instruction.traits.latency == "event":
@@ -45,10 +45,10 @@ class BundleCode:
         return code
 
     def rest(self, bundle: Bundle) -> list[str]:
-        """Makes code of everything else but the MXUs."""
+        """Make code of all other instructions except the MXUs'."""
         before: list[str] = []  # effects that read the registers as they were
         assigns: list[_Assign] = []
-        stores: list[_Assign] = []  # behind the loads of the same bundle
+        stores: list[_Assign] = []  # after the loads of the same bundle
         aliases: list[str] = []
         for instruction in bundle.instructions:
             if id(instruction) not in self._alive:
@@ -128,7 +128,7 @@ class BundleCode:
         return self._mentions.guarded(instruction, [f"{call}({flag}, {amount})"], own=True)
 
     def _store(self, what: str, instruction: Instruction) -> list[_Assign]:
-        """Stores where the predicate holds: where devices have several, for those of which it does."""
+        """Store if the predicate holds: with a predicate per device, on the devices where it does."""
         predicate = instruction.predicate
         if predicate is None or predicate.register is None:
             return [("_", f"store({what})", instruction)]
@@ -138,7 +138,7 @@ class BundleCode:
         return [("_", f"(store({what}) if {register} is {holds} else _ if {register} is {fails} else {on_some})", None)]
 
     def _queued(self, instruction: Instruction, assigns: list[_Assign]) -> None:
-        """Translates divisions and what the vector side pushes: a later instruction fetches their results."""
+        """Translate divisions and pushes of the vector side: a later instruction fetches their results."""
         dest = self._dest(instruction)
         if dest is None:
             raise SimulationError(f"a result in no register: {instruction.text}")
@@ -162,7 +162,7 @@ class BundleCode:
             assigns.append((dest, self._operand(instruction.operands[0]), instruction))
 
     def _assignments(self, assigns: Sequence[_Assign]) -> list[str]:
-        """Assigns everything at once where it shows that all reads of a bundle come before its writes."""
+        """Assign everything at once if that shows that all reads of a bundle come before its writes."""
         pairs = []
         for dest, value, instruction in assigns:
             predicate = instruction.predicate if instruction is not None else None
@@ -182,7 +182,7 @@ class BundleCode:
 
 
 def _check_harmless(instruction: Instruction) -> None:
-    """Checks that an instruction that decides nothing only writes a register or scalar memory."""
+    """Check that an instruction that decides nothing only writes a register or scalar memory."""
     traits = instruction.traits
     if instruction.dest is None and not traits.is_vector and traits.kind not in ("ignored", "store"):
         raise SimulationError(f"not understood: {instruction.text}")

@@ -1,4 +1,4 @@
-"""Pieces of generated code that the programs of both kinds of cores need."""
+"""Pieces of generated code for the programs of both kinds of cores."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def until(attempt: str, where: str) -> list[str]:
-    """Makes code that tries until another core has made it possible; `where` is for the message of a deadlock."""
+    """Make code that retries until another core has made it possible; `where` is for the message of a deadlock."""
     return [f"r = {attempt}", "while r is None:", f"    blocked({where})", "    yield None", f"    r = {attempt}"]
 
 
 def dispatch(bodies: Sequence[list[str]], first: int, end: int, indent: str) -> list[str]:
-    """Finds the block by halving: a loop of forty blocks costs six comparisons a round."""
+    """Make code that finds the block by bisection: a loop of forty blocks costs six comparisons a round."""
     if end - first == 1:
         return [indent + line for line in bodies[first]]
     middle = (first + end) // 2

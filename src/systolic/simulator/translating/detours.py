@@ -1,9 +1,9 @@
-"""Scalar code that devices run differently, between a branch and where all of its ways meet again.
+"""Scalar code on which devices diverge, between a branch and the meeting point of all its ways.
 
-Whom a device sends to is often looked up in a tree of branches on its own number, and so is what it reads next, where
-arrays do not make as many equal pieces as there are devices. One device that represents all cannot take several ways.
-It takes such a detour once for every device, with that device's words, and goes on where they meet: registers and
-scalar memory are put together again, and copies within the device are the first one's.
+A device's target is often looked up in a tree of branches on its own number, and so is its next read, if arrays are not
+cut into equal pieces for all devices. One device that represents all cannot take several ways. It takes such a detour
+once for every device, with that device's words, and goes on at the meeting point: registers and scalar memory are put
+together again, and copies within the device are the first one's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Detour:
     """A detour as a Python function.
 
     Attributes:
-      taken, following: where the branch leads to.
+      taken, following: the branch's targets.
       run: (time, `DetourDevice`, block, registers read) → (time, registers written).
     """
 
@@ -46,12 +46,12 @@ def with_detours(
     called: Set[str],
     compiled: Callable[[str], Callable[..., Any]],
 ) -> dict[int, Detour]:
-    """Finds all detours of a program, and lets its code take them, in place.
+    """Find all detours of a program, and let its code take them, in place.
 
     Args:
-      bodies: code of every block.
+      bodies: every block's code.
       variables: its registers.
-      called: what it calls.
+      called: names that it calls.
       compiled: compiles the source of a function.
     """
     result: dict[int, Detour] = {}
@@ -91,7 +91,7 @@ def with_detours(
 
 
 def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
-    """The block to which all ways from a branch lead, if there is one and nothing leads back before the branch."""
+    """Return the block to which all ways from a branch lead, if there is one and none leads back before the branch."""
     targets = (blocks[number].taken, blocks[number].following)
     if blocks[number].branch is None or any(target is None or target <= number for target in targets):
         return None

@@ -1,4 +1,4 @@
-"""The Python code of what takes time by itself: copies, waits, signals, calls, barriers."""
+"""Translate instructions that take time of their own: copies, waits, signals, calls, barriers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.simulator.translating.literals import number, quoted
 from systolic.simulator.translating.mentions import Mentions
 from systolic.simulator.translating.remote import RemoteCode
 
-# What the compiler writes behind a wait for a SparseCore.
+# The compiler's comment after a wait for a SparseCore.
 _SPARSE_CORE_WAIT = "sparse-core-wait"
 _CALLED = re.compile(r"%([\w.\-]+) = ")
 
@@ -22,7 +22,7 @@ class EventCode:
     """Translates the events of one program.
 
     Args:
-      mentions: makes code of what they mention.
+      mentions: makes code of registers, names and predicates.
       copies: reads the program's copies.
       followed: `id`s of the copies whose contents matter.
       shared: other cores act on the same device; see `translate`.
@@ -48,7 +48,7 @@ class EventCode:
         self._remote = remote
 
     def guarded(self, instruction: Instruction, bundle: Bundle) -> list[str]:
-        """Makes code of one of them, with its predicate."""
+        """Make code of an instruction with its predicate."""
         traits = instruction.traits
         is_own = traits.is_wait or (
             traits.kind == "copy" and not traits.is_remote and id(instruction) not in self._followed
@@ -120,7 +120,7 @@ class EventCode:
         return code
 
     def _general(self, instruction: Instruction, remote: RemoteCode, copy: str, contiguous: bool) -> list[str]:
-        """Makes code of a copy that says itself to which device it goes."""
+        """Make code of a copy that names its target device."""
         source, _, destination, _, source_flag, _, target = instruction.operands[:7]
         followed = id(instruction) in self._followed
         places = f"({self._operand(source)}, {self._operand(destination)}, {contiguous})" if followed else "None"

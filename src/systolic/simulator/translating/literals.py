@@ -1,7 +1,7 @@
-"""All that generated code takes from a listing: variables, whole numbers and quoted texts.
+"""Write variables, whole numbers and quoted texts of a listing: all that generated code takes from one.
 
-A listing is text from outside, and the code that is made of it is executed. So nothing of a listing gets into the code
-but through these functions: a test compares the code with what they let through.
+A listing is text from outside, and the code made of it is executed. So nothing of a listing gets into the code
+except by these functions: a test compares the code with their results.
 """
 
 from __future__ import annotations
@@ -17,27 +17,18 @@ _MOST = 1 << 62
 
 
 def variable(name: str) -> str:
-    """Passes the name of a variable on.
-
-    Raises:
-      SimulationError: the name is none that a register may have.
-    """
+    """Return the name of a register's variable; raise `SimulationError` for a name that no register may have."""
     if not _VARIABLE.fullmatch(name):
         raise SimulationError(f"{name[:200]!r} is no register")
     return name
 
 
 def number(value: int) -> str:
-    """Writes a whole number.
-
-    Raises:
-      SimulationError: it is one that no address, size or word can be.
-    """
+    """Write a whole number; raise `SimulationError` for one that no address, size or word can be."""
     if type(value) is not int or not -_MOST < value < _MOST:
         raise SimulationError("a number out of range")
     return str(value)
 
 
 def quoted(text: str) -> str:
-    """Writes a text as a literal."""
     return repr(str(text))

@@ -1,4 +1,4 @@
-"""Finds the instructions that matter: a branch, a copy, a wait or a predicate of the matrix units depends on them.
+"""Find the instructions that matter: a branch, a copy, a wait or a predicate of the matrix units depends on them.
 
 Most scalar code of a kernel computes addresses in VMEM and HBM. They decide nothing about time, so they are left out of
 the translation.
@@ -29,7 +29,7 @@ class Effect:
 
 
 def _read_operands(instruction: Instruction, followed: Set[int], remote: bool) -> tuple[str, ...]:
-    """Return the operands that decide what it does; of a copy: when it lands, and, if followed, its places."""
+    """Return the operands that decide its effect; for a copy: when it lands, and, if followed, its places."""
     operands, traits = instruction.operands, instruction.traits
     read = operands[traits.reads]
     if traits.kind == "copy":
@@ -42,12 +42,12 @@ def _read_operands(instruction: Instruction, followed: Set[int], remote: bool) -
 
 
 def effect(instruction: Instruction, private: frozenset[str], followed: Set[int], *, remote: bool = False) -> Effect:
-    """Works out the effect of one instruction.
+    """Return the effect of one instruction.
 
     Args:
       private: allocations of scalar memory that nothing reads.
-      followed: `id`s of the copies whose contents are followed.
-      remote: to which device a copy goes, counts.
+      followed: `id`s of copies with followed contents.
+      remote: the target device of a copy matters.
     """
     traits = instruction.traits
     predicate = instruction.predicate
@@ -83,7 +83,7 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
 
 
 def _never_read(program: Program) -> frozenset[str]:
-    """Allocations of scalar memory that the program mentions only to store to them."""
+    """Return allocations of scalar memory that the program only stores to."""
     stored, mentioned = set(), set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
@@ -98,10 +98,11 @@ def _never_read(program: Program) -> frozenset[str]:
 def live_instructions(
     program: Program, blocks: Sequence[Block], followed: Set[int], *, remote: bool = False
 ) -> set[int]:
-    """`id`s of the program's instructions that matter; `followed`: those of copies whose contents matter.
+    """Return `id`s of the program's instructions that matter.
 
     Args:
-      remote: it matters to which device a copy goes.
+      followed: `id`s of copies whose contents matter.
+      remote: the target device of a copy matters.
     """
     private = _never_read(program)
     effects: list[list[list[tuple[Instruction, Effect]]]] = [
@@ -134,7 +135,7 @@ def live_instructions(
 
 
 def _backwards(bundle: Sequence[tuple[Instruction, Effect]], live: set[str], alive: set[int]) -> None:
-    """Liveness before a bundle from liveness after it: all reads come before all writes, but for `int_to_ptr`."""
+    """Return liveness before a bundle from liveness after it: all reads come before all writes, except `int_to_ptr`."""
     live_code = [
         (instruction, effect)
         for instruction, effect in bundle

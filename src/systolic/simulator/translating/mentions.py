@@ -1,4 +1,4 @@
-"""Mentions in a program's code: registers as variables, names as addresses, predicates as conditions."""
+"""Make code of a program's registers, names and predicates: variables, addresses and conditions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
 
 class Mentions:
-    """Makes code of what instructions mention, and keeps the variables that came up.
+    """Make code of instructions' operands, and collect the variables.
 
     Args:
-      names: addresses of what the program mentions by name.
+      names: addresses of the program's names.
       lanes: a word may differ from device to device; see `hardware.lanes`.
     """
 
@@ -25,7 +25,7 @@ class Mentions:
         self.variables: set[str] = set()
 
     def dest(self, instruction: Instruction) -> str | None:
-        """Names the variable of an instruction's result; None: it has none."""
+        """Return the variable of an instruction's result; None: it has none."""
         if instruction.dest is None:
             return None
         if "_" in instruction.dest:
@@ -34,37 +34,34 @@ class Mentions:
         return self.variable(("d" if instruction.traits.kind == "division" else "x") + instruction.dest)
 
     def variable(self, name: str) -> str:
-        """Notes that the code mentions a variable."""
         self.variables.add(literals.variable(name))
         return name
 
     def use(self, text: str) -> None:
-        """Notes the registers that an operand names."""
         for name in registers(text):
             self.variable(name)
 
     def operand(self, text: str) -> str:
-        """Makes code of an operand."""
         self.use(text)
         named = _NAMED.fullmatch(text)
         return self.variable(f"x{named.group(1)}") if named else scalar.operand(text, self.names)
 
     def condition(self, predicate: Predicate) -> str:
-        """Makes code that says whether the predicate holds."""
+        """Make code that is true if the predicate holds."""
         if predicate.register is None:
             return str(not predicate.never)
         register = self.variable(predicate.register)
         return f"not {register}" if predicate.negated else register
 
     def truth(self, predicate: Predicate) -> str:
-        """Makes code of the predicate's value, which may not be known, or not the same on all devices."""
+        """Make code of the predicate's value, which may be unknown, or differ between devices."""
         if predicate.register is None:
             return str(not predicate.never)
         register = self.variable(predicate.register)
         return f"True ^ {register}" if predicate.negated else register
 
     def own(self, text: str) -> str:
-        """Makes code of an operand of what a device does by itself: where devices have several, the first one's."""
+        """Make code of an operand of a device's own work: with a value per device, the first one's."""
         code = self.operand(text)
         return self._own(code, "int") if self._lanes and code.isidentifier() else code
 
@@ -72,7 +69,7 @@ class Mentions:
         return f"({code} if {code}.__class__ is {kind} else own({code}))"
 
     def guarded(self, instruction: Instruction, code: list[str], *, own: bool = False) -> list[str]:
-        """Lets code run only where the instruction's predicate holds: on the first device, if it is each one's own."""
+        """Run code only if the instruction's predicate holds: on the first device, if it is each device's own."""
         predicate = instruction.predicate
         if predicate is None or not code:
             return code

@@ -1,4 +1,4 @@
-"""Addresses for what programs mention by name: allocations, sync flags, parameters.
+"""Give addresses to names in programs: allocations, sync flags, parameters.
 
 The addresses are made up. Only that they do not overlap matters: what a program computes from them ends up in copies
 and loads whose places are compared with each other, and with nothing else. Allocations and parameters of all programs
@@ -28,16 +28,12 @@ _SHARED_FLAG_SPAN = 8
 
 @dataclass(slots=True)
 class Allocations:
-    """The number of allocations that have an address, over all programs of a run."""
+    """The number of allocations with an address, over all programs of a run."""
 
     count: int = 0
 
     def next_address(self) -> int:
-        """Makes up an address that no other allocation has.
-
-        Raises:
-          SimulationError: there are more allocations than addresses.
-        """
+        """Return an address that no other allocation has; raise `SimulationError` after the last one."""
         self.count += 1
         address = self.count << _ALLOCATION_SPAN_BITS
         if address >= _PARAMETERS_FROM:
@@ -48,7 +44,7 @@ class Allocations:
 
 
 def parameter_address(number: int, count: int) -> int:
-    """Makes up the row of 512 bytes in HBM where parameter `number` of `count` begins."""
+    """Return a row of 512 bytes in HBM for the begin of parameter `number` of `count`."""
     return _PARAMETERS_FROM + number * ((_PARAMETERS_TO - _PARAMETERS_FROM) // (count + 1))
 
 
@@ -58,8 +54,8 @@ class Names:
     Args:
       flags: names of sync flags. Programs pack their numbers into `FLAG_BITS` bits, so these stay small.
       allocations: shared with the other programs of the run.
-      shared: the flags are those of the top-level program.
-      counts: how many flags a name stands for, where that is known.
+      shared: the flags are the top-level program's.
+      counts: number of flags of a name, if known.
       numbered: flags that have numbers already.
     """
 
@@ -81,7 +77,7 @@ class Names:
         self.addresses = dict(numbered)
 
     def address(self, name: str, offset: int = 0) -> int:
-        """Finds the address `offset` rows, words or flags into the allocation of that name.
+        """Return the address `offset` rows, words or flags into the allocation of that name.
 
         Raises:
           SimulationError: there are more sync flags than numbers for them.

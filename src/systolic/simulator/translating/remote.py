@@ -1,4 +1,4 @@
-"""Labels for translating a program that runs on one device of many."""
+"""Labels of communications in a program that runs on one device of many."""
 
 from __future__ import annotations
 
@@ -21,5 +21,4 @@ class RemoteCode:
     default: str
 
     def label(self, instruction: object) -> str:
-        """Names the communication that an instruction belongs to."""
         return self.labels.get(id(instruction), self.default)

@@ -1,4 +1,4 @@
-"""Scalar instructions, as Python expressions.
+"""Translate scalar instructions into Python expressions.
 
 Registers are 32 bits wide and kept as integers from 0 to 2³² − 1; signed and float instructions convert. A value that
 is not known is a `values.Unknown`, which goes through arithmetic as it is.
@@ -29,7 +29,7 @@ ROUTES_WORD = "4"
 
 
 def flag_names(program: Program) -> frozenset[str]:
-    """Allocations that hold sync flags, by how they are used: they, or a register in which one was selected."""
+    """Return allocations that hold sync flags, by their use: directly, or by a register that selected one."""
     result: set[str] = set()
     used_registers: set[str] = set()
     choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
@@ -51,9 +51,9 @@ def flag_names(program: Program) -> frozenset[str]:
 
 
 def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
-    """Return the number of flags of each allocation where it is certain: several are set at first, by their addresses.
+    """Return the number of flags of each allocation if it is certain: several are set at first, by their addresses.
 
-    An allocation that is mentioned as the flag itself alone, and of which no address is made, holds one.
+    An allocation that is only mentioned as the flag itself, never as an address, holds one.
     """
     offsets: dict[str, set[int]] = {}
     cleared: dict[str, set[int]] = {}
@@ -78,7 +78,6 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
 
 
 def operand(text: str, names: Names) -> str:
-    """Writes a register, a number or an allocation's address as Python."""
     text = text.rsplit("] ", 1)[-1] if text.startswith("[resolvable") else text
     text = text.split(" [#")[0]  # what follows in brackets is an annotation
     register = _REGISTER.fullmatch(text)
@@ -96,7 +95,7 @@ def operand(text: str, names: Names) -> str:
 
 
 def spill_slot(text: str) -> str | None:
-    """Names the variable of a register spilled to `[smem:[#allocation3_spill]]`; None for other memory."""
+    """Return the variable of a register spilled to `[smem:[#allocation3_spill]]`; None for other memory."""
     match = _SPILL.fullmatch(text)
     return variable(f"m_{match.group(1)}_{match.group(2) or 0}") if match else None
 
@@ -113,7 +112,7 @@ def address(text: str, names: Names) -> str:
 
 
 def static_allocation(text: str) -> str | None:
-    """Finds the allocation that `[smem:[#allocation8 + $0x1]]` names; None where a register decides."""
+    """Return the allocation of `[smem:[#allocation8 + $0x1]]`; None if a register decides."""
     match = _ALLOCATION.fullmatch(text.removeprefix("[smem:[").removesuffix("]]"))
     return match.group(1) if match else None
 
@@ -133,7 +132,7 @@ def arithmetic(traits: Opcode, operands: Sequence[str], write: Callable[[str], s
 
 
 def expression(instruction: Instruction, names: Names) -> str | None:
-    """Writes what the instruction's destination becomes, as Python over the physical registers.
+    """Write the result of the instruction as Python over the physical registers.
 
     None for an instruction that is not scalar arithmetic.
 
@@ -164,7 +163,7 @@ def _select(operands: tuple[str, ...], names: Names) -> str:
 
 
 def choice(predicate: str, chosen: str, otherwise: str) -> str:
-    """Writes `chosen` where the predicate holds; the predicate itself where it is an unknown value."""
+    """Write `chosen` if the predicate holds; the predicate itself if it is an unknown value."""
     one_way = f"({chosen}) if {predicate} is True else ({otherwise}) if {predicate} is False"
     unknown = f"{predicate} if {predicate}.__class__ is Unknown"
     return f"({one_way} else {unknown} else picked({predicate}, {chosen}, {otherwise}))"

@@ -1,10 +1,10 @@
-"""Translates a program's scalar side into one Python function that computes when everything happens.
+"""Translate a program's scalar side into one Python function that computes the times of all events.
 
 The function holds the core's registers in local variables and goes from basic block to basic block. For copies, waits
 and the MXUs it calls the sequencer; everything else between them is a number of cycles.
 
-It is a generator. Where cores share a device it yields its time before each act on what they share, so that the one
-that is behind goes first; and it yields None where a wait can't be satisfied by what is under way.
+It is a generator. If cores share a device it yields its time before each act on shared parts, so that the core with the
+earliest time goes first; and it yields None if a wait can't be satisfied by anything under way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from systolic.simulator.translating.scalar import flag_counts, flag_names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """A program as a Python function, with the segments of straight code that it names by number."""
+    """A program as a Python function, with its numbered segments of straight code."""
 
     name: str
     run: Callable[..., Generator[int | None, None, int]]  # (time, sequencer) → time
@@ -56,7 +56,7 @@ class Translation:
         return not _ACTS.search(self.source)
 
     def listing_line(self, error: BaseException) -> int | None:
-        """Finds the line of the listing whose code raised `error`; None where that can't be told."""
+        """Return the line of the listing whose code raised `error`; None if unknown."""
         mark = None
         trace = error.__traceback__
         while trace is not None:
@@ -75,14 +75,14 @@ def translate(
     top_level: bool,
     remote: RemoteCode | None = None,
 ) -> Translation:
-    """Translates a listing that has been read.
+    """Translate a parsed listing.
 
     Args:
       program: the listing.
       machine: the model of the chip.
       allocations: shared with the other programs of the run.
       shared: other cores act on the same device; see above.
-      top_level: it is the program that calls the others.
+      top_level: it calls the other programs.
       remote: it runs on many devices, and acts on others; None: on one alone.
 
     Raises:
@@ -189,7 +189,7 @@ class _Translator:
         return code + self._leave(number, block)
 
     def _check_shadow_of_call(self, index: int) -> None:
-        """Checks that it makes no difference that what stands in a call's shadow runs ahead of what is called."""
+        """Check that it makes no difference that a call's delay slots run before the called program."""
         bundles = self.program.bundles
         (call,) = (instruction for instruction in bundles[index].instructions if instruction.opcode == "call")
         handed = set(registers(" ".join(call.operands)))
@@ -235,7 +235,7 @@ class _Translator:
         ]
 
     def _close(self, block: int, gathered: _Gathered, cycles: int, code: list[str]) -> None:
-        """Lets the time of the straight code since the last event pass."""
+        """Let the time of the straight code since the last event pass."""
         if not gathered.ops:
             if cycles:
                 code.append(f"t += {cycles}")
@@ -281,13 +281,13 @@ def _file_name(program: str) -> str:
 
 
 def _marked(code: list[str], line: int) -> list[str]:
-    """Notes the listing's line behind each line of code, for messages."""
+    """Note the listing's line after each line of code, for messages."""
     return [f"{text}  # line {line}" for text in code]
 
 
 @dataclass(slots=True)
 class _Gathered:
-    """The work of the MXUs that has been seen since the last event, and the conditions under which it is done."""
+    """The work of the MXUs since the last event, and its conditions."""
 
     ops: list[MatrixOp] = field(default_factory=list)
     conditions: list[str] = field(default_factory=list)
