@@ -214,7 +214,6 @@ class _Pipeline:
             self._wait(self.stored.pop(tile - 1), self.outputs)
 
     def _first_step(self, cycles: float) -> None:
-        """Multiply each chunk when it has arrived."""
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 self._wait(stream.landed.pop(0))

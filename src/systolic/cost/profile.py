@@ -136,12 +136,10 @@ class Profiles:
 
     @property
     def made_with(self) -> MadeWith:
-        """The versions on which the profiles' times depend."""
         return MadeWith(jax=self.jax, libtpu=self.libtpu)
 
     @property
     def file_name(self) -> str:
-        """The name of the shipped file of these profiles."""
         return _file_name(self.kind)
 
     def as_json(self) -> str:
@@ -192,8 +190,6 @@ class _Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """The document in a file of profiles."""
-
     schema: int
     command: str
     versions: _Versions

@@ -26,7 +26,7 @@ class ProfiledConfigs(NamedTuple):
     """Configurations of profiled tiles, best first, and the number of tiles and orders they were chosen from.
 
     `least_us` is the time of an ideal tile that divides the sizes, multiplies as fast as any profiled one and wastes
-    nothing at the ends; or that of the least HBM traffic.
+    nothing at the ends; or the time of the least HBM traffic.
     """
 
     configs: list[TimedConfig]
@@ -108,7 +108,6 @@ class _Table:
 
     @classmethod
     def of(cls, profiles: tuple[Profile, ...]) -> _Table:
-        """Return the table in the order of the profiles."""
         return cls(
             profiles=profiles,
             m=np.array([profile.tile.tiles.tile_m for profile in profiles]),
@@ -121,7 +120,6 @@ class _Table:
         )
 
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
-        """See `ProfiledConfigs`."""
         machine = chip.machine
         tile_us = float(np.min(self.end / (self.m * self.k * self.n)))
         compute_s = tile_us * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz

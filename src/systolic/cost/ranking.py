@@ -34,7 +34,6 @@ class TimedConfig:
 
     @property
     def modelled_us(self) -> float:
-        """The time."""
         return self.modelled.time_us
 
 

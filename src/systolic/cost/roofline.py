@@ -23,12 +23,10 @@ class Roofline:
 
     @property
     def mxu_us(self) -> float:
-        """Microseconds of the matrix units."""
         return self.flops / self.peak_flops_per_s * 1e6
 
     @property
     def hbm_us(self) -> float:
-        """Microseconds of the traffic."""
         return self.hbm_bytes / self.hbm_bytes_per_s * 1e6
 
     @property
@@ -38,7 +36,6 @@ class Roofline:
 
     @property
     def limit(self) -> Literal["memory", "compute"]:
-        """The resource that takes longer."""
         return "memory" if self.mxu_us < self.hbm_us else "compute"
 
     @property
@@ -88,8 +85,8 @@ def repeated_us(alone_us: float, prefetch_us: float, least_hbm_us: float) -> flo
     """Return the time of a program in repeated calls, where the copy that it starts early runs during the call before.
 
     Published device times exclude that copy. The rest of a skinny product may take less time than its weight takes to
-    cross HBM, and then repeated calls wait for the copy. So this is the time of the rest, but at least that of the
-    least HBM traffic, and at most that of rest and copy together.
+    cross HBM, and then repeated calls wait for the copy. So this is the time of the rest, but at least the time of the
+    least HBM traffic, and at most the time of rest and copy together.
     """
     return max(alone_us, min(alone_us + prefetch_us, least_hbm_us))
 

@@ -34,7 +34,7 @@ _LONGEST_ROW = 32768
 
 
 def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[KernelConfig]:
-    """Return every configuration to consider; only those of `tiles`, if given.
+    """Return every configuration to consider; only configurations of `tiles`, if given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.

@@ -39,7 +39,6 @@ def core_number(cores: int) -> Any:
 
 
 def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """Return the scratch shapes of a step for Pallas."""
     return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
 
 

@@ -36,7 +36,9 @@ class Operand:
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """Return the factors of these rows and columns: one array, or its high and low half; or those of two arrays."""
+        """Return the factors of these rows and columns: one array, or its high and low half; or the factors of two
+        arrays.
+        """
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
@@ -44,7 +46,6 @@ class Operand:
         return self.make(*blocks, *read)
 
     def part(self, rows: Any, columns: Any) -> Operand:
-        """Return the operand of these rows and columns alone."""
         return replace(
             self,
             refs=tuple(ref.at[rows, columns] for ref in self.refs),

@@ -131,7 +131,6 @@ class Ring:
             _in_loop(begin, end, lambda number: self.wait(item_of(number)))
 
     def drain(self, stored: Any) -> None:
-        """Wait for the last copies."""
         first = stored - self.slots
         self.wait_all(max(first, 0) if isinstance(first, int) else jnp.maximum(first, 0), stored)
 

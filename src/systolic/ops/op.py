@@ -241,7 +241,6 @@ def _is_dtype(name: str) -> bool:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of nested records by path."""
     if isinstance(value, dict):
         parts = [leaves(entry, f"{name}.{key}".strip(".")) for key, entry in value.items()]
     elif isinstance(value, (list, tuple)):

@@ -44,7 +44,6 @@ class Programs:
     shardings: Shardings | None = None
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """Return the Pallas kernel with this configuration."""
         return functools.partial(self.pallas, config)
 
 

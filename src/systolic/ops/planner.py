@@ -34,9 +34,7 @@ _FOUND: dict[Provenance, str] = {
 class Plans(Protocol):
     """A cache of a planner's plans, hashed by identity."""
 
-    def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan:
-        """Return a new or cached plan."""
-        ...
+    def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan: ...
 
 
 class Planner:
@@ -150,7 +148,6 @@ def check_spec(spec: Spec, chip: Chip) -> None:
 
 
 def _remarks(spec: Spec, chip: Chip) -> list[str]:
-    """Return remarks on the chip's effect on every op."""
     result = []
     if spec.dtype_multiplied in chip.emulated_dtypes:
         native = chip.emulated_dtypes[spec.dtype_multiplied]

@@ -32,7 +32,6 @@ class VmemBuffer:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all copies together."""
         return math.prod(self.shape) * dtype_bytes(self.dtype) * self.copies
 
 

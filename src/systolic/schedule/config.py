@@ -58,12 +58,10 @@ class KernelConfig:
 
     @property
     def subtiles(self) -> int:
-        """The number of subtiles of one step."""
         return (self.tiles.tile_m // self.subtile_m) * (self.tiles.tile_n // self.subtile_n)
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that runs this pipeline."""
         return _KERNELS[self.pipeline]
 
     def __str__(self) -> str:

@@ -56,7 +56,6 @@ def sublane_multiple(dtype: str) -> int:
 
 
 def dtype_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
-    """Check that the chip multiplies the operands' dtypes."""
     return [
         Violation(
             rule="dtype",
@@ -225,7 +224,6 @@ def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
-    """Check every rule of a configuration's tiles, subtiles and pipeline."""
     violations = tiles_violations(spec, config, chip)
     if not violations and not fits_vmem(spec, config, chip):
         value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
@@ -258,7 +256,6 @@ def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
 
 
 def usable_vmem_bytes(spec: MatmulSpec, chip: Chip) -> int:
-    """Return the bytes that a kernel's buffers may take."""
     return _compiler_need(spec).usable_bytes(chip.vmem_bytes_per_core)
 
 

@@ -24,9 +24,7 @@ class Linear(Protocol):
     """A function of residuals and arguments, linear in the arguments; a hashable record."""
 
     @property
-    def effects(self) -> frozenset[Any]:
-        """JAX's effects of `forward`."""
-        ...
+    def effects(self) -> frozenset[Any]: ...
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         """Return the floating results. An argument that is None is zero."""

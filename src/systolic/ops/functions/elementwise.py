@@ -72,7 +72,6 @@ def _fix(what: str) -> str:
 
 
 def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> Follower:
-    """Follow the function on arguments of these shapes."""
     try:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     except Exception as error:

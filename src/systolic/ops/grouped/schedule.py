@@ -70,7 +70,6 @@ class GroupedSchedule:
 
     @property
     def core_n(self) -> int:
-        """Tiles of columns of one core."""
         return self.grid_n // self.cores
 
     @classmethod
@@ -170,7 +169,6 @@ class GradientSchedule:
 
     @property
     def core_n(self) -> int:
-        """Tiles of columns of one core."""
         return self.grid_n // self.cores
 
     @classmethod

@@ -99,7 +99,6 @@ def sharded_gradient(
 def sharded_finish(
     mesh: Any, product: GroupedProduct, total: Array, up: Array | None, groups: int, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return `xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
     arrays = (total, up, grouping, fused._replace(up=None))
     fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)

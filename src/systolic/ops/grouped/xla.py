@@ -17,7 +17,6 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """Return `lhs[rows of g] @ rhs[g]`, with the operations on the sum."""
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in (rhs, fused.up))
     assert total is not None
@@ -59,7 +58,6 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` for each group."""
     rows = _Rows(lhs.shape[0], groups, grouping)
     if 0 in (*lhs.shape, *cotangent.shape, groups):
         return jnp.zeros((groups, lhs.shape[1], cotangent.shape[1]), product.dtype_out)
@@ -75,7 +73,6 @@ def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent:
 
 
 def rows_of(m: int, groups: int, grouping: Grouping) -> _Rows:
-    """Return the rows of the groups whose matrices are given."""
     return _Rows(m, groups, grouping)
 
 
@@ -121,5 +118,4 @@ class _Rows:
         return jnp.roll(array, -self._begin, axis=0) if self._shifted else array
 
     def back_in_place(self, array: Any) -> Any:
-        """Invert `first_to_front`."""
         return jnp.roll(array, self._begin, axis=0) if self._shifted else array

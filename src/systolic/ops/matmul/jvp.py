@@ -133,7 +133,6 @@ def sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Arr
 def _operand_tangent(
     side: Literal["lhs", "rhs"], product: Product, operands: Operands, tangents: Operands
 ) -> Array | None:
-    """Return the tangent of a multiplied operand, or of its function's result."""
     fn: Fn | None = getattr(product.functions, side)
     arrays, changes = ([getattr(tree, side), *getattr(tree, f"{side}_args")] for tree in (operands, tangents))
     moving = [number for number, change in enumerate(changes) if change is not None]

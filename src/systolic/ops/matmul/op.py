@@ -41,8 +41,6 @@ _PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "hig
 
 
 class MatmulOp(Op):
-    """`systolic.matmul`; see `systolic.ops.op.Op`."""
-
     name = "matmul"
     spec_type = MatmulSpec
 
@@ -111,7 +109,6 @@ class MatmulOp(Op):
         )
 
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
-        """Describe how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
         orientations = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":

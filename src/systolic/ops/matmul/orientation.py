@@ -41,7 +41,6 @@ class Orientation:
         return cls(swap_ab=swap_ab, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
 
     def spec(self, spec: MatmulSpec) -> MatmulSpec:
-        """Return the product that the kernel computes."""
         fused = self.operands(spec.operands, FusedOperand.turned)
         if self.swap_ab:
             spec = replace(
@@ -74,7 +73,6 @@ class Orientation:
         return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
-        """Return the tiles of the kernel's product."""
         if tiles is None or not self.swap_ab:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)

@@ -14,7 +14,6 @@ from systolic.spec import Operands, parts_of_k
 
 
 def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Compute the product as plain JAX operations."""
     # Only dtypes are wanted: sizes may be symbols.
     spec = spec_of(product, operands.map(lambda array: jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype)))
     k = operands.lhs.shape[-2 if product.transpose_lhs else -1]

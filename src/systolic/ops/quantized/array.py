@@ -161,7 +161,6 @@ def to_qwix(array: Quantized) -> Any:
 
 
 def is_qarray(value: Any) -> bool:
-    """True if a value has the fields of a `qwix.QArray`."""
     return hasattr(value, "qvalue") and hasattr(value, "scale")
 
 

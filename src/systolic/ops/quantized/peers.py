@@ -56,7 +56,6 @@ def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
 
 @runs_user_code  # what a public kernel raises is what came of it
 def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
-    """Return the product of rows and of a weight [n, k]."""
     # It asks the first device which chip this is; no TPU is in sight, and the kernel is for another machine.
     _module("tuned_block_sizes").get_tpu_version = lambda: _version(chip)
     multiply = _module("kernel").quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip

@@ -105,8 +105,7 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
 def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
     """Quantize and dequantize `x`, with the derivative of `x` itself: for training.
 
-    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are those of
-    `quantize`.
+    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are as in `quantize`.
 
     Raises:
       QuantizationError: as `quantize`.
@@ -118,7 +117,6 @@ def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: A
 
 
 def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[Any, Any]:
-    """Return the values, still in float32, and the scales as they are stored."""
     import jax.numpy as jnp
 
     largest_value = LARGEST[name]
@@ -151,7 +149,6 @@ def _error(parted: Any, values: Any, scales: Any, within: tuple[int, ...]) -> An
 
 
 def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
-    """Return the number of values that share a scale along each dimension."""
     if axis is None:
         if block is not None:
             raise QuantizationError(f"block={block} without an axis; say along which axis values share a scale")

@@ -47,7 +47,7 @@ class Route:
       pushed: dtype of the weights in the units.
       made: as stored, by a cast, as codes of four bits, by a cast of such codes, or from their bits.
       codes: codes of four bits; None if there are none.
-      depth: rows of the weight that one dot sums over; those of one block if sums are scaled.
+      depth: rows of the weight that one dot sums over: a block's rows if sums are scaled.
       rows: dtype in which rows of lhs go through the units.
       rows_of_bits: True if rows are of a float format that the chip does not take, so that they are made from their
         bits.

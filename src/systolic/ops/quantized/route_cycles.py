@@ -63,7 +63,6 @@ def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
 
 
 def rows_per_cycle(route: Route, chip: Chip) -> float:
-    """Return the rows that one unit takes in a cycle."""
     return chip.machine.mxu_rows_per_cycle[ROWS_TYPES[route.rows]]
 
 

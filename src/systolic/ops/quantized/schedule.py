@@ -140,7 +140,6 @@ class QuantizedSchedule:
         return replace(changed, buffers=(*changed._buffers(spec), *changed._weight_slots(spec, self.slots)))
 
     def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
-        """Return all buffers but the slots of the weights."""
         tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
         # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
         acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
@@ -203,7 +202,6 @@ class QuantizedSchedule:
 
     @property
     def steps(self) -> int:
-        """The number of the grid's steps."""
         return self.grid_m * self.grid_n * self.grid_k
 
 

@@ -72,7 +72,6 @@ def sharded_cotangents(
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
-    """Return `xla.finished` of sharded sums, which can be differentiated."""
     epilogue_operands, out_names = operands, ("m", "n")
     arrays = (tuple(totals), epilogue_operands.bias, epilogue_operands.residual, epilogue_operands.out_scale)
     names = ((out_names,) * len(totals), ("n",), out_names, ("n",))

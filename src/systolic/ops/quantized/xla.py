@@ -23,7 +23,6 @@ class ScaledRows(NamedTuple):
 
     @property
     def numbers(self) -> Array:
-        """The represented numbers, in float32."""
         return self.values.astype(jnp.float32) * jnp.repeat(
             self.scales, self.values.shape[1] // max(self.scales.shape[1], 1), axis=1
         )

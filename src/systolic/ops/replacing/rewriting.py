@@ -76,7 +76,6 @@ class Rewriter:
         )
 
     def _followed(self, function: Any, inside: str) -> Any:
-        """Return a function inside of an operation with replaced products."""
         if not any(products_in(function)):
             return function
         rewritten, decisions = _rewritten(function, self.policy, self.implementation)

@@ -102,7 +102,6 @@ def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip
 
 
 def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
-    """Return the stretch of dsd and dds."""
     depth = int(joined * spec.place_size)
     return Stretch(subtile, depth, spec.line_size) if spec.kind == "dds" else Stretch(spec.line_size, depth, subtile)
 

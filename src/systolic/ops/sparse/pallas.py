@@ -76,7 +76,6 @@ def product_by_pallas(
 
 @with_plans(static=1)
 def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
-    """Return the wanted blocks of `lhs @ rhs` by the Pallas kernel."""
     chip, k = product.backend.chip, padded(lhs.shape[1], LANES)
     assert chip is not None
     lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)

@@ -50,7 +50,6 @@ class SparseProduct:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of blocks."""
         return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
 
     def spec(self, sweep: int, dtype: str, most_blocks: int, *, bias: bool = False) -> SparseSpec:

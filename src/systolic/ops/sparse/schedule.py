@@ -72,7 +72,6 @@ class ProductSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """The number of panels in VMEM."""
         return min(self.grid, 2)
 
     @property
@@ -161,7 +160,6 @@ class SampledSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """The number of panels in VMEM."""
         return min(self.grid_k, 2)
 
     @classmethod

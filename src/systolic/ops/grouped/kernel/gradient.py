@@ -214,7 +214,6 @@ class _Kernel:
         return self._row_copy(self.refs.lhs, tile, buffers.lhs.at[slot], slice(None), buffers.lhs_sem.at[slot], at)
 
     def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
-        """Start, or wait for, the copy of a step's columns."""
         number, at = step
         slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
         target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]

@@ -43,7 +43,7 @@ def grouped_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """Return the product; rows that no group has are zero, or those of the array that it is written into.
+    """Return the product; rows that no group has are zero, or unchanged in the array that it is written into.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.

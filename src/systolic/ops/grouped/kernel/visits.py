@@ -16,8 +16,6 @@ from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 
 
 class Groups(NamedTuple):
-    """The groups whose matrices the kernel has."""
-
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
     number: int  # that it has
@@ -40,8 +38,6 @@ class Field:
 
 
 class Listed(NamedTuple):
-    """The number of visits, and the rows that they cover."""
-
     visits: Any
     begin: Any
     end: Any

@@ -139,8 +139,6 @@ def manual_dma_matmul(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kernel:
-    """All steps of a product, with their copies."""
-
     refs: Operands
     streams: Operands  # a `Stream` for each operand that moves
     outs: tuple[OutputStream, ...]
@@ -162,7 +160,6 @@ class _Kernel:
         return self.streams.of_output.present()
 
     def run(self) -> None:
-        """Start the first copies, take all steps, and wait for the last output."""
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
@@ -177,8 +174,6 @@ class _Kernel:
 
     @property
     def _stored(self) -> Ring:
-        """The ring of output tiles, each stored as a whole."""
-
         def copies(tile: Any, act: Act) -> None:
             for copy in self._stores(Subtile.whole(self.config.tiles), tile):
                 act(copy)
@@ -247,7 +242,6 @@ class _Kernel:
         self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
-        """Compute the sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:

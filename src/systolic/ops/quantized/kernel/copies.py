@@ -17,8 +17,6 @@ from systolic.ops.quantized.schedule import QuantizedSchedule
 
 
 class QuantizedOperands(NamedTuple):
-    """Arrays of a product, or their refs."""
-
     lhs: Any  # [m, k]
     values: Any  # [k, n]
     scales: Any  # [grid_k, tile_blocks, n]; of one scale a column [1, 1, n]
@@ -71,7 +69,6 @@ class Copies:
 
     @property
     def _outs(self) -> Ring:
-        """The ring of tiles of the result, one for `grid_k` steps."""
         return Ring(slots=self.schedule.out_slots, copies=lambda tile, act: act(self._out_copy(tile)))
 
     @property
@@ -80,12 +77,10 @@ class Copies:
 
     @property
     def slot(self) -> Any:
-        """The slot of this step's tile of the weight."""
         return self._weights.slot(self.step)
 
     @property
     def out_slot(self) -> Any:
-        """The slot of this step's tile of the result."""
         return self._outs.slot(self._tile)
 
     @property
@@ -134,7 +129,6 @@ class Copies:
         self._weights.wait(self.step)
 
     def reserve_out(self) -> None:
-        """Wait until the slot of this step's result has been stored."""
         # Not `Ring.reserve`: comparing before subtracting takes another number of cycles.
         earlier = self._tile - self.schedule.out_slots
         self._outs.wait_if(earlier >= 0, earlier)

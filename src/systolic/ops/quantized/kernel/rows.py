@@ -114,7 +114,7 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
 
 
 def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
-    """Round numbers to those of a format, in the dtype in which they are multiplied."""
+    """Round numbers to a format, in the dtype in which they are multiplied."""
     if route.rows_of_bits:
         return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):
