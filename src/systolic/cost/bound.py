@@ -31,7 +31,7 @@ def least_us(output_tiles: Any, steps_k: Any, cost: StepCost, first_s: Any, copi
     cycles = output_tiles * ((steps_k - 1) * cost.step + cost.end)
     cycles += cost.first - np.where(steps_k > 1, cost.step, cost.end)
     latency_s = machine.dma_latency_cycles / machine.clock_hz
-    # Nothing is multiplied before the first blocks are there, nor stored before it is multiplied.
+    # Nothing is multiplied before the first blocks have arrived, nor stored before it is multiplied.
     steps_s = cycles / machine.clock_hz + first_s + latency_s
     return (np.maximum(steps_s, copies_s) + latency_s) * 1e6
 

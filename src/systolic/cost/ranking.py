@@ -21,7 +21,7 @@ from systolic.schedule.legality import IllegalTilesError, require_legal
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 
-_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
+_NO_MATTER = 0.001  # share of the time: candidates that could be faster by less are not timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Bounded(NamedTuple):
     least_us: float
     config: KernelConfig
     cost: StepCost
-    bundles: float  # of code: of two configurations that are as fast, the shorter one is better
+    bundles: float  # bundles of code: of two equally fast configurations, the shorter one is better
 
 
 def best_first(

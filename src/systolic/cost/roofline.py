@@ -8,7 +8,7 @@ from typing import Literal
 from systolic.chips import Chip
 from systolic.spec import Spec
 
-# What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
+# Names of operand types in the compiler's listings and the machine models. Others are converted to bfloat16.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
 
 

@@ -31,7 +31,7 @@ _LARGEST_LOW = 2.0**120 - 2.0**112
 class Operand:
     """A block of an operand in VMEM, in the form that the matrix units take."""
 
-    refs: tuple[Any, ...]  # one; of a staged float32 its high and its low half; of two right-hand sides each
+    refs: tuple[Any, ...]  # one ref; the high and low halves of a staged float32; each of two right-hand sides
     make: Callable[..., tuple[Array, ...]] | None = None  # of the blocks and of those that their function reads
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 

@@ -167,7 +167,7 @@ class Op(Kept, Protocol):
 
 
 _OPS: dict[type[Any], Op] = {}
-_KEPT: dict[type[Any], Kept] = {}  # the ops, and what else a store has trials of
+_KEPT: dict[type[Any], Kept] = {}  # the ops, and other kinds of specs that a store has trials of
 
 
 def register(op: Op) -> None:

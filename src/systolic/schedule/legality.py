@@ -15,7 +15,7 @@ from systolic.spec import EXACT_INT32_PRODUCTS, MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 REGISTER_BYTES = 4096  # of a vector register: eight rows of 32-bit lanes
-# The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
+# The compiler itself needs VMEM. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
 # float32 at highest precision, whose parts it keeps, 15.5 → 24.6.
 _NEED = CompilerNeed(factor=1.26, kept_bytes=1.26 * 2 * MIB, asked_bytes=2 * MIB)
 _NEED_HIGHEST = CompilerNeed(factor=1.65, kept_bytes=1.65 * 2 * MIB, asked_bytes=2 * MIB)

@@ -14,7 +14,7 @@ class QuantizationError(SpecError):
     """An array that cannot be quantized as requested, or scales that do not match their values."""
 
 
-# Of integers the largest number is used in both directions, so that the format is symmetric: -8 of int4 and -128 of
+# Integers use the largest number in both directions, so that the format is symmetric: -8 of int4 and -128 of
 # int8 are read, but `quantize` does not make them.
 LARGEST: dict[str, float] = {
     "int8": 127.0,

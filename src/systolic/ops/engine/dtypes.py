@@ -12,7 +12,7 @@ from jax import Array
 from systolic.ops.quantized.array import Quantized
 from systolic.spec import MatmulSpec, SpecError
 
-# What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
+# Dtypes that the matrix unit of some chip takes. The caller converts any other, and knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # Dtypes of fused arrays. A kernel computes with all of them in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
@@ -22,7 +22,7 @@ _RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
 _SOME_DO = "which matmul does not take yet, though the matrix units of"
 _NO_SIGN = "and no TPU multiplies unsigned integers"
 _NO_TPU = "which no TPU multiplies"
-# Of operands that are refused: why, what to convert to, and what that does to the values.
+# For refused operands: the reason, the dtype to convert to, and the effect on the values.
 _REFUSED: dict[str, tuple[str, str, str]] = {
     "int4": (f"{_SOME_DO} v5e, v5p and v6e do", "int8", "which is exact"),
     "float8_e4m3b11fnuz": (f"{_SOME_DO} v5e, v5p and v6e do", "bfloat16", "which is exact"),

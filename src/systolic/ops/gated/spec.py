@@ -25,7 +25,7 @@ class GatedSpec(MatmulSpec):
       SpecError: as `MatmulSpec`.
     """
 
-    # A plain product has these as properties, not as fields, so that its records have stayed what they were.
+    # A plain product has these as properties, not as fields, so that its records did not change.
     pairing: Pairing = "gated"  # pyright: ignore[reportIncompatibleMethodOverride]
     side_by_side: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
 

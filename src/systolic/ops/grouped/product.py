@@ -36,7 +36,7 @@ class GroupedProduct:
     side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
-    group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are wanted cut
+    group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
 
     def anew(self, **changes: Any) -> GroupedProduct:
         """Return another product by the same backend, without the tiles that the caller gave for this one."""

@@ -26,7 +26,7 @@ from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
-_RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
+_RING_SHARE = 0.75  # share for weights of the VMEM left for weights and results
 _MAX_SLOTS = 24
 _LHS_SLOTS, _COTANGENT_SLOTS = 2, 3  # of a gradient
 

@@ -48,7 +48,7 @@ def sharded_product(
         rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
         part_product, part_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
-            # What is only cast is sent in its own dtype, as XLA does.
+            # A sum that is only cast is sent in the result's dtype, as in XLA.
             narrow = (
                 part_product == part_product.plain
                 and fused == Fused()

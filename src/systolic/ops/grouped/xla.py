@@ -97,7 +97,7 @@ class _Rows:
         bounds = group_bounds(grouping.sizes, m)
         self.groups, self._shifted = groups, grouping.offset is not None
         if grouping.offset is not None:
-            # Matrices of numbers that no group has meet no rows: both their bounds are the first or the last.
+            # Matrices without a group meet no rows: both their bounds are the first or the last row.
             bounds = bounds[jnp.clip(grouping.offset[0] + jnp.arange(groups + 1), 0, grouping.sizes.shape[0])]
         starts, ends = bounds[:-1], bounds[1:]
         self.sizes = ends - starts

@@ -34,7 +34,7 @@ def multiply(product: Product, operands: Operands) -> Array:
     """Return the result, [*batch, m, n], differentiable with regard to every array."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
-    # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
+    # Under `shard_map` a gradient varies over every axis over which any operand does. Making all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
     out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
     return out if batch is None else out.reshape(*batch, -1, out.shape[-1])

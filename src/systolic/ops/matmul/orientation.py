@@ -35,7 +35,7 @@ class Orientation:
             return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
         lhs_shape = (spec.k, spec.m) if spec.transpose_lhs else (spec.m, spec.k)
         rhs_shape = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
-        # Two products are not swapped: what they share is on one side.
+        # Two products are not swapped: their common operand is on one side.
         swap_ab = spec.pairing is None and stored_by_columns(spec.m, spec.n)
         shapes = (rhs_shape, lhs_shape) if swap_ab else (lhs_shape, rhs_shape)
         return cls(swap_ab=swap_ab, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))

@@ -53,7 +53,7 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
 def _summed(run: Run, mesh: Any, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
     """Return the product of parts of k, summed over the devices and then finished."""
     spec = spec_of(product, operands)
-    spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which says whether an int32 holds the sum
+    spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which decides if an int32 holds the sum
     # As XLA does: parts of a product that is only cast are sent in its own dtype.
     only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum
     narrow = only_cast and jnp.issubdtype(product.dtype_out, jnp.floating)

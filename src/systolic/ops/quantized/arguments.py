@@ -27,7 +27,7 @@ class Call:
     """A call in canonical form, and the shape and dtype that its caller expects."""
 
     product: QuantizedProduct
-    operands: Operands  # of a batched weight all have its batch dimension
+    operands: Operands  # with a batched weight all have its batch dimension
     shape: tuple[int, ...]
     dtype: str
 

@@ -18,14 +18,14 @@ from systolic.spec import dtype_bytes, format_bytes
 
 _COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, in addition to one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
-# Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
+# Products of narrow rows take half of the time: with 512 rows they would wait for the weight.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
-# Integers of a subtile's sums, at most, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
+# The most integers of a subtile's sums, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
 _MOST_SUMS = 2**18
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
 _SUBTILES = (256, 512, 1024)
 _DEPTHS = (8192, 4096, 2048)
-# Code is about as long as it takes: 4000 bundles more have to promise 2 % of the time, for they take long to compile.
+# Code is about as long as its cycles: 4000 bundles more must save 2 % of the time, because they take long to compile.
 _BUNDLES_FOR_ALL_OF_IT = 2e5
 
 
@@ -60,7 +60,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     out_us = _copy_us(schedule.tile_m * schedule.tile_n * dtype_bytes(spec.dtype_out), schedule.tile_m // 8 + 1, chip)
     results = schedule.grid_m * schedule.grid_n
     copy_us = schedule.grid_m * rows_us + schedule.steps * tile_us + results * out_us * (2 if spec.residual else 1)
-    # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
+    # A tile arrives no earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = schedule.steps * (tile_us + machine.dma_latency_cycles * us) / (schedule.slots - 1)
     # The first rows are quantized as they arrive, and the first tile arrives after them.
     ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us

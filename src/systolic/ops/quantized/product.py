@@ -81,7 +81,7 @@ class QuantizedProduct:
         )
 
 
-# What rows share, and a batch of rows with one weight.
+# Fields that all rows share, and a batch of rows with one weight.
 OF_COLUMNS = ("values", "scales", "bias", "out_scale", "up_values", "up_scales")
 
 

@@ -78,7 +78,7 @@ def quantize(
             raise QuantizationError(f"largest of shape {shapes}")
         reach = jnp.broadcast_to(largest_array, grid).reshape(split_shape(grid, (1,) * len(grid)))
         not_finite = jnp.isnan(parted)
-    # Said apart: a maximum need not be NaN where one of many numbers is.
+    # Checked separately: a maximum need not be NaN if one of many numbers is.
     reach = jnp.where(jnp.any(not_finite, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
@@ -136,7 +136,7 @@ def _nearest(ratio: Any, name: str) -> Any:
     if name.startswith("int"):
         return jnp.round(ratio)
     if name == "float4_e2m1fn":
-        # Not by a cast: some of XLA's emitters for the CPU round to bfloat16 first, by which 2.5003 becomes 2.
+        # Not by a cast: some of XLA's emitters for the CPU round to bfloat16 first, so that 2.5003 becomes 2.
         step = jnp.select([jnp.abs(ratio) < 2, jnp.abs(ratio) < 4], [0.5, 1.0], 2.0)
         return jnp.round(ratio / step) * step
     return ratio.astype(name).astype(jnp.float32)

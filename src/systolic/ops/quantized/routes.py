@@ -13,7 +13,7 @@ from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import LANES
 from systolic.spec import format_bytes
 
-# What float32 sums hold exactly, as units use it; of products of int8 by int8, by int4, and by a code of four bits.
+# The largest exact float32 sums of products of int8 by int8, by int4, and by a code of four bits, as units add them.
 _FLOAT32_INTEGERS = 2**24
 _LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
 _LARGEST_CODED = 128 * 15
@@ -138,7 +138,7 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         for production, pushed, its in ways
     ]
     # The vector units multiply bfloat16; scales of whole columns cost nothing after the sum. Quantized rows of a format
-    # that the kernel does not take come as bfloat16, with scales of their own; their products are exact as well.
+    # that the kernel does not take come as bfloat16, with their own scales; their products are exact as well.
     weights = [
         Route(pushed=pushed, made=production, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
         for production, pushed, its in ways

@@ -115,7 +115,7 @@ class QuantizedSchedule:
             vmem_limit_bytes=0,
         )
         dots = _dots_bytes(config, route) * spec.weights
-        # One weight was never seen to need room for its dots that it could not get; two were.
+        # With one weight no compilation was seen to lack room for the dots; with two some did.
         made_bytes = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
         need = CompilerNeed(
             factor=_COMPILER_FACTOR,
@@ -141,7 +141,7 @@ class QuantizedSchedule:
 
     def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
         tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
-        # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
+        # With one scale a column the sums themselves are stored, with several the scaled sums.
         acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
         buffers = [
             _of_rows("lhs", (tile_m, spec.k), spec.dtype_lhs, self.row_slots, (self.row_slots,)),
@@ -255,7 +255,7 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
     """Return the most bytes that a subtile keeps in VMEM of the weights that it makes and of its sums."""
-    # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
+    # Seen in compiled kernels: the loaded values and every intermediate result, together four times the pushed weights.
     weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
     weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
     return weights_bytes + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")

@@ -17,7 +17,7 @@ from systolic.ops.quantized.product import Operands, QuantizedProduct, different
 from systolic.ops.quantized.xla import finished
 
 Run = Callable[[QuantizedProduct, Operands], Array]
-# Over the devices that have parts of "m" or "n", or of the k that one of "scales" or of "lhs_scales" is for.
+# Over the devices that have parts of "m" or "n", or of the k that a scale in "scales" or "lhs_scales" covers.
 Summed = Callable[[Array, str], Array]
 Differentiate = Callable[[Operands, Array, Summed], Operands]
 
@@ -38,7 +38,9 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
         if "k" not in cuts:
             return run(product, part_operands)
         if product.is_plain(part_operands):
-            return lax.psum(run(product, part_operands), cuts["k"])  # in its own dtype, as XLA sends what is only cast
+            return lax.psum(
+                run(product, part_operands), cuts["k"]
+            )  # in its own dtype, as in XLA if the sum is only cast
         totals = [
             lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(part_operands)
         ]

@@ -20,7 +20,7 @@ from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelCo
 from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
-_MORE_CODE = 0.002  # of the time, that code for one more block has to promise
+_MORE_CODE = 0.002  # share of the time that code for one more block must save
 _TILES = (128, 256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
 _ROW_SUBTILES = (128, 256, 512, 1024)
@@ -87,7 +87,7 @@ def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
     if spec.kind == "sdd":
         flops = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
         return (flops + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
-    # Two are read and one is written for each call, and the last one is read once more.
+    # Two arrays are read and one is written for each call, and the last one is read once more.
     return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
 
 

@@ -62,7 +62,7 @@ def product_by_pallas(
     else:
         blocks = _longer(blocks, 0, padded(blocks.shape[0], schedule.fetched))
 
-        # A line that goes over a cut has sums in two calls, so all results are added up.
+        # A line that crosses a cut has sums in two calls, so all results are added up.
         def add(total: Array, part: tuple[Array, KernelPlaces]) -> tuple[Array, None]:
             first, places = part
             return total + run(ProductOperands(places, blocks, dense, None, first), None), None

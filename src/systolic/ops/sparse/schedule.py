@@ -28,9 +28,9 @@ from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _OUT_SLOTS = 4
-_MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
+_MOST_FETCHED = 8  # blocks that one copy brings, because starting a copy is expensive next to a small block's product
 _FETCHED_BYTES = 2**19
-_MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
+_MOST_UNDER_WAY = 256  # of the 512 words for semaphores that a refusal of v6e's compiler names
 _MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
 _ROW_SLOTS = 3
 _STAGES = 4
@@ -109,7 +109,7 @@ class ProductSchedule:
         ]
         max_blocks = (
             1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
-        )  # of a line's they are apart
+        )  # a column's blocks are not contiguous
         fetched = largest_divisor(spec.most_blocks, 1, max_blocks)
         left = buffer_bytes(chip) - total_bytes(fixed)
         slots = min(left // block_bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched

@@ -26,7 +26,7 @@ class Buffers(NamedTuple):
     weights: Any
     bias: Any
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
-    acc: Any  # [products, rows, columns], sums over k of a block, where that takes several stretches of code; else None
+    acc: Any  # [products, rows, columns], sums over k of a block, if that takes several stretches of code; else None
     out: Any
     shared: Any  # [core_n, register, tile_n]
     rows_sem: Any

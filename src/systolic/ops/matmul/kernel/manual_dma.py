@@ -196,7 +196,7 @@ class _Kernel:
 
     def _step(self, number: Any, carry: None) -> None:
         fill_chunks = self.config.fill_chunks
-        # What the next steps need goes first: copies end in the order in which they were started.
+        # Copies for the next steps go first: copies end in the order in which they were started.
         for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
             stream.ring.fetch_next(number, self.schedule.steps)
         for stream in self.streams.present():

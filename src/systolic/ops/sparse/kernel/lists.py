@@ -91,7 +91,7 @@ class Item(NamedTuple):
 
     block: Any  # the first one
     count: Any
-    is_first: Any  # of its line, or of what the chunk has of it
+    is_first: Any  # of its line, or of the chunk's part of the line
     is_last: Any
 
 
