@@ -1,7 +1,7 @@
 """A lower bound of a configuration's time, from the time of its steps and of its copies alone.
 
-The pipeline model times configurations in the order of their bounds, until no bound is left below the best
-time. The arithmetic works on arrays too, where many configurations are looked at together.
+The pipeline model times configurations in the order of their bounds, until no bound is left below the best time. The
+arithmetic works on arrays too, where many configurations are looked at together.
 """
 
 from __future__ import annotations

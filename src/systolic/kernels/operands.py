@@ -2,8 +2,7 @@
 
 A value that is made on the way (a cast, a function, the halves of a float32) is computed again for each subtile, from
 the part of the block that the subtile multiplies: the vector unit does it while the matrix units work. Rewriting the
-block first
-does not overlap with the products, so it pays only for expensive functions.
+block first does not overlap with the products, so it pays only for expensive functions.
 """
 
 from __future__ import annotations

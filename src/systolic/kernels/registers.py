@@ -82,8 +82,8 @@ def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth
     """Zero all rows but those from `first` to `end`, up to the next multiple of `depth`.
 
     Args:
-      ref: [rows, columns]; `size` rows of it have been copied, whole registers of `multiple` rows: the others are
-        after `end`, and `first` is in the first one, `end` in the last.
+      ref: [rows, columns]; `size` rows of it have been copied, whole registers of `multiple` rows: the others are after
+        `end`, and `first` is in the first one, `end` in the last.
     """
     width = ref.shape[1]
 

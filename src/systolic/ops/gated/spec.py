@@ -16,7 +16,7 @@ class GatedSpec(MatmulSpec):
       the derivatives of the result with regard to lhs @ up and to lhs @ rhs.
     - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes lhs₁ and lhs₂ of one block: the gradient of x.
     - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes rhs₁ and rhs₂: the weights'
-    gradients.
+      gradients.
 
     With `side_by_side` rhs and up are one array, the columns of up after the columns of rhs; so are both outputs of
     apart.

@@ -22,8 +22,8 @@ MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
 _LEAST_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
 # Rows of the smaller blocks, as shares of the largest one's: a group's last rows take the smallest that holds them, or
-# several half as long. The more sizes there are, the fewer rows are multiplied for nothing, and the more
-# code there is. For large groups halves are enough, and a longer block may use the code.
+# several half as long. The more sizes there are, the fewer rows are multiplied for nothing, and the more code there is.
+# For large groups halves are enough, and a longer block may use the code.
 _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024

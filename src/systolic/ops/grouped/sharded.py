@@ -2,8 +2,8 @@
 
 Each device multiplies its parts. Rows and columns stay cut as they are: a device has the rows of each group that lie in
 its part. If k or the groups are cut (their matrices lie on several devices), the parts' products are summed over the
-devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
-that it cut elsewhere is gathered first.
+devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array that it
+cut elsewhere is gathered first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A product of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
 Each device multiplies its parts. Rows, columns and the batch stay cut as they are; if k is cut, the parts' products are
-summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two
-dimensions of a product cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
+summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two dimensions of a product
+cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
 """
 
 from __future__ import annotations

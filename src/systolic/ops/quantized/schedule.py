@@ -37,7 +37,7 @@ _COMPILER_FACTOR = 1.2  # of the buffers, for the compiler's additions; without 
 _ASKED_MARGIN = 1.1
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
-# So much of lhs is copied, and quantized, at a time: enough rows to hide how long a maximum over lanes takes, in some
+# Elements of lhs that are copied and quantized at a time: enough rows to hide the time of a maximum over lanes, in some
 # 1300 bundles of code.
 _ELEMENTS_AT_ONCE = 2**19
 _MOST_ROWS_AT_ONCE = 128

@@ -27,7 +27,7 @@ from systolic.ops.matmul.dot_general import dot_general
 from systolic.ops.replacing.decisions import Decision, Policy
 
 # Operations that run inner functions, which may be replaced by others of the same types. The functions of `custom_jvp`,
-# `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
+# `custom_vjp` and `shard_map` arrive in another way, see `compat.intercepted`; others are left whole.
 _FOLLOWED = PLAIN_CALLS | frozenset(("cond", "scan", "while"))
 _OURS = str(Path(__file__).parents[2])
 
