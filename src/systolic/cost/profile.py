@@ -157,11 +157,7 @@ class Profiles:
 
     @classmethod
     def from_json(cls, text: str) -> Profiles:
-        """Read the output of `as_json`.
-
-        Raises:
-          ValueError: the text is no such JSON, or of another schema.
-        """
+        """Read the output of `as_json`; raise ValueError for other text, or another schema."""
         try:
             document = mapping(read_json(text), "it")
             if (schema := document.get("schema", 1)) != PROFILE_SCHEMA:

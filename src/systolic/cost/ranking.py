@@ -104,22 +104,14 @@ def ranked_configs(
 
 
 def estimated_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration from elsewhere with its time by estimated costs, as `ranked_configs` returns it.
-
-    Raises:
-      IllegalTilesError: it breaks rules; the message has each of them.
-    """
+    """Return a configuration with its time by estimated costs; raise IllegalTilesError if it breaks rules."""
     require_legal(spec, config, chip)
     modelled = pipeline_time(spec, config, chip, estimated_cost(spec, config, chip))
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
 
 
 def timed_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration from elsewhere with its time by the best available costs.
-
-    Raises:
-      IllegalTilesError: it breaks rules; the message has each of them.
-    """
+    """Return a configuration with its time by the best costs there are; raise IllegalTilesError if it breaks rules."""
     require_legal(spec, config, chip)
     cost, provenance = step_cost(spec, config, chip)
     return TimedConfig(config=config, modelled=pipeline_time(spec, config, chip, cost), provenance=provenance)

@@ -35,9 +35,7 @@ class Operand:
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """Return the factors of these rows and columns: one array, or its high and low half; or the factors of two
-        arrays.
-        """
+        """Return the factors of these rows and columns: one array, or its high and low half; or both, of two arrays."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks

@@ -182,11 +182,7 @@ def register_kept(kept: Kept) -> None:
 
 
 def op_of(spec: Spec) -> Op:
-    """Return the op of a spec.
-
-    Raises:
-      SpecError: no op is registered for it.
-    """
+    """Return the op of a spec; raise SpecError if none is registered."""
     try:
         return _OPS[type(spec)]
     except KeyError:
@@ -195,11 +191,7 @@ def op_of(spec: Spec) -> Op:
 
 
 def kept_as(spec: Any) -> Kept:
-    """Return a store's name of a spec.
-
-    Raises:
-      SpecError: nothing is registered for it.
-    """
+    """Return a store's name of a spec; raise SpecError if nothing is registered for it."""
     return _KEPT[type(spec)] if type(spec) in _KEPT else op_of(spec)
 
 

@@ -109,11 +109,7 @@ def inexact_sums(tile_k: int, fix: str = "") -> Violation:
 
 
 def require_none(config: KernelConfig, violations: Sequence[Violation]) -> None:
-    """Raise if a configuration breaks rules.
-
-    Raises:
-      IllegalTilesError: the message has each violation.
-    """
+    """Raise IllegalTilesError with each violation if a configuration breaks rules."""
     if violations:
         raise IllegalTilesError(str(config), violations)
 
@@ -242,11 +238,7 @@ def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> lis
 
 
 def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
-    """Raise unless a configuration obeys every rule.
-
-    Raises:
-      IllegalTilesError: the message has each rule that it breaks.
-    """
+    """Raise IllegalTilesError with each broken rule unless a configuration obeys every rule."""
     require_none(config, config_violations(spec, config, chip))
 
 

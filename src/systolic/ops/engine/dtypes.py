@@ -90,11 +90,7 @@ def fused_array(value: Any, name: str) -> Array:
 
 
 def given_dtype(value: Any, name: str) -> str:
-    """Return the dtype that JAX gives an array.
-
-    Raises:
-      SpecError: the value is no array.
-    """
+    """Return the dtype that JAX gives an array; raise SpecError if it is none."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise SpecError(
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
@@ -124,11 +120,7 @@ def stored_dtype(dtype: str) -> str:
 
 
 def refuse_quantized(value: Any, name: str) -> None:
-    """Raise for a `Quantized` where an array is expected.
-
-    Raises:
-      SpecError: the value is a `Quantized`.
-    """
+    """Raise SpecError for a `Quantized` where an array is expected."""
     if isinstance(value, Quantized):
         raise SpecError(
             f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, and gated_matmul as x and weights; "
@@ -144,11 +136,7 @@ def _reason(dtype: str, use: str) -> str:
 
 
 def multiplied_dtype(found: str, made_by: str) -> str:
-    """Return the dtype of the result of an operand's function, which `made_by` names.
-
-    Raises:
-      SpecError: this dtype is not multiplied.
-    """
+    """Return the result's dtype of an operand's function, `made_by`; raise SpecError if it is not multiplied."""
     if found not in OPERAND_DTYPES:
         raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
     return found

@@ -67,11 +67,7 @@ class Follower:
         self.has_own_derivative = False  # a user may define any derivative
 
     def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
-        """Return the outputs of a jaxpr.
-
-        Raises:
-          NotElementwiseError: elements would be mixed.
-        """
+        """Return the outputs of a jaxpr; raise NotElementwiseError if elements would be mixed."""
         self.captured += function_of(closed).consts
 
         def step(equation: Any, operands: list[Followed]) -> list[Followed]:

@@ -127,11 +127,7 @@ def product_time(
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM."""
     schedule = GradientSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     tiles = schedule.grid_k * schedule.core_n
@@ -186,11 +182,7 @@ def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]
 
 
 def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     is_product = isinstance(spec, GroupedSpec)
     modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")

@@ -74,11 +74,7 @@ class GroupedSchedule:
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
-        """Return the schedule: `tile_m` is the panel, `tile_k` all of k.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule, or raise IllegalTilesError: `tile_m` is the panel, `tile_k` all of k."""
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         grid_n = -(-spec.n // tiles.tile_n)
@@ -173,11 +169,7 @@ class GradientSchedule:
 
     @classmethod
     def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
-        """Return the schedule: `tile_m` is the most rows of a visit, `subtile_m` the rows summed over at once.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule: `tile_m` is the most rows of a visit, `subtile_m` the rows summed over at once."""
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         tile = (tiles.tile_k, tiles.tile_n)

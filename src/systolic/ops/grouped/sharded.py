@@ -30,11 +30,7 @@ _UNCUT = Grouping(sizes=("",), offset=("",))
 def sharded_product(
     run: Multiply, mesh: Any, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
     arrays = (lhs, rhs, grouping, fused)

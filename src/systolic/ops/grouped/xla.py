@@ -89,7 +89,7 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given. Sizes below zero count as zero; rows after the last are not
+    """The rows of the groups whose matrices are given; sizes below zero count as zero, rows after the last are not
     here.
     """
 

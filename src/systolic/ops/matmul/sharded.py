@@ -23,11 +23,7 @@ Run = Callable[[Product, Operands], tuple[Array, ...]]
 
 
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = cuts_of(operands, names, last=("m", "n", "k"))
 

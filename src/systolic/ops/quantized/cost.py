@@ -30,11 +30,7 @@ _BUNDLES_FOR_ALL_OF_IT = 2e5
 
 
 def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not."""
     schedule, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
     us = 1e6 / machine.clock_hz
     stretches = schedule.tile_m // schedule.subtile_m * (schedule.tile_n // schedule.subtile_n)
@@ -90,11 +86,7 @@ def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
 
 

@@ -85,11 +85,7 @@ class QuantizedSchedule:
 
     @classmethod
     def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
-        """Return the schedule. The last block of rows may go past m: the launcher pads lhs.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule, or raise IllegalTilesError. The last block of rows may pass m: the launcher pads lhs."""
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)

@@ -25,11 +25,7 @@ _LAST = ("m", "n", "k")
 
 
 def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     operands = product.apart(operands)
     names, cuts = _names(mesh, product, operands)
 

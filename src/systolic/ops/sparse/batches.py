@@ -44,11 +44,7 @@ def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any
 
 
 def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape to which batches broadcast.
-
-    Raises:
-      SpecError: the batches do not broadcast.
-    """
+    """Return the shape to which batches broadcast; raise SpecError if they do not."""
     try:
         return broadcast_shapes(*batches)
     except ValueError as error:

@@ -70,11 +70,7 @@ def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     call = one_call(spec, chip)
     modelled = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
     return TimedConfig(config=config, modelled=_of_calls(modelled, spec, call, chip), provenance="modelled")

@@ -81,11 +81,7 @@ class ProductSchedule:
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
-        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel."""
         turned = spec.kind == "dds"
         tile, line = (
             (config.tiles.tile_m, config.tiles.tile_n) if turned else (config.tiles.tile_n, config.tiles.tile_m)
@@ -164,11 +160,7 @@ class SampledSchedule:
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> SampledSchedule:
-        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows."""
         tiles = config.tiles
         require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
         result = []
@@ -215,20 +207,12 @@ def _ring(name: str, shape: tuple[int, int], dtype: str, slots: int) -> VmemBuff
 
 
 def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
-    """Return the schedule of the kernel of the spec's kind.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return the schedule of the kernel of the spec's kind; raise IllegalTilesError if it breaks rules."""
     return (SampledSchedule if spec.kind == "sdd" else ProductSchedule).of(spec, config, chip)
 
 
 def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
-    """Refuse blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
-
-    Raises:
-      IllegalTilesError: the message has all violations.
-    """
+    """Raise for blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold."""
     result = list[Violation]()
     rows = 32 // dtype_bytes(spec.dtype)
     for name, size, multiple in (
@@ -255,11 +239,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:
-    """Return how many blocks of a line straight code may join: there is code for one of them, for two, and so on.
-
-    Args:
-      cycles: the matrix units' cycles for one block.
-    """
+    """Return how many blocks of a line, each of `cycles` in the matrix units, straight code may join."""
     count = 1
     while count < spec.places and cycles * _stretches(spec, count + 1) <= MOST_BUNDLES:
         count += 1

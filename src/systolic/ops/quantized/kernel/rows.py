@@ -70,7 +70,7 @@ def dot(left: Array, right: Array) -> Array:
 
 
 def _numbers(lhs_vmem: Any, name: str) -> Array:
-    """Return rows of a float format that the chip does not take as numbers."""
+    """Convert rows of a float format that the chip does not take into numbers."""
     bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
     return numbers_of_bits(bits[...], name)
 
