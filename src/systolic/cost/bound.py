@@ -21,12 +21,7 @@ from systolic.spec import MatmulSpec
 
 
 def least_us(output_tiles: Any, steps_k: Any, cost: StepCost, first_s: Any, copies_s: Any, chip: Chip) -> Any:
-    """Return the bound of a number of output tiles on one core, each in `steps_k` steps; or of many, if all are arrays.
-
-    Args:
-      first_s: the copies that the first product needs.
-      copies_s: all copies.
-    """
+    """Return the bound of a number of output tiles on one core, each in `steps_k` steps; arrays for many at a time."""
     machine = chip.machine
     cycles = output_tiles * ((steps_k - 1) * cost.step + cost.end)
     cycles += cost.first - np.where(steps_k > 1, cost.step, cost.end)

@@ -252,10 +252,7 @@ class _Pipeline:
         self.now = max(self.now, landed) + copies * self.wait_cycles
 
     def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
-        """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step.
-
-        Returns the next step.
-        """
+        """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step."""
         if until - step < loop.length:
             loop.marks.clear()
             return step

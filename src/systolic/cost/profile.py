@@ -79,11 +79,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """The properties other than the tile that decide the cost of a step; each file of profiles is of one kind.
-
-    Attributes:
-      epilogue: name of a function of the sum alone; "" if there is none.
-    """
+    """The properties except the tile that decide a step's cost; `epilogue` names a function of the sum, or is ""."""
 
     chip: str
     dtype_lhs: str

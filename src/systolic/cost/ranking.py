@@ -38,14 +38,7 @@ class TimedConfig:
 
 
 def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig], TimedConfig]) -> list[TimedConfig]:
-    """Return the legal configurations among these, with their times, in the same order.
-
-    Args:
-      timed: times a configuration, and raises IllegalTilesError if it is illegal.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return the legal configurations with their times, in the same order; raise the last error if none is legal."""
     timed_configs, refusal = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:

@@ -55,11 +55,7 @@ def dtype_on(spec: Spec, chip: Chip) -> str:
 
 
 def roofline(spec: Spec, chip: Chip) -> Roofline:
-    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth.
-
-    Raises:
-      UnsupportedDtypeError: the chip does not multiply that dtype.
-    """
+    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth."""
     return Roofline(
         flops=spec.flops * spec.passes,
         hbm_bytes=spec.least_hbm_bytes,

@@ -64,11 +64,7 @@ def ready(
     spec: MatmulSpec,
     config: KernelConfig,
 ) -> Operand:
-    """Return an operand of the step, zero past the end of k.
-
-    Args:
-      scratch: holds the rewritten block of a staged operand.
-    """
+    """Return an operand of the step, zero past the end of k; `scratch` holds the block of a staged operand."""
     transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
     stored = tuple(refs.factors[:1] if side == "lhs" else refs.factors[1:])

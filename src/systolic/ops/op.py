@@ -201,11 +201,7 @@ def record_of(spec: Spec) -> dict[str, Any]:
 
 
 def read_spec(op_name: Any, record: Any) -> Any:
-    """Return the spec in a record that `untrusted.read_json` has read: numbers are counts, texts are names.
-
-    Raises:
-      UntrustedError: the record is no spec, or its op or a dtype is unknown.
-    """
+    """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is none."""
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
         raise UntrustedError(

@@ -96,12 +96,7 @@ class GridSchedule:
         return self.steps // self.fetches(along)
 
     def tile_index(self, step: Any, quotient: Callable[[Any, int], Any] = operator.floordiv) -> TileIndex:
-        """Return the blocks of a step of one product; along a dimension of one block they are known at trace time.
-
-        Args:
-          step: a number, or one that is traced.
-          quotient: divides it, without a remainder.
-        """
+        """Return the blocks of a step of one product; along a dimension of one block they are known at trace time."""
         _, (outer, _), (inner, count_inner), (_, steps_k) = self.loops
         output_tile = quotient(step, steps_k)
         at = {"k": step % steps_k, outer: quotient(output_tile, count_inner), inner: output_tile % count_inner}

@@ -40,12 +40,7 @@ class Linear(Protocol):
 def linear(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], primals: Sequence[Array]
 ) -> tuple[Any, ...]:
-    """Return the tangents of the results of a `jax.custom_jvp`: by `fn` for the floating ones, zero for the integers.
-
-    Args:
-      arguments: at least one of them is not None.
-      primals: the results themselves.
-    """
+    """Return the tangents of a `jax.custom_jvp`'s results: by `fn` for the floating ones, zero for the integers."""
     outs = tuple(jax.typeof(primal) for primal in floating(primals))
     tangents = iter(_bound(fn, residuals, arguments, outs) if outs else ())
     return tuple(

@@ -89,9 +89,7 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given; sizes below zero count as zero, rows after the last are not
-    here.
-    """
+    """The rows of the groups whose matrices are given; sizes below zero count as zero, later rows are left out."""
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
         bounds = group_bounds(grouping.sizes, m)

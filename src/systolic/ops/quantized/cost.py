@@ -68,11 +68,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
 
 
 def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
-    """Return legal configurations, the fastest by arithmetic first.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
     return list(_product_configs(spec, chip))
 
 

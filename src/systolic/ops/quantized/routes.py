@@ -30,11 +30,7 @@ _CODES: dict[str, tuple[Codes, ...]] = {
 
 
 def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
-    """Return the route that keeps a core busy for the shortest time; of equal ones, the one that rounds least.
-
-    Args:
-      rows: rows of lhs that meet a weight in VMEM.
-    """
+    """Return the route that keeps a core busy for the shortest time for these rows; the first of equal ones."""
     return min(routes(spec, chip), key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 

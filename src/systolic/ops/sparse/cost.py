@@ -44,11 +44,7 @@ def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
 
 
 def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
-    """Return legal configurations, the fastest by arithmetic first.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
     return list(_configs(spec, chip))
 
 

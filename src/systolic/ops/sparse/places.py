@@ -85,11 +85,7 @@ def two_sizes(value: Any, name: str, least: int) -> tuple[int, int]:
 
 
 def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return the shape and the block as ints, and rows and columns of blocks.
-
-    Raises:
-      BlockSparseError: sizes are no whole numbers, or blocks do not tile the shape.
-    """
+    """Return shape and block as ints, and rows and columns of blocks; raise BlockSparseError if they do not fit."""
     shape, block = two_sizes(shape, "shape", 0), two_sizes(block, "block", 1)
     if shape[0] % block[0] or shape[1] % block[1]:
         raise BlockSparseError(

@@ -52,12 +52,7 @@ def manual_dma_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
-
-    Args:
-      operands: arrays [rows, columns].
-      config: with the manual pipeline, and tiles that satisfy `schedule.can_run_manually`.
-    """
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`; `schedule.can_run_manually` must hold."""
     arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)

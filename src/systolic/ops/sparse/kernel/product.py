@@ -41,12 +41,7 @@ def sparse_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """Return the product; lines without a block are zero, or bias and activation of zero.
-
-    Args:
-      cores: cores that share the work, each with some of the panels.
-      activation: the function that `spec.activation` names.
-    """
+    """Return the product; lines without a block are zero, or bias and activation of zero. `cores` share the panels."""
     its = schedule
     buffers = Buffers(
         list=list_buffers(spec),
