@@ -78,7 +78,7 @@ class Orientation:
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
 
     def refusal(self, error: IllegalTilesError, *, of_kernel: bool) -> IllegalTilesError:
-        """Return the planner's error in terms of the caller's product; a configuration `of_kernel` keeps the kernel's."""
+        """Return the planner's error in terms of the caller's product; with `of_kernel`, of the kernel's product."""
         if not self.swap_ab:
             return error
         if of_kernel:

@@ -67,10 +67,10 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
 
     facts = operands.map(fused, operands.sides)
     counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
-    its_type: Callable[..., MatmulSpec] = MatmulSpec
+    spec_type: Callable[..., MatmulSpec] = MatmulSpec
     if product.pairing is not None:
-        its_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
-    return its_type(
+        spec_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
+    return spec_type(
         m=max(m, 1),
         k=max(k, 1),
         n=max(n, 1),
