@@ -131,19 +131,15 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
         ways.append(("bits", "bfloat16", None))
     sums = [
         Route(
-            pushed=pushed,
-            made=production,
-            codes=codes_of,
-            scaled="sums",
-            depth=_depth(spec.block, chip.machine.mxu_rows),
+            pushed=pushed, made=production, codes=code, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows)
         )
-        for production, pushed, codes_of in ways
+        for production, pushed, code in ways
     ]
     # The vector units multiply bfloat16; scales of whole columns cost nothing after the sum. Quantized rows of a format
     # that the kernel does not take come as bfloat16, with their own scales; their products are exact as well.
     weights = [
-        Route(pushed=pushed, made=production, codes=codes_of, scaled="weights", depth=_weights_depth(spec, chip))
-        for production, pushed, codes_of in ways
+        Route(pushed=pushed, made=production, codes=code, scaled="weights", depth=_weights_depth(spec, chip))
+        for production, pushed, code in ways
         if pushed == "bfloat16" and spec.blocks > 1 and not spec.scales_rows
     ]
     return sums + weights
