@@ -1,7 +1,7 @@
 """A lower bound of a configuration's time, from the time of its steps and of its copies alone.
 
-The pipeline model times configurations in the order of their bounds, until no bound is left below the best
-time. The arithmetic works on arrays too, where many configurations are looked at together.
+The pipeline model times configurations in the order of their bounds, until no bound is left below the best time. The
+arithmetic works on arrays too, where many configurations are looked at together.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ from systolic.spec import MatmulSpec
 
 
 def least_us(output_tiles: Any, steps_k: Any, cost: StepCost, first_s: Any, copies_s: Any, chip: Chip) -> Any:
-    """Return the bound of a number of output tiles on one core, each in `steps_k` steps; or of many, if all are arrays.
-
-    Args:
-      first_s: the copies that the first product needs.
-      copies_s: all copies.
-    """
+    """Return the bound of a number of output tiles on one core, each in `steps_k` steps; arrays for many at a time."""
     machine = chip.machine
     cycles = output_tiles * ((steps_k - 1) * cost.step + cost.end)
     cycles += cost.first - np.where(steps_k > 1, cost.step, cost.end)
     latency_s = machine.dma_latency_cycles / machine.clock_hz
-    # Nothing is multiplied before the first blocks are there, nor stored before it is multiplied.
+    # Nothing is multiplied before the first blocks have arrived, nor stored before it is multiplied.
     steps_s = cycles / machine.clock_hz + first_s + latency_s
     return (np.maximum(steps_s, copies_s) + latency_s) * 1e6
 

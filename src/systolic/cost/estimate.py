@@ -26,19 +26,19 @@ from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
-_VECTOR_SLOTS = 3  # arithmetic instructions that a bundle really gets filled with
-# What it takes to make an operand on the way, in operations a register besides its function. The first from int8
+_VECTOR_SLOTS = 3  # arithmetic instructions in an average bundle
+# Operations a register, in addition to its function, to make an operand before a product. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
 # in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
 _MADE_OPS = 0.5
 _MATRIX_OPS = 6  # for an additional matrix, whose registers hold other elements
-# For a matrix of slopes, which registers hold as the operand's. Simulated with dx of 2048·14336·4096: what is chosen
-# so takes 599 µs in place of 631 on v6e, and 531 in place of 552 on v7x. Single products were not looked at.
+# For a matrix of slopes, in the same register layout as the operand. Simulated with dx of 2048·14336·4096: the choice
+# takes 599 µs in place of 631 on v6e, and 531 in place of 552 on v7x. Single products were not measured.
 _SLOPES_OPS = 1
 _COLUMN_OPS = 3  # for a column, which is broadcast
 _CAST_OPS = 2
 _SPLIT_OPS = 5
-_MADE_SHARE = 0.1  # of what is made on the way, that products do not hide
+_MADE_SHARE = 0.1  # share of making operands that products do not hide
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
 _OTHER_BUNDLES = 500  # the pipeline around the slices
 

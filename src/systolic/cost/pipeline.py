@@ -18,7 +18,7 @@ from systolic.schedule.config import KernelConfig
 from systolic.schedule.grid import GridSchedule
 from systolic.spec import MatmulSpec
 
-_MANY_STEPS = 8  # over k, from which on it is asked in each step whether it repeats the one before
+_MANY_STEPS = 8  # steps over k from which on each step is compared with the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ModelledTime:
     time_us: float
     compute_us: float  # steps alone
     copy_us: float  # copies alone
-    ramp_us: float  # until the first blocks are there, and from the last product to the end of its store
+    ramp_us: float  # until the first blocks have arrived, and from the last product to the end of its store
 
     @property
     def limit(self) -> str:
@@ -88,7 +88,7 @@ class _Pipeline:
     begun: float = 0.0  # when the first product began
     ended: float = 0.0  # and the last ended
     followed: int = 0  # steps
-    stored: dict[int, float] = field(default_factory=dict)  # when the tile of that number is
+    stored: dict[int, float] = field(default_factory=dict)  # when the tile of that number is stored
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> _Pipeline:
@@ -146,13 +146,13 @@ class _Pipeline:
                 step = self._leave_out(step, rows, min(total - row * -(-ahead // row), self._next_exchange(step)))
                 tiles.marks.clear()
             if step % steps_k == 0:
-                # The first tile of a row starts copies for the next row, and is like no other. The last two have other
-                # blocks before these than the earlier ones.
+                # The first tile of a row starts copies for the next row, unlike any other. The last two fetch other
+                # blocks than the earlier tiles.
                 if step % row:
                     step = self._leave_out(step, tiles, step - step % row + row - 2 * steps_k)
                 steps.marks.clear()
             elif steps_k > _MANY_STEPS:
-                # And so have the last steps of a tile.
+                # So do the last steps of a tile.
                 step = self._leave_out(step, steps, step - step % steps_k + steps_k - 3)
             self._step(step)
             self.followed += 1
@@ -214,7 +214,6 @@ class _Pipeline:
             self._wait(self.stored.pop(tile - 1), self.outputs)
 
     def _first_step(self, cycles: float) -> None:
-        """Multiply each chunk when it has arrived."""
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 self._wait(stream.landed.pop(0))
@@ -253,10 +252,7 @@ class _Pipeline:
         self.now = max(self.now, landed) + copies * self.wait_cycles
 
     def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
-        """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step.
-
-        Returns the next step.
-        """
+        """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step."""
         if until - step < loop.length:
             loop.marks.clear()
             return step
@@ -280,7 +276,7 @@ class _Pipeline:
     def _state(self) -> list[float]:
         """Return the state that decides what follows: how long the pipe and every copy under way still take."""
         now = self.now
-        # The copies of another core may have begun before now, in a pipe that has been free for so long.
+        # The other core's copies may have begun earlier, in a pipe that was free until now.
         free_for = self.streams[-1].cycles if self.cores > 1 else 0.0
         times = [max(-free_for, self.pipe - now)]
         for landed in (self.stored, *(stream.landed for stream in self.streams)):

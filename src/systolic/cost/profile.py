@@ -79,11 +79,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """The properties other than the tile that decide the cost of a step; each file of profiles is of one kind.
-
-    Attributes:
-      epilogue: name of a function of the sum alone; "" if there is none.
-    """
+    """The properties except the tile that decide a step's cost; `epilogue` names a function of the sum, or is ""."""
 
     chip: str
     dtype_lhs: str
@@ -136,12 +132,10 @@ class Profiles:
 
     @property
     def made_with(self) -> MadeWith:
-        """The versions on which the profiles' times depend."""
         return MadeWith(jax=self.jax, libtpu=self.libtpu)
 
     @property
     def file_name(self) -> str:
-        """The name of the shipped file of these profiles."""
         return _file_name(self.kind)
 
     def as_json(self) -> str:
@@ -159,11 +153,7 @@ class Profiles:
 
     @classmethod
     def from_json(cls, text: str) -> Profiles:
-        """Read the output of `as_json`.
-
-        Raises:
-          ValueError: the text is no such JSON, or of another schema.
-        """
+        """Read the output of `as_json`; raise ValueError for other text, or another schema."""
         try:
             document = mapping(read_json(text), "it")
             if (schema := document.get("schema", 1)) != PROFILE_SCHEMA:
@@ -192,8 +182,6 @@ class _Versions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Content:
-    """The document in a file of profiles."""
-
     schema: int
     command: str
     versions: _Versions

@@ -26,7 +26,7 @@ class ProfiledConfigs(NamedTuple):
     """Configurations of profiled tiles, best first, and the number of tiles and orders they were chosen from.
 
     `least_us` is the time of an ideal tile that divides the sizes, multiplies as fast as any profiled one and wastes
-    nothing at the ends; or that of the least HBM traffic.
+    nothing at the ends; or the time of the least HBM traffic.
     """
 
     configs: list[TimedConfig]
@@ -46,7 +46,7 @@ def profiled_configs(spec: MatmulSpec, chip: Chip, count: int = 1) -> ProfiledCo
     promising = table.promising(spec, chip)
     bounds = (bound for promise in promising for bound in _legal(spec, chip, promise))
     configs = best_first(spec, chip, bounds, count, "profiled")
-    # Whether the first step had better come whole is asked of these only: it decides a few microseconds.
+    # Only these are timed with a whole first step as well: it decides a few microseconds.
     configs = [min((config, _whole(spec, chip, config)), key=lambda each: each.modelled.time_us) for config in configs]
     configs.sort(key=lambda one: one.modelled.time_us)
     return ProfiledConfigs(configs, len(promising), table.least_us(spec, chip))
@@ -108,7 +108,6 @@ class _Table:
 
     @classmethod
     def of(cls, profiles: tuple[Profile, ...]) -> _Table:
-        """Return the table in the order of the profiles."""
         return cls(
             profiles=profiles,
             m=np.array([profile.tile.tiles.tile_m for profile in profiles]),
@@ -121,7 +120,6 @@ class _Table:
         )
 
     def least_us(self, spec: MatmulSpec, chip: Chip) -> float:
-        """See `ProfiledConfigs`."""
         machine = chip.machine
         tile_us = float(np.min(self.end / (self.m * self.k * self.n)))
         compute_s = tile_us * spec.m * spec.k * spec.n / chip.cores_per_device / machine.clock_hz
@@ -151,7 +149,7 @@ class _Table:
             moved += schedule.fetches(("m", "k")) * tile_m * tile_k * lhs_bytes
             moved += schedule.fetches(("k", "n")) * tile_k * tile_n * rhs_bytes
             bounds = least_us(tiles, grid_k, cost, first_s, moved / bytes_per_s, chip)
-            # In the other order nothing changes where there is one row or one column of blocks.
+            # The other order changes nothing if there is one row or one column of blocks.
             differs = np.ones(len(at), bool) if grid_order == "m" else (grid_m > 1) & (grid_n > 1)
             result += [
                 _Promise(float(bounds[row]), self.profiles[at[row]], grid_order) for row in np.nonzero(differs)[0]

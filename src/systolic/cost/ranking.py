@@ -21,7 +21,7 @@ from systolic.schedule.legality import IllegalTilesError, require_legal
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 
-_NO_MATTER = 0.001  # of the time: what could be faster by less is not looked at
+_NO_MATTER = 0.001  # share of the time: candidates that could be faster by less are not timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,19 +34,11 @@ class TimedConfig:
 
     @property
     def modelled_us(self) -> float:
-        """The time."""
         return self.modelled.time_us
 
 
 def legal_configs(configs: Iterable[KernelConfig], timed: Callable[[KernelConfig], TimedConfig]) -> list[TimedConfig]:
-    """Return the legal configurations among these, with their times, in the same order.
-
-    Args:
-      timed: times a configuration, and raises IllegalTilesError if it is illegal.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return the legal configurations with their times, in the same order; raise the last error if none is legal."""
     timed_configs, refusal = list[TimedConfig](), None
     for config in dict.fromkeys(configs):
         try:
@@ -64,7 +56,7 @@ class Bounded(NamedTuple):
     least_us: float
     config: KernelConfig
     cost: StepCost
-    bundles: float  # of code: of two configurations that are as fast, the shorter one is better
+    bundles: float  # bundles of code: of two equally fast configurations, the shorter one is better
 
 
 def best_first(
@@ -105,22 +97,14 @@ def ranked_configs(
 
 
 def estimated_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration from elsewhere with its time by estimated costs, as `ranked_configs` returns it.
-
-    Raises:
-      IllegalTilesError: it breaks rules; the message has each of them.
-    """
+    """Return a configuration with its time by estimated costs; raise IllegalTilesError if it breaks rules."""
     require_legal(spec, config, chip)
     modelled = pipeline_time(spec, config, chip, estimated_cost(spec, config, chip))
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
 
 
 def timed_config(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration from elsewhere with its time by the best available costs.
-
-    Raises:
-      IllegalTilesError: it breaks rules; the message has each of them.
-    """
+    """Return a configuration with its time by the best costs there are; raise IllegalTilesError if it breaks rules."""
     require_legal(spec, config, chip)
     cost, provenance = step_cost(spec, config, chip)
     return TimedConfig(config=config, modelled=pipeline_time(spec, config, chip, cost), provenance=provenance)

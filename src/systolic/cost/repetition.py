@@ -15,7 +15,7 @@ _SAMPLED_STEPS = 480
 
 
 class Mark(NamedTuple):
-    """Where a repetition of the pipeline may have begun."""
+    """A possible beginning of a repetition of the pipeline."""
 
     step: int
     state: list[float]

@@ -8,7 +8,7 @@ from typing import Literal
 from systolic.chips import Chip
 from systolic.spec import Spec
 
-# What the listings of the compiler, and so the machine models, call operand types. Others are converted to bfloat16.
+# Names of operand types in the compiler's listings and the machine models. Others are converted to bfloat16.
 _LISTING_TYPES = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8", "float8_e5m2": "f8"}
 
 
@@ -23,12 +23,10 @@ class Roofline:
 
     @property
     def mxu_us(self) -> float:
-        """Microseconds of the matrix units."""
         return self.flops / self.peak_flops_per_s * 1e6
 
     @property
     def hbm_us(self) -> float:
-        """Microseconds of the traffic."""
         return self.hbm_bytes / self.hbm_bytes_per_s * 1e6
 
     @property
@@ -38,7 +36,6 @@ class Roofline:
 
     @property
     def limit(self) -> Literal["memory", "compute"]:
-        """The resource that takes longer."""
         return "memory" if self.mxu_us < self.hbm_us else "compute"
 
     @property
@@ -58,11 +55,7 @@ def dtype_on(spec: Spec, chip: Chip) -> str:
 
 
 def roofline(spec: Spec, chip: Chip) -> Roofline:
-    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth.
-
-    Raises:
-      UnsupportedDtypeError: the chip does not multiply that dtype.
-    """
+    """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth."""
     return Roofline(
         flops=spec.flops * spec.passes,
         hbm_bytes=spec.least_hbm_bytes,
@@ -88,8 +81,8 @@ def repeated_us(alone_us: float, prefetch_us: float, least_hbm_us: float) -> flo
     """Return the time of a program in repeated calls, where the copy that it starts early runs during the call before.
 
     Published device times exclude that copy. The rest of a skinny product may take less time than its weight takes to
-    cross HBM, and then repeated calls wait for the copy. So this is the time of the rest, but at least that of the
-    least HBM traffic, and at most that of rest and copy together.
+    cross HBM, and then repeated calls wait for the copy. So this is the time of the rest, but at least the time of the
+    least HBM traffic, and at most the time of rest and copy together.
     """
     return max(alone_us, min(alone_us + prefetch_us, least_hbm_us))
 

@@ -34,7 +34,7 @@ _LONGEST_ROW = 32768
 
 
 def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> list[KernelConfig]:
-    """Return every configuration to consider; only those of `tiles`, if given.
+    """Return every configuration to consider; only configurations of `tiles`, if given.
 
     Raises:
       IllegalTilesError: `tiles` break rules; or nothing is legal, with the rules that the smallest tiles break.
@@ -66,12 +66,12 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
     whole_tile = KernelConfig(tiles=tiles, subtile_m=tiles.tile_m, subtile_n=tiles.tile_n)
     if side_by_side_violations(spec, tiles):
         return
-    # In the other order nothing changes where there is one row or one column of blocks.
+    # The other order changes nothing if there is one row or one column of blocks.
     orders: tuple[GridOrder, ...] = ("m", "n") if min(tiles.grid(spec)[:2]) > 1 else ("m",)
     stages: tuple[tuple[Pipeline, int], ...] = (("auto", 2), ("emit", 3))
     for pipeline_name, num_stages in stages if chip.cores_per_device == 1 and tiles.steps(spec) > 2 else stages[:1]:
         staged = replace(whole_tile, pipeline=pipeline_name, num_stages=num_stages)
-        # Without what depends on subtiles: no need to go through them where this alone is too much.
+        # Without the buffers that depend on subtiles: if these alone are too large, no subtile is tried.
         if total_bytes(kernel_buffers(spec, staged)) > usable_vmem_bytes(spec, chip):
             continue
         pipelines: list[tuple[Pipeline, int]] = [("manual", chunks) for chunks in _fill_chunks(spec, tiles, chip)]
@@ -114,7 +114,7 @@ def _sides(size: int, multiple: int, letter: str, *, skinny: bool) -> list[int]:
         even = -(-size // -(-size // side))
         result.add(-(-even // step) * step)
     sides = {side for side in result if 256 <= side <= longest and side < size}
-    # A skinny product streams whole rows of rhs: they lie in one piece.
+    # A skinny product streams whole rows of rhs, which are contiguous.
     if size <= longest or (letter == "n" and skinny and size <= _LONGEST_ROW):
         sides.add(size)
     return sorted(sides or {side for side in result if side < size} or {size})

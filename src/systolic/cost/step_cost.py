@@ -14,7 +14,6 @@ CostProvenance = Literal["profiled", "modelled"]
 
 
 def step_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> tuple[StepCost, CostProvenance]:
-    """Return the cycles of a configuration's steps, and their provenance."""
     kind = Kind.of(spec, chip)
     tiles = config.tiles
     even = spec.m % tiles.tile_m == 0 and spec.k % tiles.tile_k == 0 and spec.n % tiles.tile_n == 0

@@ -39,16 +39,11 @@ def core_number(cores: int) -> Any:
 
 
 def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    """Return the scratch shapes of a step for Pallas."""
     return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
 
 
 def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
-    """Return the VMEM shapes for Pallas, by name: the buffers of a schedule that the kernel allocates.
-
-    Args:
-      dtypes: by name, dtypes of buffers that differ from the schedule's.
-    """
+    """Return by name the VMEM of a schedule's buffers that the kernel allocates; `dtypes` override the schedule's."""
     return {
         buffer.name: pltpu.VMEM(buffer.ref_shape, jnp.dtype(dtypes.get(buffer.name, buffer.dtype)))
         for buffer in buffers

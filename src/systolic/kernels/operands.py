@@ -2,8 +2,7 @@
 
 A value that is made on the way (a cast, a function, the halves of a float32) is computed again for each subtile, from
 the part of the block that the subtile multiplies: the vector unit does it while the matrix units work. Rewriting the
-block first
-does not overlap with the products, so it pays only for expensive functions.
+block first does not overlap with the products, so it pays only for expensive functions.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _LARGEST_LOW = 2.0**120 - 2.0**112
 class Operand:
     """A block of an operand in VMEM, in the form that the matrix units take."""
 
-    refs: tuple[Any, ...]  # one; of a staged float32 its high and its low half; of two right-hand sides each
+    refs: tuple[Any, ...]  # one ref; the high and low halves of a staged float32; each of two right-hand sides
     make: Callable[..., tuple[Array, ...]] | None = None  # of the blocks and of those that their function reads
     args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """Return the factors of these rows and columns: one array, or its high and low half; or those of two arrays."""
+        """Return the factors of these rows and columns: one array, or its high and low half; or both, of two arrays."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
@@ -44,7 +43,6 @@ class Operand:
         return self.make(*blocks, *read)
 
     def part(self, rows: Any, columns: Any) -> Operand:
-        """Return the operand of these rows and columns alone."""
         return replace(
             self,
             refs=tuple(ref.at[rows, columns] for ref in self.refs),
@@ -66,11 +64,7 @@ def ready(
     spec: MatmulSpec,
     config: KernelConfig,
 ) -> Operand:
-    """Return an operand of the step, zero past the end of k.
-
-    Args:
-      scratch: holds the rewritten block of a staged operand.
-    """
+    """Return an operand of the step, zero past the end of k; `scratch` holds the block of a staged operand."""
     transposed = spec.transpose_lhs if side == "lhs" else spec.transpose_rhs
     axis_k = (1 if side == "lhs" else 0) ^ transposed
     stored = tuple(refs.factors[:1] if side == "lhs" else refs.factors[1:])

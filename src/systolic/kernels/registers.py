@@ -21,9 +21,7 @@ class ColumnTiles(Protocol):
     """Tiles along the columns of an array. All but the last hold `step_n` columns; the last holds `tile_n`."""
 
     @property
-    def grid_n(self) -> int:
-        """The number of tiles."""
-        ...
+    def grid_n(self) -> int: ...
 
     @property
     def step_n(self) -> int:
@@ -31,9 +29,7 @@ class ColumnTiles(Protocol):
         ...
 
     @property
-    def tile_n(self) -> int:
-        """Columns of a buffer."""
-        ...
+    def tile_n(self) -> int: ...
 
 
 def on_tile(number: Any, schedule: ColumnTiles, act: Callable[[Any, Any], None]) -> None:
@@ -86,8 +82,8 @@ def keep_rows(ref: Any, *, size: Any, first: Any, end: Any, multiple: int, depth
     """Zero all rows but those from `first` to `end`, up to the next multiple of `depth`.
 
     Args:
-      ref: [rows, columns], of which `size` rows have been copied, whole registers of `multiple` rows: the others are
-        after `end`, and `first` is in the first one, `end` in the last.
+      ref: [rows, columns]; `size` rows of it have been copied, whole registers of `multiple` rows: the others are after
+        `end`, and `first` is in the first one, `end` in the last.
     """
     width = ref.shape[1]
 

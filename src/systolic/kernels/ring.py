@@ -1,13 +1,12 @@
 """Copies that start before their use, through a few slots of VMEM in turn, each with its semaphore.
 
 A slot that is read is refilled as soon as its content has been used: before the first step (`fill`), then a fixed
-number of steps ahead (`fetch_next`), or as far as steps that are known only at run time leave room (`fetch_while`).
-A slot that is written is waited for before it is written again (`reserve`), and the last ones at the end (`drain`).
+number of steps ahead (`fetch_next`), or as far as steps that are known only at run time leave room (`fetch_while`). A
+slot that is written is waited for before it is written again (`reserve`), and the last ones at the end (`drain`).
 
 The differences between kernels are parameters: the number of slots, for how many steps a block stays, how the copies of
-an
-item are described, and in which order that is done. The order matters because it is the order in which programs compute
-addresses: another one makes the same copies in other cycles.
+an item are described, and in which order that is done. The order matters because it is the order in which programs
+compute addresses: another one makes the same copies in other cycles.
 """
 
 from __future__ import annotations
@@ -131,7 +130,6 @@ class Ring:
             _in_loop(begin, end, lambda number: self.wait(item_of(number)))
 
     def drain(self, stored: Any) -> None:
-        """Wait for the last copies."""
         first = stored - self.slots
         self.wait_all(max(first, 0) if isinstance(first, int) else jnp.maximum(first, 0), stored)
 

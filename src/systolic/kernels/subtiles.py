@@ -43,12 +43,10 @@ class Subtile:
 
     @property
     def rows(self) -> Any:
-        """The slice of its rows in a ref."""
         return pl.ds(self.row, self.n_rows)
 
     @property
     def columns(self) -> Any:
-        """The slice of its columns in a ref."""
         return pl.ds(self.column, self.n_columns)
 
     def row_chunks(self, rows: int, body: Callable[[Subtile], None]) -> None:

@@ -36,11 +36,7 @@ class KeptTrials:
 
     @classmethod
     def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:
-        """Return the record of these trials of a product, in any order, XLA's program among them.
-
-        Args:
-          more: additional fields of a subclass.
-        """
+        """Return the record of a product's trials, in any order, XLA's program among them; subclasses add `more`."""
         all_trials = list(trials)
         xla = next((trial for trial in all_trials if trial.tried is None), None)
         return cls(

@@ -167,7 +167,7 @@ class Op(Kept, Protocol):
 
 
 _OPS: dict[type[Any], Op] = {}
-_KEPT: dict[type[Any], Kept] = {}  # the ops, and what else a store has trials of
+_KEPT: dict[type[Any], Kept] = {}  # the ops, and other kinds of specs that a store has trials of
 
 
 def register(op: Op) -> None:
@@ -182,11 +182,7 @@ def register_kept(kept: Kept) -> None:
 
 
 def op_of(spec: Spec) -> Op:
-    """Return the op of a spec.
-
-    Raises:
-      SpecError: no op is registered for it.
-    """
+    """Return the op of a spec; raise SpecError if none is registered."""
     try:
         return _OPS[type(spec)]
     except KeyError:
@@ -195,11 +191,7 @@ def op_of(spec: Spec) -> Op:
 
 
 def kept_as(spec: Any) -> Kept:
-    """Return a store's name of a spec.
-
-    Raises:
-      SpecError: nothing is registered for it.
-    """
+    """Return a store's name of a spec; raise SpecError if nothing is registered for it."""
     return _KEPT[type(spec)] if type(spec) in _KEPT else op_of(spec)
 
 
@@ -209,11 +201,7 @@ def record_of(spec: Spec) -> dict[str, Any]:
 
 
 def read_spec(op_name: Any, record: Any) -> Any:
-    """Return the spec in a record that `untrusted.read_json` has read: numbers are counts, texts are names.
-
-    Raises:
-      UntrustedError: the record is no spec, or its op or a dtype is unknown.
-    """
+    """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is none."""
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
         raise UntrustedError(
@@ -241,7 +229,6 @@ def _is_dtype(name: str) -> bool:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of nested records by path."""
     if isinstance(value, dict):
         parts = [leaves(entry, f"{name}.{key}".strip(".")) for key, entry in value.items()]
     elif isinstance(value, (list, tuple)):

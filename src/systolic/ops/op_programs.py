@@ -13,12 +13,7 @@ from systolic.schedule import KernelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shardings:
-    """The cuts of arguments and results over the mesh of `Op.mesh`.
-
-    Attributes:
-      arguments: a `PartitionSpec` for each argument.
-      result: a `PartitionSpec`; for several results a tree of them.
-    """
+    """The cuts of arguments and results over the mesh of `Op.mesh`, as `PartitionSpec`s; several results are a tree."""
 
     arguments: tuple[Any, ...]
     result: Any
@@ -44,7 +39,6 @@ class Programs:
     shardings: Shardings | None = None
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
-        """Return the Pallas kernel with this configuration."""
         return functools.partial(self.pallas, config)
 
 

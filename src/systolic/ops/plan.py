@@ -21,14 +21,14 @@ class Plan(Summarised):
     """The kernel of a spec on one device of a chip, or on each device of a slice."""
 
     spec: Any
-    computed: Any  # what the kernel computes: the spec, perhaps turned
+    computed: Any  # the product that the kernel computes: the spec, perhaps turned
     chip: str
     config: KernelConfig
     axes: tuple[str, ...]  # of the grid
-    grid: tuple[int, ...]  # steps along each axis of what is computed
+    grid: tuple[int, ...]  # steps along each axis of `computed`
     time_us: float
     provenance: Provenance
-    modelled: ModelledTime  # what the time is made of by arithmetic, from the tile's profile where it has one
+    modelled: ModelledTime  # parts of the time by arithmetic, from the tile's profile if it has one
     mxu_us: float  # at the chip's peak
     hbm_us: float  # least traffic at the published bandwidth
     hbm_bytes: int  # that the kernel moves
@@ -37,7 +37,7 @@ class Plan(Summarised):
     considered: int
     reason: str
     time_error: TimeError | None = None  # of a simulated time
-    profiles: MadeWith | None = None  # what made the profile that the time comes from; None: it comes from none
+    profiles: MadeWith | None = None  # versions that made the time's profile; None: there is no profile
     mesh: SliceMesh | None = None  # the slice that it is cut over; None: it runs on one device
     link_bytes: int = 0  # that each device sends to others
 

@@ -34,9 +34,7 @@ _FOUND: dict[Provenance, str] = {
 class Plans(Protocol):
     """A cache of a planner's plans, hashed by identity."""
 
-    def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan:
-        """Return a new or cached plan."""
-        ...
+    def __call__(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None, /) -> Plan: ...
 
 
 class Planner:
@@ -65,7 +63,7 @@ class Planner:
         """Return the plan of `systolic.plan` with the winners of this planner's store."""
         return self.plans(spec, chip_named(chip) if isinstance(chip, str) else chip, tiles)
 
-    @reports_bugs  # also where `matmul` asks
+    @reports_bugs  # also when `matmul` asks
     def _planned(self, spec: Spec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:
         check_spec(spec, chip)
         op = op_of(spec)
@@ -114,7 +112,7 @@ class Planner:
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:
         """Return the winner of `systolic tune`; nothing if the store cannot be read, or the winner breaks rules."""
         if self.store is None or chip != known_chip(chip.name):
-            return None  # trials are kept, and judged, by the name of a chip: this one was changed, or has flags
+            return None  # trials are stored under the name of a chip: this one was changed, or has flags
         try:
             trial = self.store.winner(Subject.here(computed, chip.name))
             if trial is not None and trial.config is not None:
@@ -150,7 +148,6 @@ def check_spec(spec: Spec, chip: Chip) -> None:
 
 
 def _remarks(spec: Spec, chip: Chip) -> list[str]:
-    """Return remarks on the chip's effect on every op."""
     result = []
     if spec.dtype_multiplied in chip.emulated_dtypes:
         native = chip.emulated_dtypes[spec.dtype_multiplied]

@@ -49,7 +49,6 @@ class Block:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its elements."""
         return math.prod(self.shape) * dtype_bytes(self.dtype)
 
 

@@ -32,7 +32,6 @@ class VmemBuffer:
 
     @property
     def bytes(self) -> int:
-        """The bytes of all copies together."""
         return math.prod(self.shape) * dtype_bytes(self.dtype) * self.copies
 
 
@@ -72,8 +71,8 @@ def _pipeline_buffers(spec: MatmulSpec, tiles: Tiles, num_stages: int) -> tuple[
 class Scratch(NamedTuple):
     """The buffers that a kernel allocates in addition to its pipeline's blocks, or their refs."""
 
-    sums: tuple[Any, ...]  # over k, one of each output that is made; () where one step makes all of it
-    lhs: tuple[Any, ...]  # an operand that is staged, of a split one both halves; () where it is not
+    sums: tuple[Any, ...]  # over k, one for each sum; () if one step computes the whole sum
+    lhs: tuple[Any, ...]  # a staged operand, or both halves of a split one; () if it is not staged
     rhs: tuple[Any, ...]
 
 

@@ -35,7 +35,7 @@ class KernelConfig:
     pipeline: Pipeline = "auto"  # `pallas_call`'s grid, `emit_pipeline`, or copies that the kernel itself starts
     num_stages: int = 2  # blocks of each operand in VMEM
     grid_order: GridOrder = "m"  # the dimension of the output whose blocks change last
-    fill_chunks: int = 1  # in which the first step's blocks arrive, along k
+    fill_chunks: int = 1  # chunks along k in which the first step's blocks arrive
 
     def __post_init__(self) -> None:
         for name, tile in (("subtile_m", self.tiles.tile_m), ("subtile_n", self.tiles.tile_n)):
@@ -58,12 +58,10 @@ class KernelConfig:
 
     @property
     def subtiles(self) -> int:
-        """The number of subtiles of one step."""
         return (self.tiles.tile_m // self.subtile_m) * (self.tiles.tile_n // self.subtile_n)
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that runs this pipeline."""
         return _KERNELS[self.pipeline]
 
     def __str__(self) -> str:
@@ -76,7 +74,7 @@ class KernelConfig:
         return ", ".join(parts)
 
 
-# Vector operations an element up to which a function of an operand is computed for each subtile again: beside products
+# Vector operations an element up to which a function of an operand is computed again for each subtile: during products
 # they take no time, while rewriting the block first takes some two cycles a register.
 _CHEAP_OPERAND_OPS = 12
 

@@ -46,7 +46,6 @@ class GridSchedule:
 
     @classmethod
     def over(cls, grid_order: GridOrder, *, m: Any, n: Any, k: Any, batch: Any = 1) -> GridSchedule:
-        """Return the schedule of these numbers of blocks along each dimension."""
         loops: dict[Loop, Any] = {"batch": batch, "m": m, "n": n, "k": k}
         order: tuple[Loop, ...] = ("batch", "m", "n", "k") if grid_order == "m" else ("batch", "n", "m", "k")
         return cls(tuple((loop, loops[loop]) for loop in order))
@@ -64,7 +63,6 @@ class GridSchedule:
 
     @property
     def steps(self) -> Any:
-        """The number of steps of the grid."""
         return math.prod(count for _, count in self.loops)
 
     @property
@@ -83,7 +81,6 @@ class GridSchedule:
         return self.steps // self.steps_k
 
     def count(self, loop: Loop) -> Any:
-        """Return the number of rounds of a loop."""
         return dict(self.loops)[loop]
 
     def fetches(self, along: Collection[Loop | None]) -> Any:
@@ -99,12 +96,7 @@ class GridSchedule:
         return self.steps // self.fetches(along)
 
     def tile_index(self, step: Any, quotient: Callable[[Any, int], Any] = operator.floordiv) -> TileIndex:
-        """Return the blocks of a step of one product; along a dimension of one block they are known at trace time.
-
-        Args:
-          step: a number, or one that is traced.
-          quotient: divides it, without a remainder.
-        """
+        """Return the blocks of a step of one product; along a dimension of one block they are known at trace time."""
         _, (outer, _), (inner, count_inner), (_, steps_k) = self.loops
         output_tile = quotient(step, steps_k)
         at = {"k": step % steps_k, outer: quotient(output_tile, count_inner), inner: output_tile % count_inner}

@@ -15,7 +15,7 @@ from systolic.spec import EXACT_INT32_PRODUCTS, MatmulSpec, dtype_bytes
 
 LANES = 128  # columns of a vector register
 REGISTER_BYTES = 4096  # of a vector register: eight rows of 32-bit lanes
-# The compiler needs VMEM for itself. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
+# The compiler itself needs VMEM. Seen: 16 → 18.5, 24 → 28.5, 28 → 35.1, 64 → 73 MiB; for the six passes of
 # float32 at highest precision, whose parts it keeps, 15.5 → 24.6.
 _NEED = CompilerNeed(factor=1.26, kept_bytes=1.26 * 2 * MIB, asked_bytes=2 * MIB)
 _NEED_HIGHEST = CompilerNeed(factor=1.65, kept_bytes=1.65 * 2 * MIB, asked_bytes=2 * MIB)
@@ -56,7 +56,6 @@ def sublane_multiple(dtype: str) -> int:
 
 
 def dtype_violations(spec: MatmulSpec, chip: Chip) -> list[Violation]:
-    """Check that the chip multiplies the operands' dtypes."""
     return [
         Violation(
             rule="dtype",
@@ -110,11 +109,7 @@ def inexact_sums(tile_k: int, fix: str = "") -> Violation:
 
 
 def require_none(config: KernelConfig, violations: Sequence[Violation]) -> None:
-    """Raise if a configuration breaks rules.
-
-    Raises:
-      IllegalTilesError: the message has each violation.
-    """
+    """Raise IllegalTilesError with each violation if a configuration breaks rules."""
     if violations:
         raise IllegalTilesError(str(config), violations)
 
@@ -225,7 +220,6 @@ def side_by_side_violations(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 
 
 def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> list[Violation]:
-    """Check every rule of a configuration's tiles, subtiles and pipeline."""
     violations = tiles_violations(spec, config, chip)
     if not violations and not fits_vmem(spec, config, chip):
         value = f"{_vmem_bytes(spec, config):,} bytes with what a subtile makes of operands"
@@ -244,11 +238,7 @@ def config_violations(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> lis
 
 
 def require_legal(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> None:
-    """Raise unless a configuration obeys every rule.
-
-    Raises:
-      IllegalTilesError: the message has each rule that it breaks.
-    """
+    """Raise IllegalTilesError with each broken rule unless a configuration obeys every rule."""
     require_none(config, config_violations(spec, config, chip))
 
 
@@ -258,7 +248,6 @@ def fits_vmem(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> bool:
 
 
 def usable_vmem_bytes(spec: MatmulSpec, chip: Chip) -> int:
-    """Return the bytes that a kernel's buffers may take."""
     return _compiler_need(spec).usable_bytes(chip.vmem_bytes_per_core)
 
 

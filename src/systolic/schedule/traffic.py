@@ -13,8 +13,6 @@ from systolic.spec import MatmulSpec, dtype_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes over HBM."""
-
     lhs_bytes: int
     rhs_bytes: int
     fused_bytes: int
@@ -22,7 +20,6 @@ class Traffic:
 
     @property
     def hbm_bytes(self) -> int:
-        """The bytes read and written together."""
         return self.lhs_bytes + self.rhs_bytes + self.fused_bytes + self.out_bytes
 
 

@@ -16,7 +16,7 @@ class CompilerNeed:
     """VMEM that the compiler needs in addition to a kernel's buffers, for values that do not fit its registers.
 
     Attributes:
-      factor: VMEM of a kernel over that of its buffers.
+      factor: VMEM of a kernel over its buffers' VMEM.
       kept_bytes: bytes that buffers leave free in addition.
       asked_bytes: bytes that are requested in addition.
       margin: share of the whole request: the need depends on what the compiler may have.
@@ -28,7 +28,6 @@ class CompilerNeed:
     margin: float = 1.0
 
     def usable_bytes(self, most_bytes: int) -> int:
-        """Return the bytes that buffers may take of a kernel's limit."""
         return int((most_bytes - self.kept_bytes) / self.factor)
 
     def limit_bytes(self, buffers_bytes: int, chip: Chip, most_bytes: int) -> int:

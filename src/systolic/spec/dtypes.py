@@ -22,11 +22,7 @@ def parts_of_k(k: int) -> list[slice]:
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Return the bytes of one element of `dtype`, a NumPy or ml_dtypes name such as `"bfloat16"`.
-
-    Raises:
-      SpecError: no dtype of that name.
-    """
+    """Return the bytes of an element of a NumPy or ml_dtypes name such as `"bfloat16"`; raise SpecError if unknown."""
     try:
         return np.dtype(dtype).itemsize
     except TypeError as error:

@@ -14,7 +14,7 @@ class QuantizationError(SpecError):
     """An array that cannot be quantized as requested, or scales that do not match their values."""
 
 
-# Of integers the largest number is used in both directions, so that the format is symmetric: -8 of int4 and -128 of
+# Integers use the largest number in both directions, so that the format is symmetric: -8 of int4 and -128 of
 # int8 are read, but `quantize` does not make them.
 LARGEST: dict[str, float] = {
     "int8": 127.0,
@@ -36,20 +36,12 @@ _SHORT = {
 
 
 def format_bytes(dtype: str, elements: int) -> int:
-    """Return the bytes of this many elements: two of four bits share one, as JAX stores them on a TPU.
-
-    Raises:
-      SpecError: no dtype of that name.
-    """
+    """Return the bytes of this many elements: two of four bits share one, as JAX stores them on a TPU."""
     return -(-elements // 2) if dtype in _FOUR_BITS else elements * dtype_bytes(dtype)
 
 
 def format_named(dtype: object) -> str:
-    """Return the full name of a format; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short for some.
-
-    Raises:
-      QuantizationError: nothing is quantized to it.
-    """
+    """Return a format's full name; e4m3, e5m2, e4m3b11, e2m1, fp8 (e4m3) and fp4 are short; raise for others."""
     name: Any = _SHORT.get(dtype, dtype) if isinstance(dtype, str) else dtype
     try:
         dtype_name = np.dtype(name).name

@@ -23,7 +23,7 @@ class Operands(NamedTuple):
     bias: Any = None
     residual: Any = None
     scale: Any = None
-    primal: Any = None  # of a gradient's product: where the derivative of an operand's function is taken
+    primal: Any = None  # in a gradient's product: the argument of the derivative of an operand's function
 
     def map(self, fn: Callable[..., Any], *others: Operands) -> Operands:
         """Apply `fn` to each value that is present, and to the values of `others` in the same field."""

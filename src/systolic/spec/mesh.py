@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """One axis of a mesh, and its number of devices."""
-
     name: str
     size: int
 

@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Fn] = {
     "tanh": jnp.tanh,
     "softplus": jax.nn.softplus,
 }
-# What one of these costs in vector operations, at a guess; anything else is one.
+# Vector operations of each of these primitives, at a guess; any other primitive is one.
 _COSTS = {"exp": 8, "exp2": 7, "log": 10, "log1p": 12, "tanh": 12, "logistic": 12, "erf": 20, "div": 6, "rsqrt": 6}
 _COSTS |= {"sqrt": 6, "sin": 20, "cos": 20, "pow": 20, "integer_pow": 2}
 _FREE = {"broadcast_in_dim", "reshape", "squeeze", "copy"}

@@ -67,7 +67,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
     if named_chip is None and implementation != "xla":
         named_chip = target_chip()
     if named_chip is None and implementation not in (None, "xla"):
-        named_chip = chip_named(DEFAULT_CHIP)  # to be interpreted, some chip's tiles will do
+        named_chip = chip_named(DEFAULT_CHIP)  # interpret mode works with any chip's tiles
     if tiles is not None and not isinstance(tiles, (Tiles, KernelConfig)):
         try:
             tile_m, tile_k, tile_n = map(operator.index, tiles)

@@ -17,14 +17,7 @@ Run = Callable[..., Array]
 
 
 def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
-    """Compute the op by Pallas or by XLA.
-
-    Args:
-      pallas, xla: functions of the arrays in `given`.
-
-    Raises:
-      IllegalTilesError: no tiles fit, and the caller requested a kernel.
-    """
+    """Compute the op by Pallas or by XLA; raise IllegalTilesError if the caller requires a kernel and no tiles fit."""
     leaves, structure = jax.tree.flatten(given)
 
     def by_xla_because(reason: str) -> Array:
@@ -59,12 +52,7 @@ def one_at_a_time(call: Run, *given: Any) -> Array:
 
 
 def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> Array:
-    """Return the results of a batch of calls, one after another, as a rule of `custom_vmap` returns them.
-
-    Args:
-      size: number of calls.
-      mapped: for each array, True if there is one for each call, False if one serves all.
-    """
+    """Return the results of a batch of calls, one after another, as a rule of `custom_vmap` returns them."""
     leaves, structure = jax.tree.flatten(given)
     is_mapped = jax.tree.leaves(mapped)
     batched = [leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True) if is_batched]

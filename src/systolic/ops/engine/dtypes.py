@@ -12,7 +12,7 @@ from jax import Array
 from systolic.ops.quantized.array import Quantized
 from systolic.spec import MatmulSpec, SpecError
 
-# What the matrix unit of some chip takes. Anything else is converted by the caller, who knows what is lost.
+# Dtypes that the matrix unit of some chip takes. The caller converts any other, and knows what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # Dtypes of fused arrays. A kernel computes with all of them in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
@@ -22,7 +22,7 @@ _RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
 _SOME_DO = "which matmul does not take yet, though the matrix units of"
 _NO_SIGN = "and no TPU multiplies unsigned integers"
 _NO_TPU = "which no TPU multiplies"
-# Of operands that are refused: why, what to convert to, and what that does to the values.
+# For refused operands: the reason, the dtype to convert to, and the effect on the values.
 _REFUSED: dict[str, tuple[str, str, str]] = {
     "int4": (f"{_SOME_DO} v5e, v5p and v6e do", "int8", "which is exact"),
     "float8_e4m3b11fnuz": (f"{_SOME_DO} v5e, v5p and v6e do", "bfloat16", "which is exact"),
@@ -90,11 +90,7 @@ def fused_array(value: Any, name: str) -> Array:
 
 
 def given_dtype(value: Any, name: str) -> str:
-    """Return the dtype that JAX gives an array.
-
-    Raises:
-      SpecError: the value is no array.
-    """
+    """Return the dtype that JAX gives an array; raise SpecError if it is none."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise SpecError(
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
@@ -124,11 +120,7 @@ def stored_dtype(dtype: str) -> str:
 
 
 def refuse_quantized(value: Any, name: str) -> None:
-    """Raise for a `Quantized` where an array is expected.
-
-    Raises:
-      SpecError: the value is a `Quantized`.
-    """
+    """Raise SpecError for a `Quantized` where an array is expected."""
     if isinstance(value, Quantized):
         raise SpecError(
             f"{name} is a Quantized, which systolic.matmul takes as lhs and rhs, and gated_matmul as x and weights; "
@@ -144,11 +136,7 @@ def _reason(dtype: str, use: str) -> str:
 
 
 def multiplied_dtype(found: str, made_by: str) -> str:
-    """Return the dtype of the result of an operand's function, which `made_by` names.
-
-    Raises:
-      SpecError: this dtype is not multiplied.
-    """
+    """Return the result's dtype of an operand's function, `made_by`; raise SpecError if it is not multiplied."""
     if found not in OPERAND_DTYPES:
         raise SpecError(f"{made_by} returns {found}, {_reason(found, 'end it with .')}")
     return found

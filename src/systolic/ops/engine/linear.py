@@ -24,9 +24,7 @@ class Linear(Protocol):
     """A function of residuals and arguments, linear in the arguments; a hashable record."""
 
     @property
-    def effects(self) -> frozenset[Any]:
-        """JAX's effects of `forward`."""
-        ...
+    def effects(self) -> frozenset[Any]: ...
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         """Return the floating results. An argument that is None is zero."""
@@ -42,12 +40,7 @@ class Linear(Protocol):
 def linear(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], primals: Sequence[Array]
 ) -> tuple[Any, ...]:
-    """Return the tangents of the results of a `jax.custom_jvp`: by `fn` for the floating ones, zero for the integers.
-
-    Args:
-      arguments: at least one of them is not None.
-      primals: the results themselves.
-    """
+    """Return the tangents of a `jax.custom_jvp`'s results: by `fn` for the floating ones, zero for the integers."""
     outs = tuple(jax.typeof(primal) for primal in floating(primals))
     tangents = iter(_bound(fn, residuals, arguments, outs) if outs else ())
     return tuple(

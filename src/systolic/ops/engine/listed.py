@@ -14,11 +14,7 @@ from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
 class ListedOp(Op):
     @abstractmethod
     def configs(self, spec: Any, chip: Chip) -> list[TimedConfig]:
-        """Return all legal configurations, the fastest first.
-
-        Raises:
-          IllegalTilesError: no configuration is legal.
-        """
+        """Return all legal configurations, the fastest first; raise IllegalTilesError if there is none."""
 
     def plan(self, spec: Any, chip: Chip, tiles: Tiles | KernelConfig | None) -> Candidates:
         if isinstance(tiles, KernelConfig):

@@ -12,7 +12,7 @@ from systolic.spec import PASSES, PrecisionName, SpecError
 
 _BFLOAT16, _FLOAT32 = np.dtype("bfloat16"), np.dtype("float32")
 # Strings are the names of `jax.lax.Precision` and of presets. libtpu 0.0.42.1 compiles these presets to the same
-# passes as these precisions; of the others, which no TPU has, it says "Dot algorithm … is not supported".
+# passes as these precisions; for the others, which no TPU has, it says "Dot algorithm … is not supported".
 _PRECISIONS: dict[str, PrecisionName] = {
     "default": "default",
     "fastest": "default",

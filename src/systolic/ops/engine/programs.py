@@ -14,11 +14,7 @@ from systolic.spec import Spec
 def raced_call(
     programs: Programs, call: Callable[..., Any], forms: Mapping[str, Callable[..., Any]] | None = None
 ) -> RacedPrograms:
-    """Return a race of users' calls against XLA's program, with the same arguments.
-
-    Args:
-      forms: other ways to write XLA's program, by name.
-    """
+    """Return a race of users' calls against XLA's program and its other `forms`, with the same arguments."""
     return RacedPrograms(
         spec=programs.computed,
         arguments=programs.arguments,

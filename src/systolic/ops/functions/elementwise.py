@@ -35,7 +35,7 @@ def elementwise(fn: Fn, what: str, args: Sequence[jax.ShapeDtypeStruct], *, in_k
     """
     name = getattr(fn, "__name__", type(fn).__name__)
     seen = _follow(fn, name, what, args)
-    # What is not the same function of blocks of another size computes with that size.
+    # A function that differs for blocks of another size computes with that size.
     steps = [_follow(fn, name, what, _blocks(args, times)).steps for times in (1, 2)]
     if steps[0] != steps[1]:
         raise SpecError(
@@ -62,7 +62,7 @@ def _check_derivative(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtyp
     shapes = [block, jax.eval_shape(fn, *args), *fused]
     try:
         jax.make_jaxpr(derivative)(*shapes)
-    except Exception:  # noqa: BLE001  it has none, and who wants one is told so by JAX
+    except Exception:  # noqa: BLE001  it has no derivative, and JAX reports that when one is used
         return
     _follow(derivative, f"{name}'s derivative", what, shapes)
 
@@ -72,7 +72,6 @@ def _fix(what: str) -> str:
 
 
 def _follow(fn: Fn, name: str, what: str, args: Sequence[jax.ShapeDtypeStruct]) -> Follower:
-    """Follow the function on arguments of these shapes."""
     try:
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
     except Exception as error:

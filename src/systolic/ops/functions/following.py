@@ -35,8 +35,8 @@ class Followed:
     """The places of a value's elements in the block."""
 
     along: tuple[Along, ...]  # for each of its dimensions
-    of_block: bool  # made from the block, and not from constants alone
-    origin: str = ""  # of dimensions of its own, for messages
+    of_block: bool  # made from the block, and not only from constants
+    origin: str = ""  # names of the function's own dimensions, for messages
 
     @classmethod
     def block(cls, shape: Sequence[int], along: Sequence[Along]) -> Followed:
@@ -62,16 +62,12 @@ class Follower:
     """Follows values through a jaxpr, and records the primitives that they pass."""
 
     def __init__(self) -> None:
-        self.steps: list[Any] = []  # primitives, and every number that decides what comes out
+        self.steps: list[Any] = []  # primitives, and every number that decides the result
         self.captured: list[Any] = []  # constants of jaxprs
-        self.has_own_derivative = False  # defined by somebody, who may have defined anything
+        self.has_own_derivative = False  # a user may define any derivative
 
     def follow(self, closed: Any, inputs: Sequence[Followed]) -> list[Followed]:
-        """Return the outputs of a jaxpr.
-
-        Raises:
-          NotElementwiseError: elements would be mixed.
-        """
+        """Return the outputs of a jaxpr; raise NotElementwiseError if elements would be mixed."""
         self.captured += function_of(closed).consts
 
         def step(equation: Any, operands: list[Followed]) -> list[Followed]:
@@ -232,7 +228,7 @@ _PLACING: dict[str, Callable[[Any, Followed], list[Along]]] = {
 }
 
 
-# Control flow: what decides is one scalar for all elements.
+# Control flow: one scalar decides for all elements.
 
 
 def _either(first: Sequence[Followed], second: Sequence[Followed], *deciding: Followed) -> list[Followed]:

@@ -23,7 +23,7 @@ ELEMENTWISE = frozenset({
     # nothing at all
     "copy", "copy_p", "name", "pvary", "stop_gradient",
 })  # fmt: skip
-# They work along some dimensions, which they drop,
+# Primitives that work along some dimensions, which they drop,
 REDUCTIONS = frozenset({
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod", "reduce_sum",
     "reduce_xor", "unstack",
@@ -33,5 +33,5 @@ WITHIN = frozenset({
     "concatenate", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum", "pad", "rev", "slice", "sort", "split",
     "stack",
 })  # fmt: skip
-# They mix everything: only constants may go through.
+# Primitives that mix everything: only constants may go through.
 OF_CONSTANTS = frozenset({"dot_general", "dynamic_slice", "gather", "iota"})

@@ -24,11 +24,7 @@ def canonical(
     preferred_element_type: Any,
     backend: Backend,
 ) -> Call:
-    """Check the arguments, and return them in the form of `ops.matmul.arguments`.
-
-    Raises:
-      SpecError: shapes or dtypes that do not match, or an activation that is not elementwise.
-    """
+    """Check the arguments, and return them as `ops.matmul.arguments` does; raise SpecError if they do not match."""
     side_by_side = False
     gate_words = _words("w_gate", w_gate)
     if w_gate.ndim < 2:

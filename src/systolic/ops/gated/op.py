@@ -22,7 +22,6 @@ class GatedOp(MatmulOp):
     spec_type = GatedSpec
 
     def words(self, spec: MatmulSpec) -> tuple[str, str, str]:
-        """Describe sizes, dtypes, and the combination of both products."""
         sizes, dtypes, fused = super().words(spec)
         layout = "side by side" if spec.side_by_side else ""
         return sizes, dtypes, ", ".join(filter(None, (fused, _PAIRINGS[spec.pairing], layout)))

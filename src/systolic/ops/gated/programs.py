@@ -18,11 +18,7 @@ from systolic.spec import MatmulSpec
 
 
 def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
-    """Return the call and plain JAX. A product of a gradient has no call: its kernel is raced against XLA.
-
-    Raises:
-      SpecError: an activation without a name of systolic's.
-    """
+    """Return the call and plain JAX. A product of a gradient has no call: its kernel is raced against XLA."""
     programs = counted(spec)
     if spec.pairing != "gated":
         return raced_kernel(programs_of(programs, chip), programs, chip)

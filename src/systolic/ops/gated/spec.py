@@ -16,7 +16,7 @@ class GatedSpec(MatmulSpec):
       the derivatives of the result with regard to lhs @ up and to lhs @ rhs.
     - added: `lhs₁ @ rhs + lhs₂ @ up`, where the function of lhs makes lhs₁ and lhs₂ of one block: the gradient of x.
     - apart: `lhs @ rhs₁` and `lhs @ rhs₂`, two outputs, where the function of rhs makes rhs₁ and rhs₂: the weights'
-    gradients.
+      gradients.
 
     With `side_by_side` rhs and up are one array, the columns of up after the columns of rhs; so are both outputs of
     apart.
@@ -25,7 +25,7 @@ class GatedSpec(MatmulSpec):
       SpecError: as `MatmulSpec`.
     """
 
-    # A plain product has these as properties, not as fields, so that its records have stayed what they were.
+    # A plain product has these as properties, not as fields, so that its records did not change.
     pairing: Pairing = "gated"  # pyright: ignore[reportIncompatibleMethodOverride]
     side_by_side: bool = False  # pyright: ignore[reportIncompatibleMethodOverride]
 

@@ -64,8 +64,7 @@ def grouped_matmul(
       up: a second array like rhs; the function of the first product is multiplied by lhs @ up.
       side_by_side: rhs is one array of both, [groups, k, 2n], the columns of up after the columns of rhs; [groups, 2n,
         k] with `transpose_rhs`. Its gradient is one array and takes one kernel, as does the gradient of lhs. Where n is
-        no
-        multiple of 256, XLA copies the two halves.
+        no multiple of 256, XLA copies the two halves.
       bias: [groups, n].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       row_scale: [m], such as a router's weights.

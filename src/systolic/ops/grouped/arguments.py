@@ -22,8 +22,6 @@ from systolic.spec import SpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """A call in canonical form."""
-
     product: GroupedProduct
     lhs: Array
     rhs: Array
@@ -33,7 +31,6 @@ class Call:
 
     @property
     def is_plain(self) -> bool:
-        """True if the sum is only cast."""
         single = not self.product.side_by_side
         return single and not self.product.activation and all(array is None for array in self.fused)
 

@@ -17,18 +17,18 @@ MOST_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
 _LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
-# many blocks, or more than 512 columns of one. Fitted to what some forty kernels of `bench --suite moe` compile to.
+# many blocks, or more than 512 columns of one. Fitted to the code of some forty kernels of `bench --suite moe`.
 MOST_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
 _LEAST_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
-# Rows of the smaller blocks, of the largest one's: a group's last rows take the smallest that holds them, or two or
-# more that are half as long each. The more sizes there are, the fewer rows are multiplied for nothing, and the more
-# code there is. Where groups are large, halves do, and the code may go into a longer block.
+# Rows of the smaller blocks, as shares of the largest one's: a group's last rows take the smallest that holds them, or
+# several half as long. The more sizes there are, the fewer rows are multiplied for nothing, and the more code there is.
+# For large groups halves are enough, and a longer block may use the code.
 _FINE_FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.1875, 0.125, 0.0625)
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25, 0.125)
 _LARGE_ROWS = 1024
 _LARGE_FRACTIONS = (1.0, 0.25, 0.0625)
-# This many rows of a block may be nobody's before two smaller ones are faster, at least and of its rows: matrix units
+# A block may have this number or share of unused rows before two smaller blocks are faster, because matrix units
 # wait while a block begins and ends.
 _LOST_ROWS, _LOST_SHARE = 160, 0.25
 

@@ -35,9 +35,9 @@ _WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
 _FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
 _DEPTHS = (128, 256, 512)
-_ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows has to promise 1.6 % more than a small one
-# Half the time where one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
-# `bench --suite moe`, as the least that tells their tiles apart.
+_ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows must be 1.6 % faster than a small one
+# Half the time when one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
+# `bench --suite moe`, as the least share that separates their tiles.
 _ONE_GROUP = 0.02
 # The model follows at most this many rows and groups. Of more it follows a part, and times are in proportion.
 _MAX_ROWS = 2**21
@@ -127,11 +127,7 @@ def product_time(
 
 
 def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Sum the time over groups: products and copies overlap; stores do not with one tile of the result in VMEM."""
     schedule = GradientSchedule.of(spec, config, chip)
     item, item_out = dtype_bytes(spec.dtype), dtype_bytes(spec.dtype_out)
     tiles = schedule.grid_k * schedule.core_n
@@ -186,11 +182,7 @@ def gradient_configs(spec: GroupedGradientSpec, chip: Chip) -> list[TimedConfig]
 
 
 def timed(spec: GroupedSpec | GroupedGradientSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     is_product = isinstance(spec, GroupedSpec)
     modelled = product_time(spec, config, chip) if is_product else gradient_time(spec, config, chip)
     return TimedConfig(config=config, modelled=modelled, provenance="modelled")
@@ -236,7 +228,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
         sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
         for tile_k in sides_k:
             for tile_n in sides_n:
-                # Where not even the sum fits, the smallest tile says so.
+                # If not even the sum fits, the smallest tile raises the error.
                 if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
                     continue
                 for columns in {

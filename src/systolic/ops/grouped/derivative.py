@@ -128,7 +128,7 @@ def _gradient(product: GroupedProduct, groups: int, *given: Any) -> Array:
 
 
 def _differentiated(product: GroupedProduct, groups: int, *given: Any) -> Array:
-    if not groups:  # which the shapes of the arrays do not say
+    if not groups:  # which the shapes of the arrays do not show
         return gradient_by_xla(product, groups, *given)
     by_pallas, by_xla = (functools.partial(run, product, groups) for run in (gradient_by_pallas, gradient_by_xla))
     return dispatched(product.backend, by_pallas, by_xla, *given)

@@ -27,8 +27,6 @@ class _Grouped(ListedOp):
 
 
 class GroupedOp(_Grouped):
-    """`systolic.grouped_matmul`; see `systolic.ops.op.Op`."""
-
     name = "grouped"
     spec_type = GroupedSpec
 
@@ -64,8 +62,6 @@ class GroupedOp(_Grouped):
 
 
 class GroupedGradientOp(_Grouped):
-    """The gradient of `systolic.grouped_matmul` in its matrices; see `systolic.ops.op.Op`."""
-
     name = "grouped-gradient"
     spec_type = GroupedGradientSpec
 

@@ -12,15 +12,11 @@ from systolic.spec import PrecisionName
 
 
 class Grouping(NamedTuple):
-    """The assignment of rows to groups."""
-
     sizes: Any  # int32 [all groups]
     offset: Any = None  # int32 [1], the number of the first group whose matrix is given; None: all are
 
 
 class Fused(NamedTuple):
-    """Additional operands of a grouped product."""
-
     bias: Any = None  # [groups, n]
     row_scale: Any = None  # [m]
     up: Any = None  # the second right-hand side, as the first
@@ -40,7 +36,7 @@ class GroupedProduct:
     side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
-    group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are wanted cut
+    group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
 
     def anew(self, **changes: Any) -> GroupedProduct:
         """Return another product by the same backend, without the tiles that the caller gave for this one."""
@@ -48,7 +44,6 @@ class GroupedProduct:
 
     @property
     def plain(self) -> GroupedProduct:
-        """The product without the operations on the sum."""
         return replace(self, activation="", function=None, side_by_side=False)
 
     def is_linear(self, fused: Fused) -> bool:
@@ -56,7 +51,6 @@ class GroupedProduct:
         return not self.activation and not self.side_by_side and fused.up is None and fused.row_scale is None
 
     def spec(self, lhs: Any, rhs: Any, fused: Fused) -> GroupedSpec:
-        """Return the spec of these operands for the planner."""
         groups, k, n = rhs.shape
         k, n = (n, k) if self.transpose_rhs else (k, n)
         n = n // 2 if self.side_by_side else n
@@ -80,7 +74,6 @@ class GroupedProduct:
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:
-        """Return the spec of the matrices' gradient for the planner."""
         return GroupedGradientSpec(
             m=lhs.shape[0],
             k=lhs.shape[1],

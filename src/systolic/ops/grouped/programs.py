@@ -61,7 +61,6 @@ def gradient_programs_of(spec: GroupedGradientSpec, chip: Chip) -> Programs:
 
 
 def raced(spec: GroupedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.grouped_matmul` and plain JAX."""
     return raced_call(programs_of(spec, chip), functools.partial(_called, spec, chip, implementation))
 
 

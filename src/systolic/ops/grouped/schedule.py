@@ -26,7 +26,7 @@ from systolic.schedule.sizes import is_ragged_side, padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
-_RING_SHARE = 0.75  # of what is left for weights and results that wait to be stored: for weights
+_RING_SHARE = 0.75  # share for weights of the VMEM left for weights and results
 _MAX_SLOTS = 24
 _LHS_SLOTS, _COTANGENT_SLOTS = 2, 3  # of a gradient
 
@@ -70,16 +70,11 @@ class GroupedSchedule:
 
     @property
     def core_n(self) -> int:
-        """Tiles of columns of one core."""
         return self.grid_n // self.cores
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
-        """Return the schedule: `tile_m` is the panel, `tile_k` all of k.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule, or raise IllegalTilesError: `tile_m` is the panel, `tile_k` all of k."""
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         grid_n = -(-spec.n // tiles.tile_n)
@@ -170,16 +165,11 @@ class GradientSchedule:
 
     @property
     def core_n(self) -> int:
-        """Tiles of columns of one core."""
         return self.grid_n // self.cores
 
     @classmethod
     def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:
-        """Return the schedule: `tile_m` is the most rows of a visit, `subtile_m` the rows summed over at once.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule: `tile_m` is the most rows of a visit, `subtile_m` the rows summed over at once."""
         tiles, multiple = config.tiles, registers_rows(*spec.row_dtypes)
         _require(spec, config, multiple)
         tile = (tiles.tile_k, tiles.tile_n)

@@ -2,8 +2,8 @@
 
 Each device multiplies its parts. Rows and columns stay cut as they are: a device has the rows of each group that lie in
 its part. If k or the groups are cut (their matrices lie on several devices), the parts' products are summed over the
-devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array
-that it cut elsewhere is gathered first.
+devices. An axis of the mesh that cuts two dimensions cuts the first of rows, groups, columns and k; the array that it
+cut elsewhere is gathered first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ _UNCUT = Grouping(sizes=("",), offset=("",))
 def sharded_product(
     run: Multiply, mesh: Any, product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     columns = _columns(product)
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
     arrays = (lhs, rhs, grouping, fused)
@@ -48,7 +44,7 @@ def sharded_product(
         rows, matrices = _rows_here(grouping, mesh, lhs.shape[0], cuts), rhs.shape[0]
         part_product, part_grouping = _product_here(product, mesh, cuts), _groups_here(rows, matrices, cuts)
         if "k" in cuts:
-            # What is only cast is sent in its own dtype, as XLA does.
+            # A sum that is only cast is sent in the result's dtype, as in XLA.
             narrow = (
                 part_product == part_product.plain
                 and fused == Fused()
@@ -99,7 +95,6 @@ def sharded_gradient(
 def sharded_finish(
     mesh: Any, product: GroupedProduct, total: Array, up: Array | None, groups: int, grouping: Grouping, fused: Fused
 ) -> Array:
-    """Return `xla.finished` of sharded sums, which can be differentiated."""
     sums = ("m", _columns(product))
     arrays = (total, up, grouping, fused._replace(up=None))
     fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)

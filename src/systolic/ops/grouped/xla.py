@@ -17,7 +17,6 @@ ROWS_SUMMED = lax.RaggedDotDimensionNumbers(
 
 
 def product_by_xla(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Grouping, fused: Fused) -> Array:
-    """Return `lhs[rows of g] @ rhs[g]`, with the operations on the sum."""
     rows = _Rows(lhs.shape[0], rhs.shape[0], grouping)
     total, up = (None if factor is None else _sum(product, lhs, factor, rows) for factor in (rhs, fused.up))
     assert total is not None
@@ -59,7 +58,6 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:
-    """Return `lhs[rows of g]ᵀ @ cotangent[rows of g]` for each group."""
     rows = _Rows(lhs.shape[0], groups, grouping)
     if 0 in (*lhs.shape, *cotangent.shape, groups):
         return jnp.zeros((groups, lhs.shape[1], cotangent.shape[1]), product.dtype_out)
@@ -75,7 +73,6 @@ def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent:
 
 
 def rows_of(m: int, groups: int, grouping: Grouping) -> _Rows:
-    """Return the rows of the groups whose matrices are given."""
     return _Rows(m, groups, grouping)
 
 
@@ -92,15 +89,13 @@ def group_bounds(sizes: Array, m: int) -> Array:
 
 
 class _Rows:
-    """The rows of the groups whose matrices are given. Sizes below zero count as zero; rows after the last are not
-    here.
-    """
+    """The rows of the groups whose matrices are given; sizes below zero count as zero, later rows are left out."""
 
     def __init__(self, m: int, groups: int, grouping: Grouping) -> None:
         bounds = group_bounds(grouping.sizes, m)
         self.groups, self._shifted = groups, grouping.offset is not None
         if grouping.offset is not None:
-            # Matrices of numbers that no group has meet no rows: both their bounds are the first or the last.
+            # Matrices without a group meet no rows: both their bounds are the first or the last row.
             bounds = bounds[jnp.clip(grouping.offset[0] + jnp.arange(groups + 1), 0, grouping.sizes.shape[0])]
         starts, ends = bounds[:-1], bounds[1:]
         self.sizes = ends - starts
@@ -121,5 +116,4 @@ class _Rows:
         return jnp.roll(array, -self._begin, axis=0) if self._shifted else array
 
     def back_in_place(self, array: Any) -> Any:
-        """Invert `first_to_front`."""
         return jnp.roll(array, self._begin, axis=0) if self._shifted else array

@@ -51,15 +51,15 @@ def matmul(
     Args:
       lhs: [..., m, k], or [..., k, m] with `transpose_lhs`, or [k]. float32, bfloat16, int8, float8_e4m3fn or
         float8_e5m2. float16 is multiplied as float32.
-      rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs
-        with an int8 weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
+      rhs: [..., k, n], or [..., n, k] with `transpose_rhs`, or [k]. Dtypes may differ: a bfloat16 lhs with an int8
+        weight is multiplied in bfloat16. Or a `systolic.Quantized` of such shapes, also with a batch, or a
         `qwix.QArray`: see the page on quantized products. lhs may be quantized too, also with a plain rhs.
       bias: [n], or one element.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       residual: broadcasts to the output.
       out_scale: broadcasts to the output; with quantized operands to [n].
       lhs_fn: elementwise function of lhs as it is stored, and of `lhs_args`, applied to blocks in VMEM: a cast, a
-        scale, a mask. The product is in its result's dtype.
+        scale, a mask. The kernel multiplies in its result's dtype.
       lhs_args: arrays that broadcast to lhs.
       rhs_fn, rhs_args: the same for rhs.
       quantize_lhs: "int8", "int4", "e4m3" or "e5m2": each row of lhs is quantized to it in the kernel, with its own

@@ -139,7 +139,6 @@ def canonical(
 
 
 def _function(fn: Fn | None, what: str, array: Array, args: Sequence[Array], in_kernel: bool) -> tuple[Fn | None, str]:
-    """Return the function of an operand, and the multiplied dtype."""
     if fn is None:
         if args:
             raise SpecError(f"{what.replace('fn', 'args')} without {what}: there is nothing to give them to")

@@ -101,11 +101,7 @@ def left_to_jax(lhs: Any, rhs: Any, *, precision: Any, out_sharding: Any) -> str
 def spec_of_dot_general(
     lhs: Any, rhs: Any, dimension_numbers: DimensionNumbers, *, precision: Any, dtype_out: Any
 ) -> MatmulSpec:
-    """Return the spec of a `dot_general` of such arrays, or shapes, for the planner.
-
-    Args:
-      dtype_out: dtype of the result.
-    """
+    """Return the spec of a `dot_general` of such arrays, or shapes, with a result of `dtype_out`, for the planner."""
     import jax
 
     from systolic.ops.engine.backend import backend_of

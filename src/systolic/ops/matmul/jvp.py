@@ -34,7 +34,7 @@ def multiply(product: Product, operands: Operands) -> Array:
     """Return the result, [*batch, m, n], differentiable with regard to every array."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
-    # Under `shard_map` a gradient varies over every axis over which any operand does. What makes all of them vary is
+    # Under `shard_map` a gradient varies over every axis over which any operand does. Making all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
     out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
     return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
@@ -133,7 +133,6 @@ def sum_tangent(product: Product, operands: Operands, tangents: Operands) -> Arr
 def _operand_tangent(
     side: Literal["lhs", "rhs"], product: Product, operands: Operands, tangents: Operands
 ) -> Array | None:
-    """Return the tangent of a multiplied operand, or of its function's result."""
     fn: Fn | None = getattr(product.functions, side)
     arrays, changes = ([getattr(tree, side), *getattr(tree, f"{side}_args")] for tree in (operands, tangents))
     moving = [number for number, change in enumerate(changes) if change is not None]

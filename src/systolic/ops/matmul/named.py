@@ -25,11 +25,7 @@ Fn = Callable[..., Any]
 
 
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
-    """Return the product with the functions that a spec names.
-
-    Raises:
-      SpecError: a function without a name of systolic's, or a product of a gradient.
-    """
+    """Return the product with the functions that a spec names; raise SpecError for other names, or a gradient."""
     if spec.epilogue.primal is not None or spec.epilogue.kept_sum is not None:
         raise SpecError("a product of a gradient is not built from its spec; tune the product itself")
     return Product(
@@ -46,11 +42,7 @@ def product_of(spec: MatmulSpec, backend: Backend) -> Product:
 
 
 def functions_of(spec: MatmulSpec) -> Functions:
-    """Return the functions that a spec names.
-
-    Raises:
-      SpecError: a name without a function here.
-    """
+    """Return the functions that a spec names; raise SpecError for an unknown name."""
     name = spec.epilogue.activation
     if name and name not in ACTIVATIONS:
         raise SpecError(f"activation={name!r} is not known; use one of {', '.join(ACTIVATIONS)}")
@@ -67,11 +59,7 @@ def _named(described: Prologue | None) -> Fn | None:
 
 @functools.cache
 def function_named(name: str, dtype: str) -> Fn:
-    """Return the function of an operand with this name, which makes this dtype.
-
-    Raises:
-      SpecError: there is no such function.
-    """
+    """Return the operand function of this name, which makes this dtype; raise SpecError if there is none."""
 
     def cast(block: Array) -> Array:
         return block.astype(dtype)
@@ -120,11 +108,7 @@ def matrices(spec: MatmulSpec) -> Operands:
 
 @functools.lru_cache(maxsize=1024)
 def counted(spec: MatmulSpec, product: Product | None = None) -> MatmulSpec:
-    """Return the spec with the operations of its functions as counted in the program, whatever the spec says.
-
-    Raises:
-      SpecError: this module has no program for the spec.
-    """
+    """Return the spec with the operations counted in its program; raise SpecError if there is no program here."""
     product = product or product_of(spec, BY_XLA)
     actual_spec = spec_of(product, matrices(spec))
     if _uncounted(actual_spec) != _uncounted(spec):

@@ -29,20 +29,18 @@ from systolic.schedule import (
 )
 from systolic.spec import MatmulSpec
 
-# So near to the least time that there is, the best profiled tile is taken without asking the model: that takes a
+# A profiled tile within this share of the least time is taken without running the model: that takes a
 # second. The first blocks and the last store take some microseconds of any tile, of a small product less.
 _NEAR = 1.04
 _ENDS_US = 4.0
 _ENDS_SHARE = 0.1
-# By how much the model has to promise more than a profile: so far it may be wrong, and the best of many it flatters.
+# Margin by which the model must beat a profile: the model may be off by this much, and its best of many is optimistic.
 _DOUBT = 0.02
 _PROFILED_FIRST = 2  # tiles that a search tries before all others
 _PASSES = {"default": "one bfloat16 pass", "high": "three bfloat16 passes", "highest": "six bfloat16 passes"}
 
 
 class MatmulOp(Op):
-    """`systolic.matmul`; see `systolic.ops.op.Op`."""
-
     name = "matmul"
     spec_type = MatmulSpec
 
@@ -111,7 +109,6 @@ class MatmulOp(Op):
         )
 
     def remarks(self, spec: MatmulSpec, chip: Chip) -> list[str]:
-        """Describe how the product is turned, and how float32 is multiplied."""
         orientation = str(Orientation.of(spec))
         orientations = [orientation] if orientation else []
         if spec.dtype_multiplied == "float32":

@@ -35,13 +35,12 @@ class Orientation:
             return cls()  # Mosaic multiplies two rows of integers as a matrix with a column only
         lhs_shape = (spec.k, spec.m) if spec.transpose_lhs else (spec.m, spec.k)
         rhs_shape = (spec.n, spec.k) if spec.transpose_rhs else (spec.k, spec.n)
-        # Two products are not swapped: what they share is on one side.
+        # Two products are not swapped: their common operand is on one side.
         swap_ab = spec.pairing is None and stored_by_columns(spec.m, spec.n)
         shapes = (rhs_shape, lhs_shape) if swap_ab else (lhs_shape, rhs_shape)
         return cls(swap_ab=swap_ab, lhs=stored_by_columns(*shapes[0]), rhs=stored_by_columns(*shapes[1]))
 
     def spec(self, spec: MatmulSpec) -> MatmulSpec:
-        """Return the product that the kernel computes."""
         fused = self.operands(spec.operands, FusedOperand.turned)
         if self.swap_ab:
             spec = replace(
@@ -74,18 +73,12 @@ class Orientation:
         return operands.map(lambda one, side: turn(one) if turns[side] else one, operands.sides)
 
     def tiles(self, tiles: Tiles | None) -> Tiles | None:
-        """Return the tiles of the kernel's product."""
         if tiles is None or not self.swap_ab:
             return tiles
         return Tiles(tile_m=tiles.tile_n, tile_k=tiles.tile_k, tile_n=tiles.tile_m)
 
     def refusal(self, error: IllegalTilesError, *, of_kernel: bool) -> IllegalTilesError:
-        """Return the planner's error on the kernel's product in terms of the caller's product.
-
-        Args:
-          of_kernel: True if the caller gave a whole configuration, which is of the kernel's product: the error stays as
-            it is.
-        """
+        """Return the planner's error in terms of the caller's product; with `of_kernel`, of the kernel's product."""
         if not self.swap_ab:
             return error
         if of_kernel:

@@ -39,9 +39,9 @@ class Product:
     transpose_rhs: bool = False
     activation: str = ""  # its name
     kept_sum: str | None = None  # dtype of a second output, z; None: there is none
-    pairing: Pairing | None = None  # what becomes of two products; None where there is one
+    pairing: Pairing | None = None  # the combination of two products; None if there is one
     side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
-    counts_cast: bool = True  # whether the cast to `dtype_out` is one of the epilogue's operations
+    counts_cast: bool = True  # True if the cast to `dtype_out` counts as an operation of the epilogue
 
     def anew(self, **changes: Any) -> Product:
         """Return another product by the same backend, without the tiles that the caller gave for this one."""
@@ -67,10 +67,10 @@ def spec_of(product: Product, operands: Operands) -> MatmulSpec:
 
     facts = operands.map(fused, operands.sides)
     counted = epilogue_op_count(product, operands.of_output.map(lambda _: True))
-    its_type: Callable[..., MatmulSpec] = MatmulSpec
+    spec_type: Callable[..., MatmulSpec] = MatmulSpec
     if product.pairing is not None:
-        its_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
-    return its_type(
+        spec_type = functools.partial(GatedSpec, pairing=product.pairing, side_by_side=product.side_by_side)
+    return spec_type(
         m=max(m, 1),
         k=max(k, 1),
         n=max(n, 1),

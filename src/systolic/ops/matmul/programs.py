@@ -60,11 +60,7 @@ def _result(run: Callable[..., tuple[Any, ...]], product: Product, operands: Ope
 
 
 def raced(spec: MatmulSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use when it is traced.
-
-    Raises:
-      SpecError: a function without a name of systolic's, or a product of a gradient.
-    """
+    """Return `systolic.matmul` and plain JAX; ours takes the tiles of the planner in use when it is traced."""
     counted_programs = counted(spec)
     return RacedPrograms(
         spec=counted_programs,

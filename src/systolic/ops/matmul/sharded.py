@@ -1,8 +1,8 @@
 """A product of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
 
 Each device multiplies its parts. Rows, columns and the batch stay cut as they are; if k is cut, the parts' products are
-summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two
-dimensions of a product cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
+summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two dimensions of a product
+cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
 """
 
 from __future__ import annotations
@@ -23,11 +23,7 @@ Run = Callable[[Product, Operands], tuple[Array, ...]]
 
 
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = cuts_of(operands, names, last=("m", "n", "k"))
 
@@ -53,7 +49,7 @@ def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
 def _summed(run: Run, mesh: Any, product: Product, operands: Operands, axes: Axes) -> tuple[Array, ...]:
     """Return the product of parts of k, summed over the devices and then finished."""
     spec = spec_of(product, operands)
-    spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which says whether an int32 holds the sum
+    spec = replace(spec, k=spec.k * parts_of(mesh, axes))  # which decides if an int32 holds the sum
     # As XLA does: parts of a product that is only cast are sent in its own dtype.
     only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum
     narrow = only_cast and jnp.issubdtype(product.dtype_out, jnp.floating)

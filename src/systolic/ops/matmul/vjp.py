@@ -108,7 +108,7 @@ def _operand_cotangents(
         return None, tuple(None for _ in args)
     # dz is the left factor of the gradient of lhs, and the right one of rhs's; stored transposed, the other way.
     dz_left = is_lhs != transposed
-    # As stored, dz is [m, n]; on the left it is wanted as [m, n] for lhs and [n, m] for rhs, and so on.
+    # dz is stored as [m, n]; as the left factor it is needed as [m, n] for lhs and [n, m] for rhs, and so on.
     transposes = (is_lhs != dz_left, other_transposed == transposed)
     reduced = broadcast_shapes(source[0].shape[:-2], own_operands.rhs.shape[:-2]) != array.shape[:-2]
     fused = own_fn is not None and not args and not reduced

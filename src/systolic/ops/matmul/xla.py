@@ -14,8 +14,7 @@ from systolic.spec import Operands, parts_of_k
 
 
 def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
-    """Compute the product as plain JAX operations."""
-    # Only dtypes are wanted: sizes may be symbols.
+    # Only dtypes matter here: sizes may be symbols.
     spec = spec_of(product, operands.map(lambda array: jax.ShapeDtypeStruct((1,) * array.ndim, array.dtype)))
     k = operands.lhs.shape[-2 if product.transpose_lhs else -1]
     if isinstance(k, int):
@@ -26,7 +25,7 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
     if product.side_by_side and operands.up is not None:
         rhs, up = jnp.split(rhs, 2, axis=-1)
         operands = operands._replace(up=up)
-    # On several devices XLA sums parts in the dtype that it is asked for.
+    # On several devices XLA sums parts in the requested dtype.
     only_cast = spec.epilogue.is_identity and not spec.epilogue.kept_sum and spec.dtype_multiplied == "bfloat16"
     dtype_sum = product.dtype_out if only_cast and product.dtype_out == "bfloat16" else spec.dtype_accumulator
     lefts, rights = jax.tree.leaves(lhs), jax.tree.leaves((rhs, operands.up))

@@ -15,7 +15,7 @@ from systolic.ops.quantized.product import Operands
 
 def quantized_matmul(call: Call) -> Array:
     """Return `(activation(lhs @ rhs.dequantize() + bias) + residual) · out_scale`, or the gated product."""
-    # Under `shard_map` a derivative is summed over the devices whose rows or columns meet what they share.
+    # Under `shard_map` a derivative is summed over the devices whose rows or columns meet a common operand.
     leaves, structure = jax.tree.flatten(call.operands)
     operands: Operands = jax.tree.unflatten(structure, varying_alike(leaves))
     fn = functools.partial(multiply, call.product)

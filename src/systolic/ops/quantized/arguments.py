@@ -27,7 +27,7 @@ class Call:
     """A call in canonical form, and the shape and dtype that its caller expects."""
 
     product: QuantizedProduct
-    operands: Operands  # of a batched weight all have its batch dimension
+    operands: Operands  # with a batched weight all have its batch dimension
     shape: tuple[int, ...]
     dtype: str
 
@@ -41,7 +41,6 @@ class _Rows:
 
 
 def is_quantized(value: Any) -> bool:
-    """True for a `Quantized`, or a QArray of qwix."""
     return isinstance(value, Quantized) or is_qarray(value)
 
 
@@ -72,7 +71,7 @@ def canonical(
 
     Args:
       refused: arguments that a quantized product does not take, by name, as the caller gave them.
-      up: the second weight of a gated product; None: its columns are after those of rhs.
+      up: the second weight of a gated product; None: its columns follow the columns of rhs.
 
     Raises:
       SpecError: shapes or dtypes that do not match, or an argument of `refused` that is not None.

@@ -25,8 +25,7 @@ class Quantized:
     Attributes:
       values: [..., k, n] int8, int4, float8_e4m3fn, float8_e5m2, float8_e4m3b11fnuz or float4_e2m1fn.
       scales: float32 or bfloat16, with the same number of dimensions. Each size divides the values' size: of a weight
-        [k, n],
-        [1, 1] is one scale for all, [1, n] one a column, [k / 128, n] one for 128 rows of a column, and
+        [k, n], [1, 1] is one scale for all, [1, n] one a column, [k / 128, n] one for 128 rows of a column, and
         [k / 128, n / 128] one for a square of 128 × 128.
 
     Raises:
@@ -161,7 +160,6 @@ def to_qwix(array: Quantized) -> Any:
 
 
 def is_qarray(value: Any) -> bool:
-    """True if a value has the fields of a `qwix.QArray`."""
     return hasattr(value, "qvalue") and hasattr(value, "scale")
 
 

@@ -18,23 +18,19 @@ from systolic.spec import dtype_bytes, format_bytes
 
 _COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, in addition to one of the result
 _MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
-# Products of narrow rows take half of the time, so that a weight that is read once for 512 rows would be waited for.
+# Products of narrow rows take half of the time: with 512 rows they would wait for the weight.
 _MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
-# Integers of a subtile's sums, at most, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
+# The most integers of a subtile's sums, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
 _MOST_SUMS = 2**18
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
 _SUBTILES = (256, 512, 1024)
 _DEPTHS = (8192, 4096, 2048)
-# Code is about as long as it takes: 4000 bundles more have to promise 2 % of the time, for they take long to compile.
+# Code is about as long as its cycles: 4000 bundles more must save 2 % of the time, because they take long to compile.
 _BUNDLES_FOR_ALL_OF_IT = 2e5
 
 
 def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> ModelledTime:
-    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return the time. Products and copies overlap, because the ring has many tiles under way; the ends do not."""
     schedule, machine, estimate = QuantizedSchedule.of(spec, config, chip), chip.machine, chip.step_estimate
     us = 1e6 / machine.clock_hz
     stretches = schedule.tile_m // schedule.subtile_m * (schedule.tile_n // schedule.subtile_n)
@@ -60,7 +56,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
     out_us = _copy_us(schedule.tile_m * schedule.tile_n * dtype_bytes(spec.dtype_out), schedule.tile_m // 8 + 1, chip)
     results = schedule.grid_m * schedule.grid_n
     copy_us = schedule.grid_m * rows_us + schedule.steps * tile_us + results * out_us * (2 if spec.residual else 1)
-    # A tile cannot be there earlier than its copy takes, and all slots but one are under way at a time.
+    # A tile arrives no earlier than its copy takes, and all slots but one are under way at a time.
     waited_us = schedule.steps * (tile_us + machine.dma_latency_cycles * us) / (schedule.slots - 1)
     # The first rows are quantized as they arrive, and the first tile arrives after them.
     ramp_us = max(rows_us + tile_us, quantized_us) + out_us + 2 * machine.dma_latency_cycles * us + step * us
@@ -72,11 +68,7 @@ def product_time(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> Model
 
 
 def product_configs(spec: QuantizedSpec, chip: Chip) -> list[TimedConfig]:
-    """Return legal configurations, the fastest by arithmetic first.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
     return list(_product_configs(spec, chip))
 
 
@@ -90,11 +82,7 @@ def _product_configs(spec: QuantizedSpec, chip: Chip) -> tuple[TimedConfig, ...]
 
 
 def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     return TimedConfig(config=config, modelled=product_time(spec, config, chip), provenance="modelled")
 
 

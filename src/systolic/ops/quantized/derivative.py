@@ -115,11 +115,7 @@ class _PlainTangent:
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:
-    """Return the cotangents of floats, and of all scales, of a plain product.
-
-    Args:
-      summed: adds the other devices' parts of a sum.
-    """
+    """Return the cotangents of floats, and of all scales; `summed` adds the other devices' parts of a sum."""
     values, scales, rows = kept.values, kept.scales, quantized_rows(product, kept)
     dtype = kept.lhs.dtype if kept.lhs_scales is None else jnp.dtype("float32")
     scaled = cotangent.astype(dtype)

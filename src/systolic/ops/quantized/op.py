@@ -19,8 +19,6 @@ from systolic.schedule import KernelConfig, total_bytes
 
 
 class QuantizedOp(ListedOp):
-    """`systolic.matmul` and `gated_matmul` with quantized operands; see `systolic.ops.op.Op`."""
-
     name = "quantized"
     spec_type = QuantizedSpec
 
@@ -63,7 +61,6 @@ class QuantizedOp(ListedOp):
         )
 
     def remarks(self, spec: QuantizedSpec, chip: Chip) -> list[str]:
-        """Describe how weights get into the matrix units."""
         result = [str(route_of(spec, product_configs(spec, chip)[0].config.subtile_m, chip))]
         if chip.cores_per_device > 1:
             result.append("one of the device's cores works")

@@ -12,8 +12,6 @@ from systolic.spec import LARGEST
 
 
 class Operands(NamedTuple):
-    """Arrays of a product."""
-
     lhs: Any  # [m, k], floats or values
     values: Any  # [k, n]; of a weight that is not quantized float32 or bfloat16, multiplied as bfloat16
     scales: Any  # [blocks, n]
@@ -47,7 +45,6 @@ class QuantizedProduct:
         return not self.gated and all(array is None for array in fused)
 
     def columns(self, operands: Operands) -> int:
-        """Return the number of the result's columns."""
         return operands.values.shape[1] // (2 if self.gated and operands.up_values is None else 1)
 
     def apart(self, operands: Operands) -> Operands:
@@ -63,7 +60,6 @@ class QuantizedProduct:
         )
 
     def spec(self, operands: Operands) -> QuantizedSpec:
-        """Return the spec of these operands for the planner."""
         (m, k), n = operands.lhs.shape, self.columns(operands)
         lhs_scales = operands.lhs_scales
         return QuantizedSpec(
@@ -85,7 +81,7 @@ class QuantizedProduct:
         )
 
 
-# What rows share, and a batch of rows with one weight.
+# Fields that all rows share, and a batch of rows with one weight.
 OF_COLUMNS = ("values", "scales", "bias", "out_scale", "up_values", "up_scales")
 
 

@@ -27,7 +27,6 @@ _MANY_ROWS = 512  # whose products take longer than it takes to write the weight
 
 
 def programs_of(spec: QuantizedSpec, chip: Chip) -> Programs:
-    """Return the programs of rows, values, scales, and fused operands."""
     shapes = [
         ((spec.m, spec.k), spec.dtype_lhs),
         ((spec.k, spec.n), spec.dtype_rhs),
@@ -47,7 +46,6 @@ def programs_of(spec: QuantizedSpec, chip: Chip) -> Programs:
 
 
 def raced(spec: QuantizedSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.matmul` or `gated_matmul`, and plain JAX in each form."""
     forms = {name: functools.partial(by_xla_in_form, name, spec) for name in _forms(spec)[1:]}
     return raced_call(programs_of(spec, chip), functools.partial(_called, spec, chip, implementation), forms)
 

@@ -78,7 +78,7 @@ def quantize(
             raise QuantizationError(f"largest of shape {shapes}")
         reach = jnp.broadcast_to(largest_array, grid).reshape(split_shape(grid, (1,) * len(grid)))
         not_finite = jnp.isnan(parted)
-    # Said apart: a maximum need not be NaN where one of many numbers is.
+    # Checked separately: a maximum need not be NaN if one of many numbers is.
     reach = jnp.where(jnp.any(not_finite, axis=within, keepdims=True), jnp.nan, reach)
     as_format = functools.partial(_rounded, name=name, scale_name=scale_name)
     values, scales = as_format(parted, reach)
@@ -105,8 +105,7 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
 def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
     """Quantize and dequantize `x`, with the derivative of `x` itself: for training.
 
-    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are those of
-    `quantize`.
+    The derivative ignores the rounding and saturation (straight-through estimator). The arguments are as in `quantize`.
 
     Raises:
       QuantizationError: as `quantize`.
@@ -118,7 +117,6 @@ def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: A
 
 
 def _rounded(parted: Any, reach: Any, *, name: str, scale_name: str) -> tuple[Any, Any]:
-    """Return the values, still in float32, and the scales as they are stored."""
     import jax.numpy as jnp
 
     largest_value = LARGEST[name]
@@ -138,7 +136,7 @@ def _nearest(ratio: Any, name: str) -> Any:
     if name.startswith("int"):
         return jnp.round(ratio)
     if name == "float4_e2m1fn":
-        # Not by a cast: some of XLA's emitters for the CPU round to bfloat16 first, by which 2.5003 becomes 2.
+        # Not by a cast: some of XLA's emitters for the CPU round to bfloat16 first, so that 2.5003 becomes 2.
         step = jnp.select([jnp.abs(ratio) < 2, jnp.abs(ratio) < 4], [0.5, 1.0], 2.0)
         return jnp.round(ratio / step) * step
     return ratio.astype(name).astype(jnp.float32)
@@ -151,7 +149,6 @@ def _error(parted: Any, values: Any, scales: Any, within: tuple[int, ...]) -> An
 
 
 def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
-    """Return the number of values that share a scale along each dimension."""
     if axis is None:
         if block is not None:
             raise QuantizationError(f"block={block} without an axis; say along which axis values share a scale")

@@ -7,8 +7,8 @@ With bfloat16 rows the units of most chips take weights in eight bits, which are
 in four bits become such weights by a few operations on bits:
 
 - int4: the sixteen smallest numbers of e4m3, codes 0 to 15, are equally far apart, also where they are subnormal. So
-the code w + 8 represents (w + 8) · unit. The 8 adds the sum of a row of lhs times a constant, which the kernel
-subtracts. Both are exact; the sum in float32 is of numbers up to twice as large.
+  the code w + 8 represents (w + 8) · unit. The 8 adds the sum of a row of lhs times a constant, which the kernel
+  subtracts. Both are exact; the sum in float32 is of numbers up to twice as large.
 - fp4: sign, exponent and mantissa of e2m1 lie in those of e5m2 as they are, and subnormals are subnormal: e5m2 times
   2^14 is the number.
 
@@ -47,7 +47,7 @@ class Route:
       pushed: dtype of the weights in the units.
       made: as stored, by a cast, as codes of four bits, by a cast of such codes, or from their bits.
       codes: codes of four bits; None if there are none.
-      depth: rows of the weight that one dot sums over; those of one block if sums are scaled.
+      depth: rows of the weight that one dot sums over: a block's rows if sums are scaled.
       rows: dtype in which rows of lhs go through the units.
       rows_of_bits: True if rows are of a float format that the chip does not take, so that they are made from their
         bits.

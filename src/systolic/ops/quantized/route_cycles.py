@@ -13,12 +13,12 @@ ROWS_TYPES = {"bfloat16": "bf16", "int8": "s8", "int4": "s4", "float8_e4m3fn": "
 _MIN_ROWS = 16  # of bfloat16, that go through a unit at once
 _VECTOR_SLOTS = 4
 # Counted in listings of libtpu 0.0.42.1 for products of 16 to 128 rows.
-# Operations on a register of what is pushed: to unpack it and to place the bits of a code; to cast it, or to make
+# Operations on a register of pushed weights: to unpack it and to place the bits of a code; to cast it, or to make
 # bfloat16 of it by way of float32 where vector units have none; to multiply it by its scale, as well.
 _CODE_OPERATIONS = {"int4": 3, "float4_e2m1fn": 5}
 _CAST_OPERATIONS, _CAST_BY_FLOAT32_OPERATIONS = 1, 5
 _SCALE_OPERATIONS, _SCALE_IN_FLOAT32_OPERATIONS = 1, 7
-# And on a register of sums, to scale and add it, and to take off what the offset of weights adds.
+# Operations on a register of sums: to scale and add it, and to subtract the offset of the weights.
 _SUM_OPERATIONS, _OFFSET_OPERATIONS = 2, 1
 _EVEN_FIRST_OPERATIONS = 2
 _NOT_BESIDE = 0.2  # share of the shorter of both that does not overlap with the longer one, at a guess
@@ -63,7 +63,6 @@ def _made_operations(route: Route, spec: QuantizedSpec, chip: Chip) -> int:
 
 
 def rows_per_cycle(route: Route, chip: Chip) -> float:
-    """Return the rows that one unit takes in a cycle."""
     return chip.machine.mxu_rows_per_cycle[ROWS_TYPES[route.rows]]
 
 

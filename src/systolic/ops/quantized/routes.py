@@ -13,7 +13,7 @@ from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.schedule import LANES
 from systolic.spec import format_bytes
 
-# What float32 sums hold exactly, as units use it; of products of int8 by int8, by int4, and by a code of four bits.
+# The largest exact float32 sums of products of int8 by int8, by int4, and by a code of four bits, as units add them.
 _FLOAT32_INTEGERS = 2**24
 _LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
 _LARGEST_CODED = 128 * 15
@@ -30,11 +30,7 @@ _CODES: dict[str, tuple[Codes, ...]] = {
 
 
 def route_of(spec: QuantizedSpec, rows: int, chip: Chip) -> Route:
-    """Return the route that keeps a core busy for the shortest time; of equal ones, the one that rounds least.
-
-    Args:
-      rows: rows of lhs that meet a weight in VMEM.
-    """
+    """Return the route that keeps a core busy for the shortest time for these rows; the first of equal ones."""
     return min(routes(spec, chip), key=lambda route: route_cycles(route, spec, rows, spec.k, spec.n, chip))
 
 
@@ -134,14 +130,16 @@ def _beside_bfloat16(spec: QuantizedSpec, chip: Chip) -> list[Route]:
     if not ways:
         ways.append(("bits", "bfloat16", None))
     sums = [
-        Route(pushed=pushed, made=production, codes=its, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows))
-        for production, pushed, its in ways
+        Route(
+            pushed=pushed, made=production, codes=code, scaled="sums", depth=_depth(spec.block, chip.machine.mxu_rows)
+        )
+        for production, pushed, code in ways
     ]
     # The vector units multiply bfloat16; scales of whole columns cost nothing after the sum. Quantized rows of a format
-    # that the kernel does not take come as bfloat16, with scales of their own; their products are exact as well.
+    # that the kernel does not take come as bfloat16, with their own scales; their products are exact as well.
     weights = [
-        Route(pushed=pushed, made=production, codes=its, scaled="weights", depth=_weights_depth(spec, chip))
-        for production, pushed, its in ways
+        Route(pushed=pushed, made=production, codes=code, scaled="weights", depth=_weights_depth(spec, chip))
+        for production, pushed, code in ways
         if pushed == "bfloat16" and spec.blocks > 1 and not spec.scales_rows
     ]
     return sums + weights

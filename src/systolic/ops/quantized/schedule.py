@@ -37,7 +37,7 @@ _COMPILER_FACTOR = 1.2  # of the buffers, for the compiler's additions; without 
 _ASKED_MARGIN = 1.1
 # Values of eight bits fill registers of 32 rows, and dots take whole ones.
 BLOCK_ROWS = 32
-# So much of lhs is copied, and quantized, at a time: enough rows to hide how long a maximum over lanes takes, in some
+# Elements of lhs that are copied and quantized at a time: enough rows to hide the time of a maximum over lanes, in some
 # 1300 bundles of code.
 _ELEMENTS_AT_ONCE = 2**19
 _MOST_ROWS_AT_ONCE = 128
@@ -85,11 +85,7 @@ class QuantizedSchedule:
 
     @classmethod
     def of(cls, spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> QuantizedSchedule:
-        """Return the schedule. The last block of rows may go past m: the launcher pads lhs.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule, or raise IllegalTilesError. The last block of rows may pass m: the launcher pads lhs."""
         tiles = config.tiles
         route = route_of(spec, config.subtile_m, chip)
         _require(spec, config, route, chip)
@@ -115,7 +111,7 @@ class QuantizedSchedule:
             vmem_limit_bytes=0,
         )
         dots = _dots_bytes(config, route) * spec.weights
-        # One weight was never seen to need room for its dots that it could not get; two were.
+        # With one weight no compilation was seen to lack room for the dots; with two some did.
         made_bytes = _made_bytes(config, route) * spec.weights + (dots if spec.gated else 0) + 2 * MIB
         need = CompilerNeed(
             factor=_COMPILER_FACTOR,
@@ -140,9 +136,8 @@ class QuantizedSchedule:
         return replace(changed, buffers=(*changed._buffers(spec), *changed._weight_slots(spec, self.slots)))
 
     def _buffers(self, spec: QuantizedSpec) -> tuple[VmemBuffer, ...]:
-        """Return all buffers but the slots of the weights."""
         tile_m, route, out_tile = self.tile_m, self.route, (self.tile_m, self.tile_n)
-        # Of one scale a column the sums themselves are kept, of several what they are when they are scaled.
+        # With one scale a column the sums themselves are stored, with several the scaled sums.
         acc = "int32" if route.sums == "int32" and spec.blocks == 1 and spec.exact_in_int32 else "float32"
         buffers = [
             _of_rows("lhs", (tile_m, spec.k), spec.dtype_lhs, self.row_slots, (self.row_slots,)),
@@ -203,7 +198,6 @@ class QuantizedSchedule:
 
     @property
     def steps(self) -> int:
-        """The number of the grid's steps."""
         return self.grid_m * self.grid_n * self.grid_k
 
 
@@ -257,7 +251,7 @@ def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
     """Return the most bytes that a subtile keeps in VMEM of the weights that it makes and of its sums."""
-    # As seen: what is loaded, and what each operation makes of it, together four times what is pushed.
+    # Seen in compiled kernels: the loaded values and every intermediate result, together four times the pushed weights.
     weights_bytes = 4 * config.tiles.tile_k * config.subtile_n * dtype_bytes(route.pushed)
     weights_bytes += config.subtile_m * config.tiles.tile_k * dtype_bytes(route.rows)
     return weights_bytes + 2 * config.subtile_m * config.subtile_n * dtype_bytes("float32")

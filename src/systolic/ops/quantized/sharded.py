@@ -17,7 +17,7 @@ from systolic.ops.quantized.product import Operands, QuantizedProduct, different
 from systolic.ops.quantized.xla import finished
 
 Run = Callable[[QuantizedProduct, Operands], Array]
-# Over the devices that have parts of "m" or "n", or of the k that one of "scales" or of "lhs_scales" is for.
+# Over the devices that have parts of "m" or "n", or of the k that a scale in "scales" or "lhs_scales" covers.
 Summed = Callable[[Array, str], Array]
 Differentiate = Callable[[Operands, Array, Summed], Operands]
 
@@ -25,11 +25,7 @@ _LAST = ("m", "n", "k")
 
 
 def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-    """
+    """Return the product by `run`, which on each device of the mesh gets the device's parts."""
     operands = product.apart(operands)
     names, cuts = _names(mesh, product, operands)
 
@@ -38,7 +34,9 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
         if "k" not in cuts:
             return run(product, part_operands)
         if product.is_plain(part_operands):
-            return lax.psum(run(product, part_operands), cuts["k"])  # in its own dtype, as XLA sends what is only cast
+            return lax.psum(
+                run(product, part_operands), cuts["k"]
+            )  # in its own dtype, as in XLA if the sum is only cast
         totals = [
             lax.psum(run(product.plain, weight_operands), cuts["k"]) for weight_operands in each_weight(part_operands)
         ]
@@ -72,7 +70,6 @@ def sharded_cotangents(
 
 
 def sharded_finish(mesh: Any, product: QuantizedProduct, totals: Sequence[Array], operands: Operands) -> Array:
-    """Return `xla.finished` of sharded sums, which can be differentiated."""
     epilogue_operands, out_names = operands, ("m", "n")
     arrays = (tuple(totals), epilogue_operands.bias, epilogue_operands.residual, epilogue_operands.out_scale)
     names = ((out_names,) * len(totals), ("n",), out_names, ("n",))

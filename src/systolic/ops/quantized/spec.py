@@ -15,7 +15,7 @@ _PLAIN = "bfloat16"
 # Formats of rows that the kernel takes. Rows in others are cast before it, which is exact.
 ROW_FORMATS = ("int8", "int4", "float8_e4m3fn", "float8_e5m2")
 _INTEGERS = ("int8", "int4")
-# Four bits that some of eight hold as they are; see `schedule.quantized_route`.
+# Four-bit formats that an eight-bit format holds exactly; see `quantized.route`.
 _CODED_AS = {"int4": "float8_e4m3fn", "float4_e2m1fn": "float8_e5m2"}
 
 

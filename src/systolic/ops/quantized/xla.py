@@ -23,7 +23,6 @@ class ScaledRows(NamedTuple):
 
     @property
     def numbers(self) -> Array:
-        """The represented numbers, in float32."""
         return self.values.astype(jnp.float32) * jnp.repeat(
             self.scales, self.values.shape[1] // max(self.scales.shape[1], 1), axis=1
         )
@@ -77,7 +76,9 @@ def product_of_values(rows: ScaledRows, values: Array, scales: Array, *, as_stor
     integers = all(jnp.issubdtype(array.dtype, jnp.integer) for array in (rows.values, values))
     multiplied, summed = (jnp.int8, jnp.int32) if integers else (jnp.bfloat16, jnp.float32)
     if as_stored and not integers:
-        multiplied = rows.values.dtype  # weights of other formats become that, which may round: it is for races
+        multiplied = (
+            rows.values.dtype
+        )  # weights of other formats are cast to it, which may round: this is only for races
     block = k // blocks
     left = rows.values.astype(multiplied).reshape(m, blocks, block)
     right = values.astype(multiplied).reshape(blocks, block, n)

@@ -82,12 +82,7 @@ class Policy:
     plans: Plans
 
     def decide(self, types: Sequence[Any], params: Mapping[str, Any]) -> Decision:
-        """Decide on a `dot_general`.
-
-        Args:
-          types: of both operands and of the result.
-          params: of the equation.
-        """
+        """Decide on a `dot_general` with these types of operands and result."""
         lhs, rhs, out = types
         precision = params["precision"]
         sizes = (*lhs.shape, *rhs.shape)

@@ -33,7 +33,7 @@ class ReplacedProducts(Summarised):
         self._blocks = _Blocks()
 
     def __reduce__(self) -> Any:
-        return functools.partial(type(self), **self._options), ()  # what workers decide stays with them
+        return functools.partial(type(self), **self._options), ()  # decisions of worker processes stay there
 
     def __enter__(self) -> Self:
         block = ExitStack()

@@ -26,8 +26,8 @@ from systolic.ops.engine.backend import Implementation
 from systolic.ops.matmul.dot_general import dot_general
 from systolic.ops.replacing.decisions import Decision, Policy
 
-# Operations that run functions of theirs, which may be replaced by others of the same types. Those of `custom_jvp`,
-# `custom_vjp` and `shard_map` come by another way, see `compat.intercepted`; others are left whole.
+# Operations that run inner functions, which may be replaced by others of the same types. The functions of `custom_jvp`,
+# `custom_vjp` and `shard_map` arrive in another way, see `compat.intercepted`; others are left whole.
 _FOLLOWED = PLAIN_CALLS | frozenset(("cond", "scan", "while"))
 _OURS = str(Path(__file__).parents[2])
 
@@ -52,7 +52,7 @@ class Rewriter:
             return self._product(arguments, params)
         if primitive.name in _FOLLOWED:
             params = with_functions(params, lambda function, _: self._followed(function, primitive.name))
-        elif primitive.name != "pallas_call":  # a kernel of somebody's, with products of its own
+        elif primitive.name != "pallas_call":  # a user's kernel with its own products
             for function in itertools.filterfalse(_is_ours, functions_among(params)):
                 self._leave(function, f"it is inside of {primitive.name}, which is left whole")
         return primitive.bind(*arguments, **params)
@@ -76,7 +76,6 @@ class Rewriter:
         )
 
     def _followed(self, function: Any, inside: str) -> Any:
-        """Return a function inside of an operation with replaced products."""
         if not any(products_in(function)):
             return function
         rewritten, decisions = _rewritten(function, self.policy, self.implementation)
@@ -93,7 +92,7 @@ class Rewriter:
             self.tell(self.policy.left(types, reason))
 
 
-# JAX compiles a function once as long as it is the same object: so is what is made of it.
+# JAX compiles a function once as long as it is the same object: so the rewritten function is cached.
 @functools.lru_cache(maxsize=256)
 def _rewritten(jaxpr: Any, policy: Policy, implementation: Implementation) -> tuple[Any, tuple[Decision, ...]]:
     """Return a function with replaced products, and the decisions; None if its types or constants would change."""

@@ -38,9 +38,9 @@ def sparse_matmul(
 ) -> Any:  # Shaped[Array, "*batch m n"], or with a mask and without dense_out a BlockSparse
     """Return `activation(lhs @ rhs + bias)` with one block-sparse matrix: lhs (dsd), rhs (dds), or the result (sdd).
 
-    Only existing or wanted blocks are read and multiplied: a NaN elsewhere does no harm. It is
-    differentiable in both modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and
-    `scan`. To differentiate in a sparse matrix, do so in its blocks: `matrix.with_blocks(blocks)`.
+    Only existing or wanted blocks are read and multiplied: a NaN elsewhere does no harm. It is differentiable in both
+    modes and to any order, and works under `jit`, `vmap` (one after another), `checkpoint` and `scan`. To differentiate
+    in a sparse matrix, do so in its blocks: `matrix.with_blocks(blocks)`.
 
     On a TPU a Pallas kernel runs, whose tiles `systolic.plan` chooses for a `SparseSpec`; elsewhere XLA computes the
     same. The kernel takes blocks of multiples of 128; with other blocks XLA computes it on a TPU too, with a warning.

@@ -15,13 +15,7 @@ from systolic.spec import SpecError
 
 
 def sparse_batch(lhs: Any, rhs: Any, mask: Any) -> tuple[int, ...]:
-    """Return the batch of products whose sparse matrix or mask has a batch.
-
-    It is () if nothing has a batch, or only the dense operand of dsd and dds.
-
-    Raises:
-      SpecError: batches do not broadcast.
-    """
+    """Return the batch of products whose sparse matrix or mask has a batch; () if none of them has."""
     batches = [_batch_of(operand) for operand in (lhs, rhs, mask)]
     sparse_batches = [
         batch for operand, batch in zip((lhs, rhs), batches, strict=False) if isinstance(operand, BlockSparse)
@@ -44,11 +38,7 @@ def each_of(call: Callable[..., Any], batch: tuple[int, ...], lhs: Any, rhs: Any
 
 
 def common_batch(batches: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape to which batches broadcast.
-
-    Raises:
-      SpecError: the batches do not broadcast.
-    """
+    """Return the shape to which batches broadcast; raise SpecError if they do not."""
     try:
         return broadcast_shapes(*batches)
     except ValueError as error:

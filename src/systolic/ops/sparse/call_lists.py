@@ -44,7 +44,6 @@ def one_call(spec: SparseSpec, chip: Chip) -> SparseSpec:
 
 
 def calls_of(spec: SparseSpec, call: SparseSpec) -> int:
-    """Return the number of calls for the list of a product."""
     return -(-spec.most_blocks // call.most_blocks)
 
 

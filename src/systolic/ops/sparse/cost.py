@@ -20,7 +20,7 @@ from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelCo
 from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
-_MORE_CODE = 0.002  # of the time, that code for one more block has to promise
+_MORE_CODE = 0.002  # share of the time that code for one more block must save
 _TILES = (128, 256, 512, 1024, 2048)
 _SUBTILES = (256, 512, 1024, 2048)
 _ROW_SUBTILES = (128, 256, 512, 1024)
@@ -44,11 +44,7 @@ def stretch_cycles(spec: SparseSpec, stretch: Stretch, chip: Chip) -> float:
 
 
 def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
-    """Return legal configurations, the fastest by arithmetic first.
-
-    Raises:
-      IllegalTilesError: none is legal; the message has the rules that the last one breaks.
-    """
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
     return list(_configs(spec, chip))
 
 
@@ -70,11 +66,7 @@ def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
-    """Return a configuration with its time.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     call = one_call(spec, chip)
     modelled = (_sampled_time if spec.kind == "sdd" else _product_time)(call, config, chip)
     return TimedConfig(config=config, modelled=_of_calls(modelled, spec, call, chip), provenance="modelled")
@@ -87,7 +79,7 @@ def bytes_between(spec: SparseSpec, call: SparseSpec) -> int:
     if spec.kind == "sdd":
         flops = 2 * spec.most_blocks * spec.block_rows * spec.block_columns
         return (flops + (spec.m * spec.n if spec.dense_out else 0)) * dtype_bytes(spec.dtype_out)
-    # Two are read and one is written for each call, and the last one is read once more.
+    # Two arrays are read and one is written for each call, and the last one is read once more.
     return spec.m * spec.n * (3 * calls_of(spec, call) + 1) * dtype_bytes(call.dtype_out)
 
 
@@ -102,7 +94,6 @@ def _of_calls(each: ModelledTime, spec: SparseSpec, call: SparseSpec, chip: Chip
 
 
 def product_stretch(spec: SparseSpec, subtile: int, joined: float) -> Stretch:
-    """Return the stretch of dsd and dds."""
     depth = int(joined * spec.place_size)
     return Stretch(subtile, depth, spec.line_size) if spec.kind == "dds" else Stretch(spec.line_size, depth, subtile)
 

@@ -127,7 +127,7 @@ class BlockMask:
         lower, upper = _diagonal(lower, "lower"), _diagonal(upper, "upper")
         shape, block, grid = tiled(shape, block)
         rows, columns = (np.arange(number) * size for number, size in zip(grid, block, strict=True))
-        # Of a block's corners, that on the upper right has the highest diagonal, that on the lower left the lowest.
+        # A block's upper right corner has the highest diagonal, its lower left corner the lowest.
         highest, lowest = columns + block[1] - 1 - rows[:, None], columns - (rows[:, None] + block[0] - 1)
         blocks = np.ones(highest.shape, bool)
         if lower is not None:

@@ -17,8 +17,6 @@ from systolic.spec import dtype_bytes
 
 
 class SparseOp(ListedOp):
-    """`systolic.sparse_matmul`; see `systolic.ops.op.Op`."""
-
     name = "sparse"
     spec_type = SparseSpec
 

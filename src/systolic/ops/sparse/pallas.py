@@ -62,7 +62,7 @@ def product_by_pallas(
     else:
         blocks = _longer(blocks, 0, padded(blocks.shape[0], schedule.fetched))
 
-        # A line that goes over a cut has sums in two calls, so all results are added up.
+        # A line that crosses a cut has sums in two calls, so all results are added up.
         def add(total: Array, part: tuple[Array, KernelPlaces]) -> tuple[Array, None]:
             first, places = part
             return total + run(ProductOperands(places, blocks, dense, None, first), None), None
@@ -76,7 +76,6 @@ def product_by_pallas(
 
 @with_plans(static=1)
 def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Array:
-    """Return the wanted blocks of `lhs @ rhs` by the Pallas kernel."""
     chip, k = product.backend.chip, padded(lhs.shape[1], LANES)
     assert chip is not None
     lhs, rhs = _longer(product.backend.on_tpu(lhs), 1, k), _longer(rhs, 1 if product.transpose_rhs else 0, k)

@@ -59,11 +59,7 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
 
 
 def whole_number(value: Any, name: str, least: int | None, largest: int | None = LARGEST_SIZE) -> int:
-    """Return the value as an int.
-
-    Raises:
-      BlockSparseError: it is no whole number, or outside of the limits.
-    """
+    """Return the value as an int; raise BlockSparseError unless it is a whole number within the limits."""
     try:
         number = operator.index(value)
     except TypeError as error:
@@ -75,11 +71,7 @@ def whole_number(value: Any, name: str, least: int | None, largest: int | None =
 
 
 def two_sizes(value: Any, name: str, least: int) -> tuple[int, int]:
-    """Return rows and columns as ints.
-
-    Raises:
-      BlockSparseError: they are not two whole numbers from `least` up.
-    """
+    """Return rows and columns as ints; raise BlockSparseError unless they are two whole numbers from `least` up."""
     try:
         sizes = tuple(value)
     except TypeError as error:
@@ -93,11 +85,7 @@ def two_sizes(value: Any, name: str, least: int) -> tuple[int, int]:
 
 
 def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Return the shape and the block as ints, and rows and columns of blocks.
-
-    Raises:
-      BlockSparseError: sizes are no whole numbers, or blocks do not tile the shape.
-    """
+    """Return shape and block as ints, and rows and columns of blocks; raise BlockSparseError if they do not fit."""
     shape, block = two_sizes(shape, "shape", 0), two_sizes(block, "block", 1)
     if shape[0] % block[0] or shape[1] % block[1]:
         raise BlockSparseError(
@@ -108,11 +96,7 @@ def tiled(shape: Any, block: Any) -> tuple[tuple[int, int], tuple[int, int], tup
 
 
 def require_array(array: Any, name: str, rank: int) -> None:
-    """Check that this is an array of NumPy or JAX with this many dimensions or more.
-
-    Raises:
-      BlockSparseError: it is no such array.
-    """
+    """Raise BlockSparseError unless this is an array of NumPy or JAX with this many dimensions or more."""
     import jax
 
     if not isinstance(array, np.ndarray | jax.Array):
@@ -122,11 +106,7 @@ def require_array(array: Any, name: str, rank: int) -> None:
 
 
 def require_mask(mask: Any) -> None:
-    """Check that this is an array of booleans, or of numbers that are true where they are not zero.
-
-    Raises:
-      BlockSparseError: it is no such array.
-    """
+    """Raise BlockSparseError unless this is an array of booleans, or of numbers, true where not zero."""
     import jax.numpy as jnp
 
     require_array(mask, "mask", 2)

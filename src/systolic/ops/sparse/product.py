@@ -50,15 +50,10 @@ class SparseProduct:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of blocks."""
         return self.shape[0] // self.block[0], self.shape[1] // self.block[1]
 
     def spec(self, sweep: int, dtype: str, most_blocks: int, *, bias: bool = False) -> SparseSpec:
-        """Return the spec for the planner.
-
-        Args:
-          sweep: the size that the sparse matrix does not have.
-        """
+        """Return the spec for the planner; `sweep` is the size that the sparse matrix does not have."""
         shape, block = ((sizes[::-1] if self.transpose_sparse else sizes) for sizes in (self.shape, self.block))
         rows, columns = shape
         sizes = {

@@ -37,7 +37,6 @@ def programs_of(spec: SparseSpec, chip: Chip) -> Programs:
 
 
 def raced(spec: SparseSpec, chip: Chip, implementation: Implementation = "pallas") -> RacedPrograms:
-    """Return `systolic.sparse_matmul` and XLA's product of the whole matrix."""
     return raced_call(programs_of(spec, chip), functools.partial(called, spec, chip, implementation))
 
 
@@ -71,7 +70,6 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
-    """Call `systolic.sparse_matmul` as a user does."""
     first, second, rows, columns, *rest = arrays
     options = {
         "activation": spec.activation or None,

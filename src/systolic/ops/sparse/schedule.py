@@ -28,9 +28,9 @@ from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _OUT_SLOTS = 4
-_MOST_FETCHED = 8  # blocks that one copy brings: a copy costs the core two minutes of a small block's product
+_MOST_FETCHED = 8  # blocks that one copy brings, because starting a copy is expensive next to a small block's product
 _FETCHED_BYTES = 2**19
-_MOST_UNDER_WAY = 256  # of 512 words that semaphores have, as a refusal of v6e's compiler says
+_MOST_UNDER_WAY = 256  # of the 512 words for semaphores that a refusal of v6e's compiler names
 _MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
 _ROW_SLOTS = 3
 _STAGES = 4
@@ -72,7 +72,6 @@ class ProductSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """The number of panels in VMEM."""
         return min(self.grid, 2)
 
     @property
@@ -82,11 +81,7 @@ class ProductSchedule:
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
-        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule; for dsd `tile_m` is a block's rows, `tile_k` the joined blocks, `tile_n` a panel."""
         turned = spec.kind == "dds"
         tile, line = (
             (config.tiles.tile_m, config.tiles.tile_n) if turned else (config.tiles.tile_n, config.tiles.tile_m)
@@ -110,7 +105,7 @@ class ProductSchedule:
         ]
         max_blocks = (
             1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
-        )  # of a line's they are apart
+        )  # a column's blocks are not contiguous
         fetched = largest_divisor(spec.most_blocks, 1, max_blocks)
         left = buffer_bytes(chip) - total_bytes(fixed)
         slots = min(left // block_bytes, padded(spec.most_blocks, fetched) + fetched) // fetched * fetched
@@ -161,16 +156,11 @@ class SampledSchedule:
 
     @property
     def panel_slots(self) -> int:
-        """The number of panels in VMEM."""
         return min(self.grid_k, 2)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> SampledSchedule:
-        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows.
-
-        Raises:
-          IllegalTilesError: the tiles break rules.
-        """
+        """Return the schedule; `tile_m` is a block's rows, `tile_n` the joined blocks, `tile_k` a panel's rows."""
         tiles = config.tiles
         require_blocks(spec, config, chip, tiles.tile_m, tiles.tile_n)
         result = []
@@ -217,20 +207,12 @@ def _ring(name: str, shape: tuple[int, int], dtype: str, slots: int) -> VmemBuff
 
 
 def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule | SampledSchedule:
-    """Return the schedule of the kernel of the spec's kind.
-
-    Raises:
-      IllegalTilesError: the configuration breaks rules.
-    """
+    """Return the schedule of the kernel of the spec's kind; raise IllegalTilesError if it breaks rules."""
     return (SampledSchedule if spec.kind == "sdd" else ProductSchedule).of(spec, config, chip)
 
 
 def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
-    """Refuse blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold.
-
-    Raises:
-      IllegalTilesError: the message has all violations.
-    """
+    """Raise for blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold."""
     result = list[Violation]()
     rows = 32 // dtype_bytes(spec.dtype)
     for name, size, multiple in (
@@ -257,11 +239,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
 
 
 def most_joined(spec: SparseSpec, cycles: float) -> int:
-    """Return how many blocks of a line straight code may join: there is code for one of them, for two, and so on.
-
-    Args:
-      cycles: the matrix units' cycles for one block.
-    """
+    """Return how many blocks of a line, each of `cycles` in the matrix units, straight code may join."""
     count = 1
     while count < spec.places and cycles * _stretches(spec, count + 1) <= MOST_BUNDLES:
         count += 1

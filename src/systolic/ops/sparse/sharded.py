@@ -38,7 +38,6 @@ def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) ->
 
 
 def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
-    """Return blocks of the product of lhs, rhs and places."""
     names = (("", "k"), ("", "k") if product.transpose_rhs else ("k", ""), _PLACES)
     cuts = cuts_of(given, names, last=())
 
@@ -52,7 +51,6 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
 
 
 def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -> Array:
-    """Return `xla.finished` of sharded sums, which can be differentiated."""
     _, bias_names, out = _dense_names(product)
     arrays, names = (total, bias), (out, bias_names)
 
@@ -63,7 +61,6 @@ def sharded_finish(mesh: Any, product: SparseProduct, total: Array, bias: Any) -
 
 
 def whole(array: Array) -> Array:
-    """Return the array, whole on each device."""
     mesh = explicit_mesh([array])
     return array if mesh is None else cut_as(array, mesh, PartitionSpec(*(None for _ in array.shape)))
 

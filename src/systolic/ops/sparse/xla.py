@@ -38,7 +38,6 @@ def product_by_xla(product: SparseProduct, blocks: Array, dense: Array, bias: An
 
 
 def finished(product: SparseProduct, total: Array, bias: Any) -> Array:
-    """Return `activation(total + bias)` of the sums."""
     return apply_epilogue(total, product.dtype_out, bias=bias, activation=product.function)
 
 
@@ -67,7 +66,6 @@ def dense_of(product: SparseProduct, blocks: Array, places: Places) -> Array:
 
 
 def blocks_of(product: SparseProduct, dense: Array, places: Places) -> Array:
-    """Invert `dense_of`."""
     (grid_rows, grid_columns), (rows, columns) = product.grid, product.block
     if 0 in product.grid:
         return jnp.zeros((len(places.rows), rows, columns), dense.dtype)

@@ -1,9 +1,9 @@
 """The gradient of a grouped product's matrices: `out[g] = lhs[rows of g]ᵀ @ cotangent[rows of g]`.
 
 Groups are processed one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass, tile
-by tile; too many rows come in several visits for each tile, whose sums are added up. The matrix
-units hold the cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored
-once, and waits in a ring of tiles while products of larger groups keep the matrix units busy.
+by tile; too many rows come in several visits for each tile, whose sums are added up. The matrix units hold the
+cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored once, and waits
+in a ring of tiles while products of larger groups keep the matrix units busy.
 
 Two cores share the tiles of columns: each has all rows of lhs, and its own columns of the cotangent.
 
@@ -214,7 +214,6 @@ class _Kernel:
         return self._row_copy(self.refs.lhs, tile, buffers.lhs.at[slot], slice(None), buffers.lhs_sem.at[slot], at)
 
     def _on_cotangent(self, step: tuple[Any, _At], act: Act) -> None:
-        """Start, or wait for, the copy of a step's columns."""
         number, at = step
         slot, buffers = lax.rem(number, jnp.int32(self.schedule.cotangent_slots)), self.its
         target, sem = buffers.cotangent.at[slot], buffers.cotangent_sem.at[slot]

@@ -1,9 +1,9 @@
 """Rows in groups, each group multiplied by its matrix: `out[rows of g] = lhs[rows of g] @ rhs[g]`.
 
-Rows go through VMEM in panels: as many rows of consecutive groups as fit. For each tile of columns of
-the result, the outer loop, the weights of the panel's groups pass one after another, and each is multiplied by all rows
-of its group. So rows are read once, and weights once for each panel in which their group has rows. Large and small
-groups alternate: while the matrix units are busy with a large one, weights of the next groups arrive.
+Rows go through VMEM in panels: as many rows of consecutive groups as fit. For each tile of columns of the result, the
+outer loop, the weights of the panel's groups pass one after another, and each is multiplied by all rows of its group.
+So rows are read once, and weights once for each panel in which their group has rows. Large and small groups alternate:
+while the matrix units are busy with a large one, weights of the next groups arrive.
 
 A group's rows need not begin at a whole register. The register that two groups share is computed by both; the first
 group leaves its rows in VMEM, and the second one stores the whole register. Every block of the result is stored once.
@@ -43,7 +43,7 @@ def grouped_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """Return the product; rows that no group has are zero, or those of the array that it is written into.
+    """Return the product; rows that no group has are zero, or unchanged in the array that it is written into.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 
 class GroupedOperands(NamedTuple):
-    """Arrays of a grouped product, or their refs."""
-
     sizes: Any  # int32 [all groups]
     offset: Any  # int32 [1], or None
     lhs: Any  # [m, k]
@@ -20,8 +18,6 @@ class GroupedOperands(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The kernel's buffers."""
-
     table: Any  # int32 [Field.COUNT, visits]
     stored: Any  # int32 [out_slots + 1]: rows that each slot is storing; last, the slot that is next
     stored_tile: Any  # int32 [out_slots]: the slot's tile of columns; None if all are equally wide
@@ -30,7 +26,7 @@ class Buffers(NamedTuple):
     weights: Any
     bias: Any
     residual: Any  # [residual_slots, rows, tile_n], a panel's rows of a tile of columns
-    acc: Any  # [products, rows, columns], sums over k of a block, where that takes several stretches of code; else None
+    acc: Any  # [products, rows, columns], sums over k of a block, if that takes several stretches of code; else None
     out: Any
     shared: Any  # [core_n, register, tile_n]
     rows_sem: Any

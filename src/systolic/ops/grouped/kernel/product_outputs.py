@@ -50,7 +50,6 @@ class Outputs:
             self.its.stored[slot] = 0
 
     def end(self, listed: Listed) -> None:
-        """Wait for all blocks, and store the rows that no group has."""
         self._drain()
         self._zero_rest(listed)
 
@@ -59,7 +58,7 @@ class Outputs:
         self.on_tile(tile, lambda columns, there: self._copy(slot, rows, row, columns, there).start())
 
     def next_slot(self) -> Any:
-        """Return the next slot of the ring of results, free of copies."""
+        """Return the next free slot of the ring of results."""
         stored, slots = self.its.stored, self.schedule.out_slots
         slot = stored[slots]
         stored[slots] = jnp.where(slot == slots - 1, 0, slot + 1)

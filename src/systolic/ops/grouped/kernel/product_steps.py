@@ -26,16 +26,12 @@ Fn = Callable[[Array], Array]
 
 
 class _Front(NamedTuple):
-    """The next step whose copies are to be started."""
-
     number: Any
     at: At
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
-    """All steps of a product, with their copies."""
-
     refs: GroupedOperands
     its: Buffers
     spec: GroupedSpec
@@ -87,7 +83,6 @@ class Steps:
         return self._of(at, Field.PANEL) * self.schedule.core_n + at.tile
 
     def _residual_rows(self, at: At) -> tuple[Any, Any]:
-        """Return the slot of the residual, and the first row in it."""
         slot = lax.rem(self._panel_and_tile(at), jnp.int32(self.schedule.residual_slots))
         return slot, lax.rem(self._of(at, Field.PLACE), jnp.int32(self.schedule.panel))
 

@@ -16,8 +16,6 @@ from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 
 
 class Groups(NamedTuple):
-    """The groups whose matrices the kernel has."""
-
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
     number: int  # that it has
@@ -27,12 +25,12 @@ class Groups(NamedTuple):
 class Field:
     """Rows of the table of visits: the properties of each visit."""
 
-    GROUP = 0  # of those that the kernel has
+    GROUP = 0  # among the groups that the kernel has
     BEGIN = 1  # first row, a multiple of a register's
     SIZE = 2  # rows of the visit; 0 only in the gradient, for a group without rows
-    HEAD = 3  # rows at the begin that belong to other groups
-    KEPT = 4  # rows from the begin on that this visit stores; in the gradient, up to the group's end
-    FIRST = 5  # the first visit among those that are gone through together, for one tile after another
+    HEAD = 3  # rows at the beginning that belong to other groups
+    KEPT = 4  # rows from the beginning on that this visit stores; in the gradient, up to the group's end
+    FIRST = 5  # the first visit of those that are processed together, for one tile after another
     LAST = 6  # 1 for the last of these
     PLACE = 7  # first row in VMEM; in the gradient, 1 for the only visit of its group
     PANEL = 8  # number of the panel
@@ -40,8 +38,6 @@ class Field:
 
 
 class Listed(NamedTuple):
-    """The number of visits, and the rows that they cover."""
-
     visits: Any
     begin: Any
     end: Any
@@ -148,7 +144,7 @@ def _over_groups(
     def size_of(number: Any) -> Any:
         if groups.offset_smem is None:
             return groups.sizes_smem[number]
-        # The offset may lie anywhere: matrices of numbers that no group has meet no rows.
+        # The offset may have any value: matrices without a group meet no rows.
         return jnp.where((number >= 0) & (number < count), groups.sizes_smem[jnp.clip(number, 0, count - 1)], 0)
 
     begin_row = zero

@@ -52,12 +52,7 @@ def manual_dma_matmul(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
-    """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
-
-    Args:
-      operands: arrays [rows, columns].
-      config: with the manual pipeline, and tiles that satisfy `schedule.can_run_manually`.
-    """
+    """Return all outputs of the product, with the dtypes `spec.dtypes_out`; `schedule.can_run_manually` must hold."""
     arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
@@ -139,8 +134,6 @@ def manual_dma_matmul(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Kernel:
-    """All steps of a product, with their copies."""
-
     refs: Operands
     streams: Operands  # a `Stream` for each operand that moves
     outs: tuple[OutputStream, ...]
@@ -162,7 +155,6 @@ class _Kernel:
         return self.streams.of_output.present()
 
     def run(self) -> None:
-        """Start the first copies, take all steps, and wait for the last output."""
         schedule, config = self.schedule, self.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
@@ -177,8 +169,6 @@ class _Kernel:
 
     @property
     def _stored(self) -> Ring:
-        """The ring of output tiles, each stored as a whole."""
-
         def copies(tile: Any, act: Act) -> None:
             for copy in self._stores(Subtile.whole(self.config.tiles), tile):
                 act(copy)
@@ -201,7 +191,7 @@ class _Kernel:
 
     def _step(self, number: Any, carry: None) -> None:
         fill_chunks = self.config.fill_chunks
-        # What the next steps need goes first: copies end in the order in which they were started.
+        # Copies for the next steps go first: copies end in the order in which they were started.
         for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
             stream.ring.fetch_next(number, self.schedule.steps)
         for stream in self.streams.present():
@@ -247,7 +237,6 @@ class _Kernel:
         self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
-        """Compute the sums of the first step, chunk by chunk."""
         fill_chunks = self.config.fill_chunks
 
         def add(number: Any) -> None:

@@ -38,7 +38,6 @@ class Stream:
         )
 
     def ref(self, number: Any) -> Any:
-        """Return the block of a step."""
         return self.vmem.at[self._slot(number)]
 
     def _slot(self, number: Any) -> Any:
@@ -55,13 +54,11 @@ class Stream:
         return pltpu.make_async_copy(self.hbm.at[rows, columns], self.vmem.at[slot], self.sem.at[slot])
 
     def fill_chunk(self, number: Any, fill_chunks: int, sem: Any) -> Any:
-        """Return the copy of a chunk along k of the first step's block."""
         rows, columns = self.along_k(number, fill_chunks)
         hbm = self.hbm.at[rows, _moved(columns, self.block.first_column)]
         return pltpu.make_async_copy(hbm, self.vmem.at[0, rows, columns], sem)
 
     def along_k(self, number: Any, fill_chunks: int) -> tuple[Any, Any]:
-        """Return the rows and columns of a chunk along k."""
         axis = self.block.along.index("k")
         size = self.block.shape[axis] // fill_chunks
         at: list[Any] = [pl.ds(0, side) for side in self.block.shape]
@@ -81,7 +78,6 @@ class OutputStream:
     first_column: int = 0  # of the output, where it follows another one in an array
 
     def copy(self, part: Subtile, tile: Any, index: TileIndex) -> Any:
-        """Return the copy of a part of the output tile of that number."""
         rows, columns = part.moved(times(index.i, self.tile_m), times(index.j, self.tile_n))
         columns = _moved(columns, self.first_column)
         slot = tile % SLOTS

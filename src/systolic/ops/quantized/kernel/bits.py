@@ -14,14 +14,8 @@ _EXPONENTS = 0x7F800000
 
 
 def numbers_of_bits(bits: Array, name: str) -> Array:
-    """Return the float32 numbers whose bits, as floats of at most eight bits, the integers hold.
-
-    A subnormal is computed as a difference from a power of two, because a TPU takes subnormals of float32 for zero.
-
-    Args:
-      bits: int8, or int4.
-      name: name of the format.
-    """
+    """Return the float32 numbers whose bits, in the format `name`, the integers hold."""
+    # A subnormal is computed as a difference from a power of two: a TPU takes subnormals of float32 for zero.
     info: Any = jnp.finfo(name)
     codes = bits.astype(jnp.int8).astype(jnp.int32)  # with their signs
     magnitudes = codes & ((1 << (info.bits - 1)) - 1)

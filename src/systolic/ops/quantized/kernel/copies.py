@@ -17,16 +17,14 @@ from systolic.ops.quantized.schedule import QuantizedSchedule
 
 
 class QuantizedOperands(NamedTuple):
-    """Arrays of a product, or their refs."""
-
     lhs: Any  # [m, k]
     values: Any  # [k, n]
     scales: Any  # [grid_k, tile_blocks, n]; of one scale a column [1, 1, n]
     bias: Any = None  # [1, n]
     residual: Any = None  # [m, n]; in the kernel [tile_m, tile_n]
-    lhs_scales: Any = None  # [m, lhs_blocks] float32, of a lhs that is quantized in HBM; in the kernel [tile_m, …]
+    lhs_scales: Any = None  # [m, lhs_blocks] float32, if lhs is quantized in HBM; in the kernel [tile_m, …]
     out_scale: Any = None  # [1, n] float32
-    up_values: Any = None  # [k, n]; None of a gated product: its columns follow the columns of `values`
+    up_values: Any = None  # [k, n]; None if a gated product has its columns after those in `values`
     up_scales: Any = None  # as scales
 
 
@@ -37,7 +35,7 @@ class Buffers(NamedTuple):
     values: Any  # [slots, weights, tile_k, tile_n]
     scales: Any  # [slots, weights, tile_blocks, tile_n]
     out: Any  # [out slots, tile_m, tile_n]
-    rows: Any  # [tile_m, k] as they are multiplied, of a lhs in another dtype
+    rows: Any  # [tile_m, k] as they are multiplied, if lhs has another dtype
     row_scales: Any  # [lhs_blocks or 1, tile_m, 128] float32: each lane has the scale of a row, of a quantized lhs
     row_sums: Any  # [blocks, tile_m, 128] float32: each lane has the sum of a row's block, times unit and offset
     acc: Any  # [weights, tile_m, tile_n] float32, or int32: the sums over k so far
@@ -71,7 +69,6 @@ class Copies:
 
     @property
     def _outs(self) -> Ring:
-        """The ring of tiles of the result, one for `grid_k` steps."""
         return Ring(slots=self.schedule.out_slots, copies=lambda tile, act: act(self._out_copy(tile)))
 
     @property
@@ -80,12 +77,10 @@ class Copies:
 
     @property
     def slot(self) -> Any:
-        """The slot of this step's tile of the weight."""
         return self._weights.slot(self.step)
 
     @property
     def out_slot(self) -> Any:
-        """The slot of this step's tile of the result."""
         return self._outs.slot(self._tile)
 
     @property
@@ -134,7 +129,6 @@ class Copies:
         self._weights.wait(self.step)
 
     def reserve_out(self) -> None:
-        """Wait until the slot of this step's result has been stored."""
         # Not `Ring.reserve`: comparing before subtracting takes another number of cycles.
         earlier = self._tile - self.schedule.out_slots
         self._outs.wait_if(earlier >= 0, earlier)

@@ -128,7 +128,7 @@ def _as_loaded(values: Array, of_bits: bool) -> Array:
 
 
 def _tiled(scales: Array, its: QuantizedSchedule) -> Array:
-    """Return scales with a whole axis for those of a tile; with a multiple of eight blocks this copies nothing."""
+    """Return scales with a whole axis for each tile; with a multiple of eight blocks this copies nothing."""
     return scales.reshape(-1, its.tile_blocks, scales.shape[1])
 
 

@@ -70,7 +70,7 @@ def dot(left: Array, right: Array) -> Array:
 
 
 def _numbers(lhs_vmem: Any, name: str) -> Array:
-    """Return rows of a float format that the chip does not take as numbers."""
+    """Convert rows of a float format that the chip does not take into numbers."""
     bits = lhs_vmem if lhs_vmem.dtype == jnp.int8 else lhs_vmem.bitcast(jnp.int8)
     return numbers_of_bits(bits[...], name)
 
@@ -114,7 +114,7 @@ def _scales(lhs_vmem: Any, at: Any, spec: QuantizedSpec) -> Array:
 
 
 def _as_format(numbers: Array, name: str, dtype: Any, route: Route) -> Array:
-    """Round numbers to those of a format, in the dtype in which they are multiplied."""
+    """Round numbers to a format, in the dtype in which they are multiplied."""
     if route.rows_of_bits:
         return rounded_to(numbers, name).astype(dtype)
     if name not in ("int8", "int4"):

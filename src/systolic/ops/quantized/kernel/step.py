@@ -23,8 +23,6 @@ Fn = Callable[[Array], Array]
 
 
 class Tile(NamedTuple):
-    """The refs of one weight in VMEM in a step."""
-
     values: Any  # [tile_k, tile_n]
     scales: Any  # [tile_blocks, tile_n]
     acc: Any  # [tile_m, tile_n], or None
@@ -55,7 +53,6 @@ class Step:
         schedule: QuantizedSchedule,
         activation: Fn | None,
     ) -> Step:
-        """Return the step that the kernel is called for."""
         copies = Copies.of_this_step(refs, out_hbm, its, schedule)
         slot = copies.slot
         return cls(
@@ -122,7 +119,6 @@ class Step:
         lax.fori_loop(0, schedule.tile_m // schedule.subtile_m, rows, None)
 
     def _product(self, tile: Tile, rows: Any, columns: Any) -> Array:
-        """Return the product with a weight so far, with its scales."""
         total = self._total(tile, rows, columns)
         if tile.acc is not None:
             total = total.astype(tile.acc.dtype)
@@ -131,7 +127,6 @@ class Step:
         return self._scaled(tile, total, 0, rows, columns) if self.spec.blocks == 1 else total
 
     def _weights(self, tile: Tile, depth: slice, columns: Any) -> Array:
-        """Return the pushed weights of a part of the tile."""
         spec, route, scales = self.spec, self.schedule.route, None
         if route.scaled == "weights":
             blocks = slice(depth.start // spec.block, depth.stop // spec.block)

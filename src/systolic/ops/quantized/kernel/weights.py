@@ -12,7 +12,7 @@ from systolic.ops.quantized.kernel.bits import numbers_of_bits
 from systolic.ops.quantized.route import EVEN_FIRST_ROWS, Route
 from systolic.ops.quantized.spec import QuantizedSpec
 
-# Of the four bytes of a lane: what is kept of each, and what is flipped.
+# Masks of the four bytes of a lane: the bits that are kept, and the bits that are flipped.
 _LOW_BITS = 0x0F0F0F0F
 _INT4_SIGNS = 0x08080808
 _ALL_INT4_SIGNS = -0x77777778  # 0x88888888 as an int32

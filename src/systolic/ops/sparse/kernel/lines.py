@@ -21,8 +21,6 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class ProductOperands(NamedTuple):
-    """Arrays of a product, or their refs."""
-
     places: Places
     blocks: Any  # [blocks, *stored block]; the list may be a part of them
     dense: Any  # rhs [k, n] of dsd, lhs [m, k] of dds
@@ -31,8 +29,6 @@ class ProductOperands(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The kernel's buffers."""
-
     list: ListBuffers
     blocks: Any  # [slots, *stored block]
     panel: Any  # [panel slots, k, tile], of dds [panel slots, tile, k]
@@ -44,8 +40,6 @@ class Buffers(NamedTuple):
 
 
 class _State(NamedTuple):
-    """The blocks and panels under way."""
-
     started: Any  # copies of blocks, each of `fetched` of them
     arrived: Any
     stored: Any  # lines of the result
@@ -54,8 +48,6 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kernel:
-    """All chunks of a product, with their copies."""
-
     refs: ProductOperands
     out_hbm: Any
     its: Buffers
@@ -83,7 +75,6 @@ class Kernel:
         )
 
     def run(self) -> None:
-        """Process all chunks, and wait for the last lines."""
         schedule = self.schedule
         core_lines = -(-schedule.grid // self.cores)
         first = pl.program_id(0) * core_lines if self.cores > 1 else jnp.int32(0)

@@ -15,15 +15,13 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class Places(NamedTuple):
-    """Where blocks are stored, in SMEM, sorted by rows; padding has a row past the end."""
+    """The places of blocks in SMEM, sorted by rows; padding has a row past the end."""
 
     rows: Any  # int32 [most blocks]
     columns: Any
 
 
 class ListBuffers(NamedTuple):
-    """Scratch of a list, in SMEM."""
-
     begins: Any  # int32 [lines + 2]
     places: Any  # int32 [most blocks]; None: lines are in the order of the blocks
     order: Any
@@ -31,8 +29,6 @@ class ListBuffers(NamedTuple):
 
 
 def list_buffers(spec: SparseSpec) -> ListBuffers:
-    """Return the scratch of a list."""
-
     def words(number: int) -> Any:
         return pltpu.SMEM((number,), jnp.int32)
 
@@ -95,7 +91,7 @@ class Item(NamedTuple):
 
     block: Any  # the first one
     count: Any
-    is_first: Any  # of its line, or of what the chunk has of it
+    is_first: Any  # of its line, or of the chunk's part of the line
     is_last: Any
 
 
@@ -119,7 +115,6 @@ def with_code_for(count: Any, most: int, code: Callable[[int], None]) -> None:
 
 
 def joined(blocks: list[Array], axis: int) -> Array:
-    """Concatenate neighboring blocks."""
     return blocks[0] if len(blocks) == 1 else jnp.concatenate(blocks, axis)
 
 

@@ -1,13 +1,13 @@
 """A block-sparse matrix times a dense one, or a dense one times it: `out[line] = Σ block · panel[place of the block]`.
 
 Lines, rows of blocks of a sparse lhs or columns of blocks of a sparse rhs, go through VMEM in chunks: the lines whose
-blocks fit at once. For each chunk the panels of the dense operand pass one after another, and each is
-multiplied by all blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the
-last panel of a chunk is used, each line leaves its room to blocks of the next chunk.
+blocks fit at once. For each chunk the panels of the dense operand pass one after another, and each is multiplied by all
+blocks of the chunk. So blocks are read once, and the dense operand once for each chunk. While the last panel of a chunk
+is used, each line leaves its room to blocks of the next chunk.
 
 Neighbors in a line are joined to one stretch of straight code, in which the sum over k goes through several blocks:
-small blocks too fill a matrix unit's columns, and sums are loaded and stored less often. A line without a block
-costs a store of zeros.
+small blocks too fill a matrix unit's columns, and sums are loaded and stored less often. A line without a block costs a
+store of zeros.
 
 In VMEM: a ring of blocks, two panels, the sums of a line, a ring of lines of the result.
 """
@@ -41,12 +41,7 @@ def sparse_product(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
-    """Return the product; lines without a block are zero, or bias and activation of zero.
-
-    Args:
-      cores: cores that share the work, each with some of the panels.
-      activation: the function that `spec.activation` names.
-    """
+    """Return the product; lines without a block are zero, or bias and activation of zero. `cores` share the panels."""
     its = schedule
     buffers = Buffers(
         list=list_buffers(spec),

@@ -30,16 +30,12 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class SampledOperands(NamedTuple):
-    """Arrays of a product, or their refs."""
-
     places: Places
     lhs: Any  # [m, k]
     rhs: Any  # [k, n], or [n, k]
 
 
 class Buffers(NamedTuple):
-    """The kernel's buffers."""
-
     list: ListBuffers
     sums: Any  # [slots, block rows, block columns]
     panel: Any  # [panel slots, tile_k, n], or [panel slots, n, tile_k]
@@ -64,8 +60,6 @@ class _Chunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kernel:
-    """All chunks of a product, with their copies."""
-
     refs: SampledOperands
     out_hbm: Any
     its: Buffers
@@ -102,7 +96,6 @@ class Kernel:
         )
 
     def run(self) -> None:
-        """Process this core's chunks, and wait for the last blocks."""
         schedule, spec = self.schedule, self.spec
         number = self.list.begins[spec.lines]
         # About equally many blocks in each chunk, and equally many chunks for each core.

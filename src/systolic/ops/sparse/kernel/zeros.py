@@ -26,13 +26,11 @@ class Zeros(NamedTuple):
     widths: tuple[int, ...]  # in blocks, each half of the one before, the last one 1
 
     def prepare(self) -> None:
-        """Write the zeros."""
         self.source[...] = jnp.zeros_like(self.source)
         for number in range(len(self.widths)):
             self.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
-        """Start the copies of one turn."""
         spec = self.spec
         number = spec.lines if spec.dense_out else spec.most_blocks - self.list.begins[spec.lines]
         begin, end = (_share(number, turn + step, turns) for step in (0, 1))
