@@ -10,7 +10,7 @@ from systolic.support.whole_file import whole_file
 
 
 def save_png(chart: Any, path: Path) -> Path:
-    """Writes an Altair chart as a PNG to `path`, whole or not at all; its folder is made. Returns `path`.
+    """Write an Altair chart as a PNG to `path`, whole or not at all; its folder is made. Returns `path`.
 
     Raises:
       OSError: the file cannot be written.

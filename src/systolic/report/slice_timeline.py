@@ -51,7 +51,7 @@ def collective_spans(run: SliceRun) -> tuple[Span, ...]:
 
 
 def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
-    """Collects what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
+    """Collect what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
 
     Of many classes and links the slowest and the busiest have rows; all rows have room for the same number of bars.
     """
@@ -70,14 +70,14 @@ def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX
 
 
 def drawn_classes(run: SliceRun) -> tuple[DeviceClass, ...]:
-    """Picks the classes of devices that have a row, the slowest first."""
+    """Pick the classes of devices that have a row, the slowest first."""
     return tuple(
         sorted(run.classes, key=lambda device_class: (-device_class.run.cycles, device_class.devices))[:_MAX_CLASSES]
     )
 
 
 def drawn_links(run: SliceRun) -> tuple[LinkRun, ...]:
-    """Picks the links that have a row: the busiest of those that carried anything, in the order of their directions."""
+    """Pick the links that have a row: the busiest of those that carried anything, in the order of their directions."""
     used = sorted((link for link in run.links if link.sent_bytes), key=lambda link: -link.busy_cycles)
     return tuple(sorted(used[:_MAX_LINKS], key=lambda link: (link.axis, link.source)))
 

@@ -148,7 +148,7 @@ class PreparedProgram:
 
         Raises:
           SliceError: the program is for one device, or for another number than the slice has.
-          NeighbourTableError: constants by which XLA finds neighbours are not known.
+          NeighbourTableError: constants by which XLA finds neighbors are not known.
           DeadlockError: all devices wait; the message names each with program, line and flag.
           Exception: as `run` raises.
         """

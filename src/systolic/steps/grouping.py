@@ -1,4 +1,4 @@
-"""Adds up the operations of a run by parts of the model and passes over it, by their name stacks."""
+"""Add up the operations of a run by parts of the model and passes over it, by their name stacks."""
 
 from __future__ import annotations
 

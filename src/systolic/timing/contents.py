@@ -141,7 +141,7 @@ class KernelContents:
             return None
         else:
             # The compiler has joined, copied, or numbered calls in another order (the bodies of loops are numbered from
-            # the last one on): which one this is nobody knows, but what all of them find there.
+            # the last one on): which one this is is not known, but the contents that all agree on are.
             operand = _alike([call.operands[index] for calls in sites for call in calls])
         if operand is None:
             return None

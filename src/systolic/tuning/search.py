@@ -43,10 +43,10 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a search goes on, and where its trials run.
+    """Limits of a search, and where its trials run.
 
     Attributes:
-      trials: at most so many, including the ones that the store has already.
+      trials: the most, including the ones that the store has already.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try everything; `trials` and `time_budget_s` do not count.
       workers: processes that compile.

@@ -95,7 +95,7 @@ def _largest(operand: Any) -> int:
 
 _FITS = (1 << 63) - 1  # NumPy's whole numbers
 _LARGEST = (1 << 62) - 1  # sums and differences of such words fit
-# Functions whose results may be larger than that: what they come to at the most.
+# Functions whose results may be larger than that: their largest results.
 _MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
     operator.mul: operator.mul,
     operator.lshift: lambda word, bits: word << min(bits, 64),

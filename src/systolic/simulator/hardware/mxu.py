@@ -52,7 +52,7 @@ class MatrixOp:
 
 
 def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
-    """Reads the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
+    """Read the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
 
     Raises:
       SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
@@ -159,7 +159,7 @@ class Mxus:
         return sum(self.stalls)
 
     def stalls_by_block(self) -> dict[int, int]:
-        """Adds up the stall cycles of each basic block."""
+        """Add up the stall cycles of each basic block."""
         result: dict[int, int] = {}
         for segment, stall in zip(self._segments, self.stalls, strict=True):
             result[segment.block] = result.get(segment.block, 0) + stall

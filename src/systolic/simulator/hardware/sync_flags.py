@@ -12,8 +12,8 @@ FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
 # Sync flags that have a number in listings are everybody's: flags of barriers between devices.
 NUMBERED_FLAGS = 64
-# Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
-# it passes one on. A whole training step names close to 200 there.
+# A called program's sync flags are its own; the top-level program's, from here on, are shared by all, even if it
+# passes one on. A whole training step names close to 200 there.
 SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
 
 _MAX_FLAGS = 1 << 16
