@@ -181,7 +181,7 @@ class Chip:
 
     @property
     def generation(self) -> str:
-        """The name without a clock state. What counts cycles within a core holds for all states alike."""
+        """The name without a clock state. Cycles within a core are the same in all states."""
         return self.name.partition("@")[0]
 
     @property

@@ -17,7 +17,7 @@ def save_png(chart: Any, path: Path) -> Path:
     """
     from PIL import Image
 
-    # What draws a chart compresses it in a hurry, to up to five times as many bytes.
+    # The drawing library compresses a chart poorly, to up to five times the bytes.
     drawn, small = BytesIO(), BytesIO()
     chart.save(drawn, format="png", scale_factor=2)
     Image.open(drawn).save(small, format="PNG", optimize=True)

@@ -10,7 +10,7 @@ from systolic.report.written import percent, us
 from systolic.simulator import OpRun, SimulatedRun
 
 _MAX_OPS = 20
-# What the simulator's names of units mean.
+# Meanings of the simulator's names of units.
 UNITS = {
     "mxu": "matrix units: rows going through",
     "push": "weights into matrix units",

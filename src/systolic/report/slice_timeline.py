@@ -11,8 +11,8 @@ from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
 _MAX_CLASSES = 8  # rows of one picture, of the slowest
 _MAX_LINKS = 16  # and of the busiest
-_MAX_LETTERS = 10  # of devices' numbers beside a row
-# What a row of devices shows: what the core does at every moment. Copies run beside that, and have rows of their own in
+_MAX_LETTERS = 10  # of devices' numbers next to a row
+# A row of devices shows the core's activity at every moment. Copies run concurrently, and have rows of their own in
 # the timeline of one device.
 _OF_A_CORE = ("matrix", "stall")
 

@@ -78,7 +78,7 @@ def passes_text(run: StepRun) -> str:
     """Return the share of time of each pass, in words."""
     cycles = max(1, run.run.later_core.cycles)
     totals = {name: sum(part.cycles for part in run.parts if part.in_pass == name) for name in PASSES}
-    # What the program does between operations is of no pass.
+    # Work between operations belongs to no pass.
     names = {"all": BETWEEN}
     return ", ".join(f"{names.get(name, name)} {percent(total / cycles)}" for name, total in totals.items() if total)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from systolic.simulator import CoreRun, SimulatedRun, Span
 
-# What is drawn, from above. `code` is straight code in which no matrix unit was busy.
+# Drawn activities, from above. `code` is straight code in which no matrix unit was busy.
 # `collective` and `link` are of a slice: see `slice_timeline`.
 Activity = Literal["op", "round", "read", "written", "moved", "matrix", "code", "wait", "collective", "link"]
 TITLES: dict[Activity, str] = {

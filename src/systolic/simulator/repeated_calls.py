@@ -69,7 +69,7 @@ class OwnMemory(Memory):
     ) -> None:
         """Record what a copy overwrites; see `Memory.copy`."""
         if source == "smem":
-            _refuse()  # known words, which may be meant for somebody else
+            _refuse()  # known words, which may be meant for another core
         super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
         if destination != "smem" and not any(isinstance(word, Unknown) for word in (first, size)):
             self.overwritten[destination, first, size] = None
@@ -181,7 +181,7 @@ def _alone(
     try:
         while next(progress) is not None:
             pass
-        _refuse()  # it waits for somebody
+        _refuse()  # it waits for another core
     except StopIteration as end:
         cycles = end.value
     if dma.acts_on_others(translation.name) or dma.own_flags(0, translation.name, cycles) is None:

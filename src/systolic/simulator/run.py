@@ -177,7 +177,7 @@ class PreparedProgram:
         )
 
     def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
-        # What others send through the pipe to HBM meanwhile makes calls differ.
+        # Other traffic through the pipe to HBM makes calls differ.
         alone = chip.cores_per_device == 1 and not self.sparse_programs
         return DeviceSetup(
             chip=chip,

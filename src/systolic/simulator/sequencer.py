@@ -37,7 +37,7 @@ class Sequencer:
         self._core = core
         self._passed = activation.passed
         self._granule_words = model.granule_bytes // WORD_BYTES
-        # What an address counts, where a copy names it, in words.
+        # Words per unit of an address in a copy.
         self._address_words = {
             "hbm": model.hbm_address_bytes // WORD_BYTES,
             "vmem": model.vmem_address_bytes // WORD_BYTES,
@@ -52,7 +52,7 @@ class Sequencer:
         self.iterations = parts.iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
         self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
-        # What the program calls, in addition to the methods below.
+        # Called by the program, in addition to the methods below.
         program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
@@ -207,7 +207,7 @@ class Sequencer:
         words = [self._memory.load(source + word) for word in range(granules * self._granule_words)]
         self._sparse_cores.describe(self._core, words, launches=True)
         program, local = self._translation.name, (1 << _LOCAL_FLAG) - 1
-        # Whoever waits for the copy counts it once on either flag, whatever its size.
+        # A wait for the copy counts it once on either flag, whatever its size.
         goes_on = self._dma.start(self._core, program, time, source_flag & local, 1, "smem", "hbm", 0)
         landed = goes_on + self._dma_latency_cycles
         self._dma.land(self._core, program, flag >> _LOCAL_FLAG, landed, 1)

@@ -78,7 +78,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
         systolic.tune(attention, q, k, v, over={"block_q": (128, 256, 512)}, chip="v6e").partial
 
     Combinations of static arguments that break a rule of `check` with grade error, or change the shape of the result,
-    are left out before anything is compiled, and said so in the result.
+    are left out before anything is compiled, and listed in the result.
 
     Args:
       what: a spec of any op, of a product with an activation that systolic has a name for; or a function that
@@ -99,7 +99,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       submit: compiles and simulates somewhere else; None: in worker processes here.
       measured: of a product, this number of the best, and XLA's program, are run at the end on the attached TPU;
         the winner is then the best of these, by the device's own clock.
-      watcher: is told of every trial.
+      watcher: called for every trial.
 
     Returns:
       A `TuningResult` of a product, and a `FunctionTuning` of a function.

@@ -36,7 +36,7 @@ class _Buffer:
     size: int  # words
     contents: Contents
     skip: int  # words of `contents` before the buffer's first
-    brought: bool = True  # by the program itself; else it was said to be there when an operation was called
+    brought: bool = True  # by the program itself; else by the caller of the operation
 
     def words(self, first: int, size: int) -> Words | Unknown:
         contents = self.contents()

@@ -115,14 +115,14 @@ class Segment:
 _Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
-# What a segment costs, and the state that it leaves, by segment, conditions and the state at its begin.
+# The cost of a segment and its final state, by segment, conditions and the state at its begin.
 Memo = dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]]
 
 
 class Mxus:
     """The MXUs of one core.
 
-    What a segment costs depends only on the units' state when it begins, so each (segment, state) is computed once and
+    A segment's cost depends only on the units' state when it begins, so each (segment, state) is computed once and
     looked up afterwards: this makes long loops quick, and slices of many devices, and changes no result. With
     `remember=False` everything is computed again; a test compares the two.
 

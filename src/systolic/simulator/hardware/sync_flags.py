@@ -10,7 +10,7 @@ from systolic.simulator.schedule import Waited
 
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
-# Sync flags that have a number in listings are everybody's: flags of barriers between devices.
+# Sync flags that have a number in listings are shared by all: flags of barriers between devices.
 NUMBERED_FLAGS = 64
 # A called program's sync flags are its own; the top-level program's, from here on, are shared by all, even if it
 # passes one on. A whole training step names close to 200 there.
@@ -42,7 +42,7 @@ class SyncFlags:
 
     def __init__(self) -> None:
         self._flags: dict[tuple[int, str, int], Flag] = {}
-        self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": everybody's
+        self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": shared by all
 
     def flag(self, core: int, program: str, number: int, *, named_by: int | None = None) -> Flag:
         """Return a flag of a core as a program names it; `named_by`: the word that decides whose it is."""

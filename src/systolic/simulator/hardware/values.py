@@ -174,7 +174,7 @@ def signed_division(a: int, b: int) -> tuple[int, int]:
     return quotient & MASK, (x - quotient * y) & MASK
 
 
-# What the Python expressions of scalar instructions call, each with words.
+# Functions in the Python expressions of scalar instructions, each of words.
 SCALAR_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(float_compare, float_from_signed, float_result, larger, leading_zeros, rounded_float, signed_division),
     *(signed_from_float, signed_from_whole_float, smaller),
