@@ -232,6 +232,7 @@ class Chip:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """Operand dtypes that a dot takes on this chip."""
         return (*self.peak_ops_per_s_per_chip, *self.emulated_dtypes)
 
     def peak_ops_per_s(self, dtype: str) -> float:
