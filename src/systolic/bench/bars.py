@@ -233,12 +233,10 @@ def _mean_bar(rows: Sequence[BenchRow], limit: float) -> Iterator[Cleared]:
 
 
 def _mean_of(rows: Sequence[BenchRow], what: str, limit: float, values: Sequence[float | None]) -> Iterator[Cleared]:
-    known_values = [value for value in values if value is not None]
-    if known_values:
-        value = geometric_mean(known_values)
-        yield _cleared(
-            rows, f"{what}, geometric mean, at least", limit, value, "", len(known_values), int(value < limit)
-        )
+    numbers = [value for value in values if value is not None]
+    if numbers:
+        value = geometric_mean(numbers)
+        yield _cleared(rows, f"{what}, geometric mean, at least", limit, value, "", len(numbers), int(value < limit))
 
 
 def _worst_bar(

@@ -125,11 +125,5 @@ def group_of(spec: MoeSpec) -> str:
     """Return the group of cases: the kind; for forward also the size of groups, which decides the limit."""
     if spec.kind != "forward":
         return spec.kind
-    rows_per_group = spec.m / spec.groups
-    return (
-        "few rows"
-        if rows_per_group <= _FEW
-        else "hundreds of rows"
-        if rows_per_group <= _HUNDREDS
-        else "thousands of rows"
-    )
+    group_rows = spec.m / spec.groups
+    return "few rows" if group_rows <= _FEW else "hundreds of rows" if group_rows <= _HUNDREDS else "thousands of rows"

@@ -24,7 +24,7 @@ from systolic.chips.v5p import V5P
 from systolic.chips.v6e import V6E
 from systolic.chips.v7x import V7X
 
-DEFAULT_CHIP = "v5e"  # of commands and functions that are told none
+DEFAULT_CHIP = "v5e"  # the default of commands and functions
 CHIPS = {chip.name: chip for chip in (V4, V5E, V5P, V6E, V7X)}
 
 

@@ -1,5 +1,5 @@
-"""Which dtypes a kernel's body computes with: the dot's operands, which each chip's file names, and what the vector
-units of all chips have no operation for.
+"""The dtypes of a kernel's body: the dot's operands, which each chip's file names, and operations that the vector
+units of all chips lack.
 
 Source of the vector operations: 40 of them on fourteen dtypes, compiled for every chip with libtpu 0.0.42.1.
 `benchmarks/check_configurations.py` goes on checking them and the dots.

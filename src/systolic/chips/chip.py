@@ -181,7 +181,7 @@ class Chip:
 
     @property
     def generation(self) -> str:
-        """The name without a clock state. What counts cycles within a core holds for all states alike."""
+        """The name without a clock state. Cycles within a core are the same in all states."""
         return self.name.partition("@")[0]
 
     @property
@@ -232,6 +232,7 @@ class Chip:
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """Operand dtypes that a dot takes on this chip."""
         return (*self.peak_ops_per_s_per_chip, *self.emulated_dtypes)
 
     def peak_ops_per_s(self, dtype: str) -> float:

@@ -14,8 +14,8 @@ class Links:
 
     dimensions: int  # of the grid of chips
     bytes_per_s: float  # that a copy reaches over one link in one direction
-    hop_s: float  # from a chip to its neighbour, for a copy's first byte and for a signal
-    wrap_extent: int  # an axis of so many chips, or of a multiple, has a link from its last chip to its first
+    hop_s: float  # from a chip to its neighbor, for a copy's first byte and for a signal
+    wrap_extent: int  # an axis of this number of chips, or a multiple, has a link from its last chip to its first
     wraps_alone: bool  # each axis alone; else either all axes of a slice are such multiples, or none wraps
     signal_chip_bit: int  # in the address of a signal, the chip's number is from this bit on
     copy_remote_bit: int  # in a copy's operand, this bit says that it goes to another chip

@@ -96,7 +96,7 @@ class SliceShape:
 
     @property
     def wrap(self) -> tuple[bool, ...]:
-        """Whether a link goes from the last chip of each axis to its first."""
+        """For each axis, whether a link goes from its last chip to its first."""
         return self.links.wrap(self.extents)
 
     @property

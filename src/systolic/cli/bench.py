@@ -130,9 +130,9 @@ def bench(
 
     check_target(json_file)
     check_drawing_target(plot_file)
-    package_versions, stopped, race_count = versions(), False, 0
+    packages, stopped, race_count = versions(), False, 0
     if saved_file is not None:
-        found_rows, package_versions = _saved(saved_file)
+        found_rows, packages = _saved(saved_file)
     else:
         if suites is not None and spec is not None:
             raise click.UsageError("give either --suite or --spec")
@@ -147,7 +147,7 @@ def bench(
         "bench",
         records,
         dataclasses.asdict(result),
-        lambda: show(found_rows, result, package_versions, bars=strict),
+        lambda: show(found_rows, result, packages, bars=strict),
     )
     if plot_file is not None:
         note(_plot(found_rows, plot_file), quiet=quiet)

@@ -85,7 +85,7 @@ def calibrate(
     with progress_bar(quiet=quiet) as bar:
         programs = programs_of(published)
         plain = [compared(*pair, 1.0, dispatch_us=dispatch_us) for pair in zip(published, programs, strict=True)]
-        # Before an hour of compiling says so.
+        # Before an hour of compiling.
         require_programs(len({row.program for row in plain if row.counted}), chip)
         with workers.pool() as pool:
             ready = prepared(pool, programs, chip, bar)

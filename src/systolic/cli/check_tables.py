@@ -54,7 +54,7 @@ def _verdict(report: CheckReport) -> str:
 
 
 def _each_once(kernels: tuple[KernelUse, ...]) -> list[KernelUse]:
-    """Return the kernels of the first chip, and those of other chips whose blocks differ."""
+    """Return the kernels of the first chip, and kernels of other chips whose blocks differ."""
     seen: dict[tuple[object, ...], KernelUse] = {}
     for kernel in kernels:
         seen.setdefault((kernel.name, kernel.where, kernel.grid, kernel.operands), kernel)

@@ -38,7 +38,7 @@ _FIELD_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
     textual("source", lambda field: field[2]),
 )
 
-# What is shown beside the machine model: the hardware, not what this package's planner and rules conclude from it.
+# Fields shown next to the machine model: the hardware, without the conclusions of planner and rules.
 _FIELDS = (
     "name",
     "title",

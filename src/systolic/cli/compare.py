@@ -71,15 +71,13 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
             f"{_chips(first)} and {_chips(second)}"
         )
     limit = None if fail_above is None else fail_above / 100
-    slower = [comparison for comparison in comparisons if limit is not None and not comparison.slower <= limit]
+    slower = [row for row in comparisons if limit is not None and not row.slower <= limit]
     failed = bool(slower) or (limit is not None and bool(lost))
     summary = {
         "provenance": "simulated",
         "fail_above_percent": fail_above,
         "failed": failed,
-        "slower_percent": {
-            f"{comparison.chip} {comparison.after}": comparison.slower * 100 for comparison in comparisons
-        },
+        "slower_percent": {f"{row.chip} {row.after}": row.slower * 100 for row in comparisons},
         "without_time": [f"{answer.chip} {answer.function}: {answer.reason}" for answer in lost],
         "not_compared": unmatched,
     }
@@ -87,7 +85,7 @@ def compare(before: Path, after: Path, fail_above: float | None, json_file: str 
     def show() -> None:
         _show(comparisons, lost, unmatched)
         if slower:
-            names = ", ".join(f"{escape(comparison.chip)} by {comparison.slower:.1%}" for comparison in slower)
+            names = ", ".join(f"{escape(row.chip)} by {row.slower:.1%}" for row in slower)
             console().print(f"\n[bold]slower by more than {fail_above:g}%[/]: {names}")
 
     give(json_file, "compare", map(_record, comparisons), summary, show)

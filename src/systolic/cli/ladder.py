@@ -244,7 +244,7 @@ def _findings(rows: Sequence[LadderRow]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-# What to try where VMEM was not enough, or N does not divide.
+# What to try if VMEM was not enough, or N does not divide.
 _VMEM_ADVICE = {"v1": "go on to v3", "v2": "--splits N with a larger N, or go on to v3"}
 
 

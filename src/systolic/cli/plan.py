@@ -152,14 +152,12 @@ def _facts(made: Plan) -> dict[str, str]:
     """Return the facts of a plan in addition to its summary; "" is left out."""
     steps = [(axis, size) for axis, size in zip(made.axes, made.grid, strict=True) if (axis, size) != ("batch", 1)]
     misses = _misses(made) or []
-    not_shown = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
+    rest = f", and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
     others = _others(made.profiles) if made.profiles is not None else ""
     return {
         "grid": f"{' × '.join(str(size) for _, size in steps)} ({' '.join(axis for axis, _ in steps)})",
         "VMEM": f"{made.vmem_bytes / MIB:.1f} MiB of buffers, under a limit of {made.vmem_limit_bytes / MIB:.0f} MiB",
-        "tuned": f"not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{not_shown}"
-        if misses
-        else "",
+        "tuned": f"not this; the nearest in the store differs by {'; '.join(misses[:_SHOWN])}{rest}" if misses else "",
         "profile": f"made with {made.profiles}; here is {others}, whose programs may take another time"
         if others
         else "",

@@ -179,19 +179,17 @@ def cases_of(
     Raises:
       click.UsageError: no case matches.
     """
-    suite_cases = [case for name in suites for case in suite(name, dtype, precision)]
-    if not suite_cases:
+    cases = [case for name in suites for case in suite(name, dtype, precision)]
+    if not cases:
         raise click.UsageError(f"--dtype {dtype}: no case of {', '.join(suites)} is of it")
     texts = only.lower().split(",")
-    named = [case for case in suite_cases if any(text in f"{case.group} {case.name}".lower() for text in texts)]
+    named = [case for case in cases if any(text in f"{case.group} {case.name}".lower() for text in texts)]
     chosen = [case for case in named if not rows or case.spec.m in rows]
     if named and not chosen:
         row_counts = ", ".join(map(str, sorted({case.spec.m for case in named})))
         raise click.UsageError(f"--rows {','.join(map(str, rows or ()))}: there are cases of {row_counts} rows")
     if not chosen:
-        raise click.UsageError(
-            f"--only {only}: no case of {', '.join(suites)} is called so, such as {suite_cases[0].name}"
-        )
+        raise click.UsageError(f"--only {only}: no case of {', '.join(suites)} is called so, such as {cases[0].name}")
     return chosen
 
 

@@ -18,7 +18,7 @@ from systolic.validation.published import PublishedRow, read_published
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# What was timed.
+# Columns of the timed program.
 PROGRAM: tuple[Column[ComparedRow], ...] = (
     textual("chip", lambda row: row.chip),
     textual("op", lambda row: row.op),

@@ -1,4 +1,4 @@
-"""Read files that an earlier command wrote by `--json`, and reject those of another kind."""
+"""Read files that an earlier command wrote by `--json`, and reject other kinds."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TableFormat = Literal["table", "markdown", "csv", "json"]
 FORMATS: tuple[TableFormat, ...] = get_args(TableFormat)
 
 _CHOSEN = f"{__name__}.format"  # in the context that all commands of a call share
-# Of text beside tables in a file or a pipe; the tables take what they need.
+# Width of text around tables in a file or a pipe; the tables take what they need.
 _WIDTH_OF_A_FILE = 200
 _LEAST = {"text": 12, "code": 24}  # characters, to which a column may be folded
 _BETWEEN = 2  # columns

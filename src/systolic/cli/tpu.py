@@ -181,7 +181,7 @@ def run(
         except (MachineError, OSError) as error:
             complain(f"systolic: {error}")
             exists = exists and not isinstance(error, MachineNotFoundError | RefusedError)
-            delete_after = delete_after and not isinstance(error, BusyError)  # whose command is somebody else's
+            delete_after = delete_after and not isinstance(error, BusyError)  # the running command is another user's
         except KeyboardInterrupt:
             complain("stopped")
             code = 130

@@ -173,8 +173,8 @@ def tune(
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
-    dask_cluster = cluster(scheduler, certificates, **limits) if scheduler is not None else None
-    somewhere = dask_cluster if dask_cluster is not None else nullcontext((None, workers.count))
+    dask = cluster(scheduler, certificates, **limits) if scheduler is not None else None
+    somewhere = dask if dask is not None else nullcontext((None, workers.count))
     with progress_bar(quiet=quiet) as bar, somewhere as (submit, at_once):
 
         def options(chip: Chip, name: str) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def _plot(
     if not points:
         note(f"nothing to draw into {path}: no trial has a time", quiet=quiet)
         return
-    title, time_provenance = f"{what}: {len(points)} trials", provenance(trials[0])
+    title, source = f"{what}: {len(points)} trials", provenance(trials[0])
     with writing(path):
-        save_png(trials_plot(points, title=title, axis=axis, provenance=time_provenance, xla_us=xla_us), path)
+        save_png(trials_plot(points, title=title, axis=axis, provenance=source, xla_us=xla_us), path)
     note(f"wrote {path}", quiet=quiet)

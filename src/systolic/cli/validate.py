@@ -145,15 +145,9 @@ def validate(
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
-        timed = {
-            str(program): prediction for program, prediction in predicted.items() if isinstance(prediction, Measurement)
-        }
+        timed = {str(program): time for program, time in predicted.items() if isinstance(time, Measurement)}
         # A slice's run is one device's run, which waits for others.
-        runs = {
-            name: measurement.run
-            for name, measurement in timed.items()
-            if measurement.run is not None and measurement.slice_run is None
-        }
+        runs = {name: time.run for name, time in timed.items() if time.run is not None and time.slice_run is None}
         made_with = {name: text for name, text in versions().items() if text}
         errors = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
         write_text(intervals_file, errors.as_json())

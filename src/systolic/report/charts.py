@@ -85,7 +85,7 @@ def colours(field: str, by_value: Mapping[str, str]) -> Any:
 
 
 def vmem(vmem_map: VmemMap) -> Spec | None:
-    """Draws each operation's buffers end to end, against the limit and, where it is near, the capacity."""
+    """Draw each operation's buffers end to end, against the limit and, where it is near, the capacity."""
     import altair as alt
 
     if not vmem_map.parts:
@@ -141,7 +141,7 @@ def vmem(vmem_map: VmemMap) -> Spec | None:
 
 
 def units(run: SimulatedRun) -> Spec:
-    """Draws the busy share of every unit."""
+    """Draw the busy share of every unit."""
     import altair as alt
 
     bars = [
@@ -205,7 +205,7 @@ def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
 
 
 def _rows(operands: tuple[OperandTraffic, ...]) -> list[str]:
-    """Names each operand such that no other has its name."""
+    """Name each operand such that no other has its name."""
     several = len({operand.kernel for operand in operands}) > 1
     names: list[str] = []
     for operand in operands:

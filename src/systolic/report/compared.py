@@ -110,7 +110,7 @@ def _row(group: str, quantity: str, unit: str, before: float | None, after: floa
 
 
 def _fields(before: Run, after: Run, group: str, unit: str, **quantities: str) -> Iterable[ComparedRow]:
-    """Compares fields of two runs; `quantities` names them for the reader."""
+    """Compare fields of two runs; `quantities` names them for the reader."""
     for name, quantity in quantities.items():
         yield _row(group, quantity, unit, getattr(before, name), getattr(after, name))
 
@@ -168,7 +168,7 @@ def _each(group: str, unit: str, before: Mapping[str, float], after: Mapping[str
 
 
 def _traffic(before: tuple[OperandTraffic, ...], after: tuple[OperandTraffic, ...]) -> Iterable[ComparedRow]:
-    """Compares operands by their names; kernels' names count only where there are several kernels."""
+    """Compare operands by their names; kernels' names count only where there are several kernels."""
     several = any(len({operand.kernel for operand in side}) > 1 for side in (before, after))
 
     def moved(operands: tuple[OperandTraffic, ...]) -> dict[str, float]:

@@ -39,7 +39,7 @@ def rate_tflops(program: Program) -> float | None:
 
 
 def programs_table(explanation: Explanation) -> ExplainedTable[Program]:
-    """Lists this kernel, XLA's, and the changes that were tried, without those that save nothing."""
+    """List this kernel, XLA's, and the changes that were tried, without those that save nothing."""
     worth = [
         program
         for program in explanation.programs
@@ -108,7 +108,7 @@ def vmem_table(explanation: Explanation) -> ExplainedTable[VmemPart] | None:
 
 
 def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
-    """Lists stretches of straight code, in the order of the program."""
+    """List stretches of straight code, in the order of the program."""
     if not explanation.regions:
         return None
     total = max(1, sum(region.cycles for region in explanation.regions))
@@ -135,7 +135,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
 
 
 def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | None:
-    """Lists what each line of the kernel took, the longest first."""
+    """List what each line of the kernel took, the longest first."""
     if not explanation.line_times:
         return None
     clock_hz = explanation.run.clock_hz
@@ -153,7 +153,7 @@ def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | Non
 
 
 def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
-    """Lists what each line of the kernels' sources asks for in one execution. Bars: share of the largest."""
+    """List what each line of the kernels' sources asks for in one execution. Bars: share of the largest."""
     if not explanation.lines:
         return None
 
@@ -187,7 +187,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
 
 
 def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | None:
-    """Lists what each operand of each kernel costs in HBM traffic."""
+    """List what each operand of each kernel costs in HBM traffic."""
     if not explanation.traffic:
         return None
     return explained_table(

@@ -35,7 +35,7 @@ class Plot:
 
 
 def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **values: Any) -> str:
-    """Writes a page: HTML of about a megabyte, most of which is the library that draws the plots.
+    """Write a page: HTML of about a megabyte, mostly the library that draws the plots.
 
     It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
     JavaScript the tables remain.
@@ -78,14 +78,14 @@ def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **
 
 @functools.cache
 def _bundle() -> str:
-    """Bundles Vega, Vega-Lite and Vega-Embed, which takes a second."""
+    """Bundle Vega, Vega-Lite and Vega-Embed, which takes a second."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def _policy(scripts: list[str]) -> str:
-    """Lets only the page's own scripts run, and nothing be fetched. Vega needs `unsafe-eval` for its expressions."""
+    """Let only the page's own scripts run, and nothing be fetched. Vega needs `unsafe-eval` for its expressions."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts
     )

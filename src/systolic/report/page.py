@@ -28,7 +28,7 @@ class WindowPart:
 
 
 def explanation_page(explanation: Explanation) -> str:
-    """Writes the page: HTML of about a megabyte, most of which is the library that draws the plots.
+    """Write the page: HTML of about a megabyte, mostly the library that draws the plots.
 
     It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
     JavaScript the tables remain.

@@ -10,14 +10,14 @@ from systolic.support.whole_file import whole_file
 
 
 def save_png(chart: Any, path: Path) -> Path:
-    """Writes an Altair chart as a PNG to `path`, whole or not at all; its folder is made. Returns `path`.
+    """Write an Altair chart as a PNG to `path`, whole or not at all; its folder is made. Returns `path`.
 
     Raises:
       OSError: the file cannot be written.
     """
     from PIL import Image
 
-    # What draws a chart compresses it in a hurry, to up to five times as many bytes.
+    # The drawing library compresses a chart poorly, to up to five times the bytes.
     drawn, small = BytesIO(), BytesIO()
     chart.save(drawn, format="png", scale_factor=2)
     Image.open(drawn).save(small, format="PNG", optimize=True)

@@ -20,7 +20,7 @@ class Picture:
 
 
 def picture(rows: Iterable[BenchRow]) -> Picture | None:
-    """Makes the picture of the first suite that has one and rows with times; None: no suite has."""
+    """Make the picture of the first suite that has one and rows with times; None: no suite has."""
     timed = [row for row in rows if row.ours_us is not None]
     for suite, draw in PICTURES.items():
         shown = [row for row in timed if row.case.suite == suite]
@@ -88,7 +88,7 @@ def _most(rows: Sequence[BenchRow], key: Callable[[BenchRow], tuple]) -> tuple:
 
 
 def _times(x: float, times_us: Mapping[str, float | None], *, panel: str = "", dashed: bool = False) -> list[TimePoint]:
-    """Makes points of the times that are known, all at one x."""
+    """Make points of the times that are known, all at one x."""
     return [
         TimePoint(x=x, time_us=time_us, series=series, panel=panel, dashed=dashed)
         for series, time_us in times_us.items()

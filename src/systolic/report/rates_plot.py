@@ -47,24 +47,24 @@ def rates_plot(
     x = alt.X("size:N", title="matrix size m = k = n", scale=alt.Scale(domain=sizes), axis=axis)
     y = alt.Y("tflops:Q", title=f"{provenance} Tflop/s", scale=alt.Scale(domain=[0, peak_tflops * 1.12], nice=False))
     domain = alt.Scale(domain=list(series), range=list(series.values()))
-    colour = alt.Color("series:N", title=None, scale=domain)
+    color = alt.Color("series:N", title=None, scale=domain)
 
     def drawn(name: str, rates: Mapping[int, float]) -> Any:
         rows = [{"size": f"{size}³", "tflops": rate, "series": name} for size, rate in rates.items()]
-        return alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour)
+        return alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=color)
 
     ours = drawn(kernel, {point.size: point.tflops for point in points if point.tflops is not None})
     others = {point.size: xla_tflops[point.size] for point in points if point.size in xla_tflops}
     xla_line = alt.OverlayMarkDef(shape="square", filled=True, size=50)
     layers = [
-        alt.Chart(alt.Data(values=[{"tflops": peak_tflops, "series": peak}])).mark_rule().encode(y=y, color=colour),
+        alt.Chart(alt.Data(values=[{"tflops": peak_tflops, "series": peak}])).mark_rule().encode(y=y, color=color),
         drawn("XLA", others).mark_line(strokeDash=[5, 4], point=xla_line),
         ours.mark_line(point=alt.OverlayMarkDef(filled=True, size=60)),
         ours.mark_text(dy=15).encode(text=alt.Text("tflops:Q", format=",.1f")),
     ]
     if missing:
         rows = [{"size": f"{row.size}³", "tflops": 0, "series": "no time", "text": row.status} for row in missing]
-        refused = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=colour)
+        refused = alt.Chart(alt.Data(values=rows)).encode(x=x, y=y, color=color)
         layers += [
             refused.mark_point(shape="cross", angle=45, filled=True, size=90),
             refused.mark_text(dy=-14).encode(text="text:N"),

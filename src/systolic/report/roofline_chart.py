@@ -30,7 +30,7 @@ def roofline_key(explanation: Explanation) -> tuple[KeyItem, ...]:
 
 
 def roofline_chart(explanation: Explanation) -> Spec | None:
-    """Draws rates over operations per HBM byte, below the roof; None where no program has both.
+    """Draw rates over operations per HBM byte, below the roof; None where no program has both.
 
     On a slice, all is of one device, and a line above each program is the third ceiling, of the links: it depends on
     the bytes sent, and not on HBM traffic.
@@ -81,7 +81,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
         .mark_text(align="right", baseline="bottom", dy=-5, fontWeight=600, color="var(--roof)")
         .encode(x=x, y=y, text="text:N")
     )
-    colour = colours("role", {title: f"var(--{role})" for role, title in _ROLES.items()})
+    color = colours("role", {title: f"var(--{role})" for role, title in _ROLES.items()})
     tooltip = [
         *tooltips(label="program"),
         alt.Tooltip("tflops:Q", title="Tflop/s", format=",.1f"),
@@ -94,7 +94,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
         .encode(
             x=x,
             y=y,
-            color=colour,
+            color=color,
             size=alt.condition("datum.role == 'this kernel'", alt.value(230), alt.value(110)),
             tooltip=tooltip,
         )
@@ -102,7 +102,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
     named = [
         data([point])
         .mark_text(align="left", dx=11, dy=down, fontWeight=600, limit=260)
-        .encode(x=x, y=y, text="label:N", color=colour)
+        .encode(x=x, y=y, text="label:N", color=color)
         for point, down in _apart(points, left=left, right=right, bottom=bottom, top=peak * 1.5)
     ]
     ceilings = [_link_ceiling(program) for program in placed if _link_us(program)]

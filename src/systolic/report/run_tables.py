@@ -10,7 +10,7 @@ from systolic.report.written import percent, us
 from systolic.simulator import OpRun, SimulatedRun
 
 _MAX_OPS = 20
-# What the simulator's names of units mean.
+# Meanings of the simulator's names of units.
 UNITS = {
     "mxu": "matrix units: rows going through",
     "push": "weights into matrix units",
@@ -28,7 +28,7 @@ UNITS = {
 
 
 def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
-    """Lists how busy each unit was that did anything, the busiest first."""
+    """List how busy each unit was that did anything, the busiest first."""
     issued = Counter[str]()
     for core in run.cores:
         issued.update(core.issued)
@@ -45,13 +45,13 @@ def units_table(run: SimulatedRun) -> ExplainedTable[tuple[str, float]]:
 
 
 def idle_units(run: SimulatedRun) -> str:
-    """Names the units that did nothing, "idle: xlu, eup"; "" where all did something."""
+    """Name the units that did nothing, "idle: xlu, eup"; "" where all did something."""
     idle = [unit for unit, busy in run.busy.items() if not busy]
     return f"idle: {', '.join(idle)}" if idle else ""
 
 
 def ops_table(run: SimulatedRun) -> ExplainedTable[OpRun]:
-    """Lists the operations of the later core, the longest first."""
+    """List the operations of the later core, the longest first."""
     core = run.later_core
 
     def share(op: OpRun) -> float:

@@ -36,7 +36,7 @@ class LinkAxis:
 
 
 def link_axes(links: Iterable[LinkRun]) -> tuple[LinkAxis, ...]:
-    """Groups links by the direction in which they lead."""
+    """Group links by the direction in which they lead."""
     by_axis: dict[str, list[LinkRun]] = {}
     for link in links:
         by_axis.setdefault(link.axis, []).append(link)
@@ -79,7 +79,7 @@ def _rate(collective: CollectiveRun, run: SliceRun) -> float | None:
 
 
 def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
-    """Lists how much the links of each direction carried."""
+    """List how much the links of each direction carried."""
     if not run.links:
         return None
     cycles = max(1, run.cycles)
@@ -106,7 +106,7 @@ def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
 
 
 def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
-    """Lists the links that carried anything, the busiest first; None where all of these carried the same."""
+    """List the links that carried anything, the busiest first; None where all of these carried the same."""
     used = [link for link in run.links if link.sent_bytes]
     if len({(link.sent_bytes, link.busy_cycles) for link in used}) < 2:
         return None
@@ -128,7 +128,7 @@ def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
 
 
 def devices_table(run: SliceRun) -> ExplainedTable[DeviceClass]:
-    """Lists the classes of devices, the slowest first."""
+    """List the classes of devices, the slowest first."""
 
     def share(device_class: DeviceClass) -> float:
         return device_class.run.cycles / max(1, run.cycles)
@@ -153,12 +153,12 @@ def _waits(device_class: DeviceClass) -> str:
 
 
 def link_name(link: LinkRun) -> str:
-    """Names a link by its ends; which ids they are, its direction says: devices' for "die", else chips'."""
+    """Name a link by its ends: ids of devices for "die", else of chips."""
     return f"{link.source} → {link.target}"
 
 
 def devices_text(devices: Sequence[int]) -> str:
-    """Writes numbers of devices, ranges of three and more as such: "0–7", "0, 2, 4–6"."""
+    """Write numbers of devices, ranges of three and more as such: "0–7", "0, 2, 4–6"."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][-1] + 1:

@@ -11,8 +11,8 @@ from systolic.simulator import DeviceClass, LinkRun, SliceRun, Span
 
 _MAX_CLASSES = 8  # rows of one picture, of the slowest
 _MAX_LINKS = 16  # and of the busiest
-_MAX_LETTERS = 10  # of devices' numbers beside a row
-# What a row of devices shows: what the core does at every moment. Copies run beside that, and have rows of their own in
+_MAX_LETTERS = 10  # of devices' numbers next to a row
+# A row of devices shows the core's activity at every moment. Copies run concurrently, and have rows of their own in
 # the timeline of one device.
 _OF_A_CORE = ("matrix", "stall")
 
@@ -51,7 +51,7 @@ def collective_spans(run: SliceRun) -> tuple[Span, ...]:
 
 
 def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
-    """Collects what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
+    """Collect what the devices, collectives and links of a slice do from `begin_us` to `end_us`.
 
     Of many classes and links the slowest and the busiest have rows; all rows have room for the same number of bars.
     """
@@ -70,14 +70,14 @@ def slice_view(run: SliceRun, begin_us: float, end_us: float, *, most: int = MAX
 
 
 def drawn_classes(run: SliceRun) -> tuple[DeviceClass, ...]:
-    """Picks the classes of devices that have a row, the slowest first."""
+    """Pick the classes of devices that have a row, the slowest first."""
     return tuple(
         sorted(run.classes, key=lambda device_class: (-device_class.run.cycles, device_class.devices))[:_MAX_CLASSES]
     )
 
 
 def drawn_links(run: SliceRun) -> tuple[LinkRun, ...]:
-    """Picks the links that have a row: the busiest of those that carried anything, in the order of their directions."""
+    """Pick the links that have a row: the busiest of those that carried anything, in the order of their directions."""
     used = sorted((link for link in run.links if link.sent_bytes), key=lambda link: -link.busy_cycles)
     return tuple(sorted(used[:_MAX_LINKS], key=lambda link: (link.axis, link.source)))
 

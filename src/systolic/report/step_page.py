@@ -25,7 +25,7 @@ _BAR_PX = 30
 
 
 def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction] = ()) -> str:
-    """Writes the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
+    """Write the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
 
     Args:
       label: the step's name.
@@ -122,7 +122,7 @@ def _plots(run: StepRun) -> dict[str, Plot]:
 
 
 def parts_plot(run: StepRun) -> Spec:
-    """Draws the time of each part, the longest first, cut into passes."""
+    """Draw the time of each part, the longest first, cut into passes."""
     import altair as alt
 
     totals: dict[str, int] = {}

@@ -46,12 +46,11 @@ class Prediction:
 
 
 def ms_of(run: StepRun, cycles: float) -> str:
-    """Writes cycles as milliseconds, without the unit."""
+    """Write cycles as milliseconds, without the unit."""
     return f"{run.us(cycles) / 1e3:,.3f}"
 
 
 def parts_table(run: StepRun) -> ExplainedTable[PartRun] | None:
-    """Lists the parts of the model, pass by pass."""
     if not run.parts:
         return None
     cycles = max(1, run.run.later_core.cycles)
@@ -79,13 +78,13 @@ def passes_text(run: StepRun) -> str:
     """Return the share of time of each pass, in words."""
     cycles = max(1, run.run.later_core.cycles)
     totals = {name: sum(part.cycles for part in run.parts if part.in_pass == name) for name in PASSES}
-    # What the program does between operations is of no pass.
+    # Work between operations belongs to no pass.
     names = {"all": BETWEEN}
     return ", ".join(f"{names.get(name, name)} {percent(total / cycles)}" for name, total in totals.items() if total)
 
 
 def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
-    """Lists communication by kind, what is exposed longest first."""
+    """List communication by kind, the longest exposed first."""
     kinds = {collective.kind for collective in run.collectives}
     if not kinds:
         return None
@@ -113,7 +112,7 @@ def kinds_table(run: StepRun) -> ExplainedTable[KindOfCollective] | None:
 
 
 def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
-    """Lists what would help most, at the most."""
+    """List the changes that would help most."""
     if not run.changes:
         return None
     return explained_table(
@@ -128,7 +127,7 @@ def changes_table(run: StepRun) -> ExplainedTable[StepChange] | None:
 
 
 def trials_table(base: StepRun, trials: Sequence[Prediction]) -> ExplainedTable[Prediction] | None:
-    """Lists what became of the step with something changed."""
+    """List the outcomes of the step's trials."""
     if not trials:
         return None
 

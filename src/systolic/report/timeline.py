@@ -9,7 +9,7 @@ from typing import Literal
 
 from systolic.simulator import CoreRun, SimulatedRun, Span
 
-# What is drawn, from above. `code` is straight code in which no matrix unit was busy.
+# Drawn activities, from above. `code` is straight code in which no matrix unit was busy.
 # `collective` and `link` are of a slice: see `slice_timeline`.
 Activity = Literal["op", "round", "read", "written", "moved", "matrix", "code", "wait", "collective", "link"]
 TITLES: dict[Activity, str] = {
@@ -25,7 +25,7 @@ TITLES: dict[Activity, str] = {
     "link": "links",
 }
 BUSY: tuple[Activity, ...] = ("read", "written", "moved", "matrix", "code", "wait")
-# The most bars of one plot: a browser draws so many without a pause, and the page stays small.
+# The most bars of one plot: a browser draws them without a pause, and the page stays small.
 MAX_BARS = 900
 
 
@@ -59,7 +59,7 @@ class BusyLane:
 
 
 def pack(spans: Iterable[Span]) -> list[int]:
-    """Assigns lanes to spans that come in order of begin: as few as it takes for spans in one lane not to overlap."""
+    """Assign lanes to spans that come in order of begin: as few as it takes for spans in one lane not to overlap."""
     ends: list[float] = []
     lanes = []
     for span in spans:
@@ -84,7 +84,7 @@ def activity(span: Span) -> Activity:
 
 
 def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_BARS) -> View:
-    """Collects the later core's spans and SparseCores' programs from `begin_us` to `end_us`, and as long around it."""
+    """Collect spans of the later core and of SparseCores from `begin_us` to `end_us`, and as long on either side."""
     core, scale = run.later_core, 1e6 / run.clock_hz
     begin, end = begin_us / scale, end_us / scale
     around = end - begin
@@ -123,7 +123,7 @@ def view(run: SimulatedRun, begin_us: float, end_us: float, *, most: int = MAX_B
 
 
 def core_bar(lane: str, span: Span, run: SimulatedRun) -> Bar:
-    """Makes the bar of a span of a core."""
+    """Make the bar of a span of a core."""
     scale = 1e6 / run.clock_hz
     return Bar(
         lane=lane,
@@ -146,7 +146,7 @@ def longest_spans(spans: Iterable[Span], limit: int) -> list[Span]:
 
 
 def busy_lanes(run: SimulatedRun, begin_us: float, end_us: float, pieces: int) -> tuple[BusyLane, ...]:
-    """Computes how busy each kind was in each of `pieces` equal pieces of the time; kinds that never were are left out.
+    """Compute how busy each kind was in each of `pieces` equal pieces of the time; kinds that never were are left out.
 
     The share of `matrix` is of the units' cycles; of the other kinds, of the time in which there was any.
     """
@@ -179,14 +179,14 @@ def busy_lanes(run: SimulatedRun, begin_us: float, end_us: float, pieces: int) -
 
 
 def _spread(totals: list[float], first: float, last: float, weight: float) -> None:
-    """Adds the share of each piece that lies between two places, which are in pieces."""
+    """Add the share of each piece that lies between two places, which are in pieces."""
     first, last = max(0.0, first), min(float(len(totals)), last)
     for at in range(math.floor(first), math.ceil(last)):
         totals[at] += max(0.0, min(last, at + 1) - max(first, at)) * weight
 
 
 def _gaps(core: CoreRun) -> dict[str, tuple[float, float]]:
-    """Finds where spans were left out, by kind, in cycles.
+    """Find where spans were left out, by kind, in cycles.
 
     The same number was kept from the beginning and the end, and of each kind: no kind has more spans than a kind
     from which some were left out.
@@ -209,7 +209,7 @@ def _busy_share(span: Span, run: SimulatedRun) -> float:
 
 
 def size_text(size_bytes: int) -> str:
-    """Writes an amount of memory with its unit."""
+    """Write an amount of memory with its unit."""
     for unit, factor in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.3g} {unit}"

@@ -26,7 +26,7 @@ COLOURS: dict[Activity, str] = {
     "collective": "var(--this)",
     "link": "var(--read)",
 }
-# What the colours of a slice's timeline mean.
+# The meanings of colors of a slice's timeline.
 SLICE_KEY = (
     KeyItem(tone="matrix", title="matrix units busy"),
     KeyItem(tone="code", title="other code"),
@@ -37,7 +37,7 @@ SLICE_KEY = (
 
 
 def window_plot(timeline: View, begin_us: float, end_us: float) -> Spec:
-    """Draws one stretch of the timeline, to be moved by dragging and zoomed by Ctrl and the wheel."""
+    """Draw one stretch of the timeline, to be moved by dragging and zoomed by Ctrl and the wheel."""
     import altair as alt
 
     rows = [
@@ -94,13 +94,13 @@ def window_plot(timeline: View, begin_us: float, end_us: float) -> Spec:
 
 
 def slice_plot(run: SliceRun) -> Spec | None:
-    """Draws devices, collectives and links of a slice; None without a timeline."""
+    """Draw devices, collectives and links of a slice; None without a timeline."""
     bars = slice_view(run, 0.0, run.time_us)
     return window_plot(bars, 0.0, run.time_us) if bars.bars else None
 
 
 def overview_plot(run: SimulatedRun, windows: Sequence[Window]) -> Spec | None:
-    """Draws how busy each lane is over the whole run, with the windows numbered; None without a timeline."""
+    """Draw how busy each lane is over the whole run, with the windows numbered; None without a timeline."""
     import altair as alt
 
     lanes = busy_lanes(run, 0, run.time_us, _PIECES)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Colours of those that every picture has; what else is drawn takes the rest in turn.
+# Colors of series in every picture; other series take the rest in turn.
 _KNOWN = {"limit": "#2da44e", "systolic": "#1f6feb", "XLA": "#8b949e"}
 _OTHERS = ("#bc4c00", "#8250df", "#bf8700", "#cf222e", "#1b7c83", "#bf3989", "#57606a", "#0550ae", "#4d2d00")
 
@@ -30,7 +30,7 @@ class TimePoint:
 
 
 def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provenance: str) -> Any:
-    """Draws a line for each series, both axes logarithmic.
+    """Draw a line for each series, both axes logarithmic.
 
     Args:
       points: at least one. Lines of one name have one color in all panels, and are in the legend in order of
@@ -45,7 +45,7 @@ def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provena
 
     names = list(dict.fromkeys(point.series for point in points))
     others = [name for name in names if name not in _KNOWN]
-    colours = _KNOWN | {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}
+    colors = _KNOWN | {name: _OTHERS[number % len(_OTHERS)] for number, name in enumerate(others)}
     panels = list(dict.fromkeys(point.panel for point in points))
     rows = [
         {"x": point.x, "us": point.time_us, "series": point.series, "panel": point.panel, "dashed": point.dashed}
@@ -58,7 +58,7 @@ def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provena
             "series:N",
             title=None,
             sort=None,
-            scale=alt.Scale(domain=names, range=[colours[name] for name in names]),
+            scale=alt.Scale(domain=names, range=[colors[name] for name in names]),
         ),
     )
     dashed = drawn.transform_filter("datum.dashed").mark_line(strokeDash=[5, 4])

@@ -18,7 +18,7 @@ _FIRST_COPY_ROW = 10
 
 
 def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
-    """Writes the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each
+    """Write the timeline of a run in the Trace Event Format (JSON object form): times in µs, a process for each
     TensorCore, and for each SparseCore its programs, and streams and waits of its first tile. Of a slice, there are
     such processes for each class of devices, one of the slowest device's communication, and one with a row for each
     link.

@@ -54,10 +54,10 @@ def trials_plot(
     )
     y = alt.Y("time_us:Q", title=f"{provenance} µs", scale=alt.Scale(zero=False))
     scale = alt.Scale(domain=list(series), range=list(series.values()))
-    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=300))
+    color = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=300))
 
     def drawn(rows: list[dict[str, Any]]) -> Any:
-        return alt.Chart(alt.Data(values=rows)).encode(y=y, color=colour)
+        return alt.Chart(alt.Data(values=rows)).encode(y=y, color=color)
 
     def row(point: TrialPoint, name: str) -> dict[str, Any]:
         return {"volume": point.volume, "time_us": point.time_us, "series": name}

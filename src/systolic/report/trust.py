@@ -29,7 +29,7 @@ class TrustFacts:
 
 
 def trust_page(facts: TrustFacts) -> str:
-    """Writes the page, in Markdown.
+    """Write the page, in Markdown.
 
     Raises:
       DrawingMissing: the library of its template is not installed.
@@ -68,7 +68,7 @@ def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[st
 
 
 def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:
-    """Lists the sources of the constants that can be fitted: the chip, names that share a source, the source."""
+    """List the sources of the constants that can be fitted: the chip, names that share a source, the source."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for chip in chips:
         for name in fittable(chip):
@@ -89,5 +89,5 @@ def _us(value: float | None) -> str:
 
 
 def _cell(text: object) -> str:
-    """Cleans text that must not end a table's cell."""
+    """Clean text that must not end a table's cell."""
     return " ".join(str(text).split()).replace("|", "\\|")

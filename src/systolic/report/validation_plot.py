@@ -43,7 +43,7 @@ def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str
     rows = [
         {"measured": point.measured_us, "predicted": point.predicted_us, "chip": names[point.chip]} for point in points
     ]
-    colours = alt.Scale(domain=list(names.values()), range=_COLOURS)
+    colors = alt.Scale(domain=list(names.values()), range=_COLOURS)
     diagonal = alt.Chart(alt.Data(values=edges)).encode(x=x)
     chips = alt.Chart(alt.Data(values=rows)).mark_point(size=45, clip=True)
     return alt.layer(
@@ -52,7 +52,7 @@ def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str
         chips.encode(
             x=x,
             y=y,
-            color=alt.Color("chip:N", title=f"±{BAND:.0%} is grey", scale=colours),
+            color=alt.Color("chip:N", title=f"±{BAND:.0%} is grey", scale=colors),
             shape=alt.Shape("chip:N", scale=alt.Scale(domain=list(names.values()))),
         ),
     ).properties(title=title, width=440, height=440)

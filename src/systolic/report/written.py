@@ -6,14 +6,14 @@ from systolic.schedule import MIB
 
 
 def us(value: float | None) -> str:
-    """Writes a time in µs, without its unit."""
+    """Write a time in µs, without its unit."""
     if value is None:
         return "–"
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:,.2f}" if abs(value) >= 1 else f"{value:,.3f}"
 
 
 def percent(share: float | None) -> str:
-    """Writes a share in percent."""
+    """Write a share in percent."""
     if share is None:
         return "–"
     if 0 < share < 0.0005:
@@ -22,15 +22,15 @@ def percent(share: float | None) -> str:
 
 
 def mib(size_bytes: int) -> str:
-    """Writes memory in MiB, without its unit."""
+    """Write memory in MiB, without its unit."""
     return f"{size_bytes / MIB:,.2f}"
 
 
 def round_mib(size_bytes: int) -> str:
-    """Writes a limit in MiB, without its unit: these are whole numbers as a rule."""
+    """Write a limit in MiB, without its unit: these are whole numbers as a rule."""
     return f"{size_bytes / MIB:,.4g}"
 
 
 def megabytes(moved_bytes: int | None) -> str:
-    """Writes traffic in MB, without its unit."""
+    """Write traffic in MB, without its unit."""
     return "–" if moved_bytes is None else f"{moved_bytes / 1e6:,.2f}"

@@ -24,19 +24,19 @@ class DetourSequencer(Protocol):
     store: Callable[[Any, Any], None]
 
     def load(self, address: int, comment: str) -> Any:
-        """Reads a word of scalar memory."""
+        """Read a word of scalar memory."""
         ...
 
     def operand(self, register: str) -> Any:
-        """Reads what the caller handed over in a register."""
+        """Read what the caller handed over in a register."""
         ...
 
     def blocked(self, where: str) -> None:
-        """Notes that the program waits for another core."""
+        """Note that the program waits for another core."""
         ...
 
     def too_long(self) -> None:
-        """Ends a program that goes round and round."""
+        """End a program that goes round and round."""
         ...
 
 
@@ -90,7 +90,7 @@ class DetourDevice:
         self._stored[address] = value
 
     def store_on_some(self, predicate: Any, address: int, value: Any) -> None:
-        """Stores nothing: a predicate that is neither true nor false is not known."""
+        """Store nothing: a predicate that is neither true nor false is not known."""
 
     def operand(self, register: str) -> Any:
         return lane(self._sequencer.operand(register), self._device)

@@ -18,7 +18,7 @@ from systolic.simulator.translating.translate import Translation
 
 TOP_LEVEL = "TLP"
 
-# What a called operation's operand holds: (operation, which call of it, operand's index) → contents, or None where
+# Contents of a called operation's operand: (operation, which call of it, operand's index) → contents, or None where
 # there is nothing better than what the program's own copies bring.
 OperandWords = Callable[[str, int, int], Contents | None]
 

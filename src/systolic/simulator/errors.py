@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What Python raises where a text is not what its reader takes it for: an operand too few, a number of too many digits.
+# Exceptions of Python for a misread text: an operand too few, a number of too many digits.
 _MALFORMED = (ArithmeticError, LookupError, RecursionError, SyntaxError, ValueError)
 
 

@@ -19,7 +19,7 @@ class Mailboxes:
         self._schedule = schedule
 
     def send(self, core: int, time: int, value: int) -> None:
-        """Sends a value to every other core, or to itself where there is no other."""
+        """Send a value to every other core, or to itself where there is no other."""
         for other, box in enumerate(self._boxes):
             if other != core or len(self._boxes) == 1:
                 box.append((time, value))

@@ -78,7 +78,7 @@ class Opcode:
         form `{sa}` and `{sb}`, and `{m}` is the mask of a word.
       has_side_effects: it matters even if its register is never read.
       flags: which of its operands are sync flags.
-      names_result: its result goes by the name of the instruction, `%12 = spop`, and not by that of a register.
+      names_result: its result has the instruction's name, `%12 = spop`, and not a register's.
       is_remote: it may act on another device.
     """
 

@@ -3,8 +3,8 @@
 A new instruction is one entry. Scalar arithmetic needs nothing else: its `expression` says what it computes. All else
 that asks about an instruction (which operands are sync flags, whether time passes, who translates it) asks its entry.
 
-The instruction set is not documented; each entry is from observed listings. Whoever is not sure what an
-instruction does leaves it out: a scalar one that matters is then an error, and a vector one has no effect.
+The instruction set is not documented; each entry is from observed listings. An instruction with an
+uncertain effect is left out: a scalar one that matters is then an error, and a vector one has no effect.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class OtherDevices(Protocol):
         ...
 
     def signal(self, core: int, program: str, time: int, address: int, amount: int, label: str) -> None:
-        """Adds to a flag."""
+        """Add to a flag."""
         ...
 
     def memory(self, target: RemoteTarget) -> Memory:

@@ -1,4 +1,4 @@
-"""The record of a simulated program, which serialises to JSON and back."""
+"""The record of a simulated program, which serializes to JSON and back."""
 
 from __future__ import annotations
 

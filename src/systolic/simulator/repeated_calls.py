@@ -1,11 +1,10 @@
 """Look up calls of an operation that has been called before, instead of executing them.
 
 The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
-registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of
-its own, and everything that it is handed unknown. If it comes to its end, its control flow depends on nothing but what
-its flags count, and for how long the pipe to HBM is still busy, when it begins; all calls at which that is the same do
-the same.
-Operations that act on other cores or devices, or on flags that are not their own, are executed every time.
+registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of its
+own, and everything that it is handed unknown. If it ends, its control flow depends only on the counts of its flags and
+on how long the pipe to HBM is still busy when it begins; all calls with equal values of these do the same. Operations
+that act on other cores or devices, or on flags that are not their own, are executed every time.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class OwnMemory(Memory):
     ) -> None:
         """Record what a copy overwrites; see `Memory.copy`."""
         if source == "smem":
-            _refuse()  # known words, which may be meant for somebody else
+            _refuse()  # known words, which may be meant for another core
         super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
         if destination != "smem" and not any(isinstance(word, Unknown) for word in (first, size)):
             self.overwritten[destination, first, size] = None
@@ -182,7 +181,7 @@ def _alone(
     try:
         while next(progress) is not None:
             pass
-        _refuse()  # it waits for somebody
+        _refuse()  # it waits for another core
     except StopIteration as end:
         cycles = end.value
     if dma.acts_on_others(translation.name) or dma.own_flags(0, translation.name, cycles) is None:

@@ -148,7 +148,7 @@ class PreparedProgram:
 
         Raises:
           SliceError: the program is for one device, or for another number than the slice has.
-          NeighbourTableError: constants by which XLA finds neighbours are not known.
+          NeighbourTableError: constants by which XLA finds neighbors are not known.
           DeadlockError: all devices wait; the message names each with program, line and flag.
           Exception: as `run` raises.
         """
@@ -177,7 +177,7 @@ class PreparedProgram:
         )
 
     def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
-        # What others send through the pipe to HBM meanwhile makes calls differ.
+        # Other traffic through the pipe to HBM makes calls differ.
         alone = chip.cores_per_device == 1 and not self.sparse_programs
         return DeviceSetup(
             chip=chip,

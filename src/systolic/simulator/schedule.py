@@ -45,7 +45,7 @@ class Schedule:
         self._running = _EVENT
         self._parked: dict[int, tuple[float, int]] = {}  # program → since when, and which of its parkings it is
         self._parkings = 0
-        self._said = False  # whether the program that runs has said what it waits for
+        self._said = False  # whether the running program has called `wait_for`
         self._due: float | None = None
         self._silent: set[int] = set()  # those that did not say it
         self._woken: list[int] = []

@@ -37,7 +37,7 @@ class Sequencer:
         self._core = core
         self._passed = activation.passed
         self._granule_words = model.granule_bytes // WORD_BYTES
-        # What an address counts, where a copy names it, in words.
+        # Words per unit of an address in a copy.
         self._address_words = {
             "hbm": model.hbm_address_bytes // WORD_BYTES,
             "vmem": model.vmem_address_bytes // WORD_BYTES,
@@ -52,7 +52,7 @@ class Sequencer:
         self.iterations = parts.iterations
         self.counts: Sequence[int] = ()  # how often each basic block ran, once the program is over
         self.waits_for = ""  # what the program can't go on without, for the message of a deadlock
-        # What the program calls, in addition to the methods below.
+        # Called by the program, in addition to the methods below.
         program, dma = self._translation.name, device.dma
         self.start = partial(dma.start, core, program)
         self.wait = partial(dma.wait, core, program)
@@ -94,7 +94,7 @@ class Sequencer:
         return self._translation.name if line is None else f"{self._translation.name}, line {line}"
 
     def left(self, iterations: int, counts: Sequence[int]) -> None:
-        """Ends the program, whose loops went round `iterations` times and whose basic blocks ran `counts` times."""
+        """End the program, whose loops went round `iterations` times and whose basic blocks ran `counts` times."""
         self.iterations.spend(iterations)
         self.counts = counts
 
@@ -110,7 +110,7 @@ class Sequencer:
         self.waits_for = where
 
     def move(self, source: str, begin: int, destination: str, first: int, granules: int, contiguous: bool) -> None:
-        """Lets contents follow a copy."""
+        """Let contents follow a copy."""
         begin *= self._address_words.get(source, 1)
         first *= self._address_words.get(destination, 1)
         words = granules * self._granule_words
@@ -172,7 +172,7 @@ class Sequencer:
         return goes_on
 
     def signal_any(self, time: int, address: int, amount: int, label: str) -> None:
-        """Adds to a flag of a core of any device."""
+        """Add to a flag of a core of any device."""
         if address >> SPARSE_CORE_BIT & 1:
             self._sparse_cores.signal(self._core, time, address, amount)
         else:
@@ -201,13 +201,13 @@ class Sequencer:
             self._dma.signal(self._translation.name, time, address, amount)
 
     def send_descriptor(self, time: int, granules: int, source: int, flag: int, source_flag: int) -> int:
-        """Copies a descriptor into a SparseCore's queue, which launches it; returns when the core goes on."""
+        """Copy a descriptor into a SparseCore's queue, which launches it; return when the core goes on."""
         if not flag >> _SPARSE_COPY & 1 or granules != DESCRIPTOR_GRANULES:
             raise SimulationError("a copy from scalar memory to HBM that launches nothing")
         words = [self._memory.load(source + word) for word in range(granules * self._granule_words)]
         self._sparse_cores.describe(self._core, words, launches=True)
         program, local = self._translation.name, (1 << _LOCAL_FLAG) - 1
-        # Whoever waits for the copy counts it once on either flag, whatever its size.
+        # A wait for the copy counts it once on either flag, whatever its size.
         goes_on = self._dma.start(self._core, program, time, source_flag & local, 1, "smem", "hbm", 0)
         landed = goes_on + self._dma_latency_cycles
         self._dma.land(self._core, program, flag >> _LOCAL_FLAG, landed, 1)
@@ -240,7 +240,7 @@ class Sequencer:
         return self._known(self._memory.load(address), None if isinstance(address, Unknown) else ("smem", address))
 
     def word(self, row: int) -> int | Unknown:
-        """Reads the first word of a row of VMEM."""
+        """Read the first word of a row of VMEM."""
         place = None if isinstance(row, Unknown) else ("vmem", row)
         return self._known(self._memory.word("vmem", row * ROW_WORDS), place)
 

@@ -1,4 +1,4 @@
-"""Lists the changes that would help a step most: upper bounds by arithmetic, each of a change that can be simulated."""
+"""List the changes that would help a step most: upper bounds by arithmetic, each of a change that can be simulated."""
 
 from __future__ import annotations
 

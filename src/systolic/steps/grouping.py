@@ -1,4 +1,4 @@
-"""Adds up the operations of a run by parts of the model and passes over it, by their name stacks."""
+"""Add up the operations of a run by parts of the model and passes over it, by their name stacks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def part_runs(
         sums = total(scopes.get(collective.name, ""))
         sums.exposed_cycles += collective.exposed_cycles
         sums.sent_bytes += collective.sent_bytes
-        if collective.name not in called:  # the top-level program sends and waits by itself
+        if collective.name not in called:  # the top-level program itself sends and waits
             sums.cycles += collective.exposed_cycles
     runs = [_part_run(part, in_pass, sums, run) for (part, in_pass), sums in totals.items() if sums.cycles]
     runs.sort(key=lambda part_run: (-_of_part(part_run.part, totals), PASSES.index(part_run.in_pass)))

@@ -19,7 +19,7 @@ OTHER = "other"
 BETWEEN = "between operations"
 
 _NAME = re.compile(r"[\w.\-<> ]+")
-# What JAX itself puts into a name stack.
+# JAX's own parts of a name stack.
 _TRANSFORMATIONS = frozenset({"jit", "pjit", "jvp", "transpose", "vmap", "pmap", "shard_map", "remat", "checkpoint"})
 _STRUCTURE = frozenset({"while", "body", "cond", "closed_call", "rematted_computation", "core_call", "scan", "branch"})
 _WRAPPED = re.compile(r"(\w+)\((.*)\)")

@@ -1,4 +1,4 @@
-"""Records of a predicted step, which serialise to JSON and back."""
+"""Records of a predicted step, which serialize to JSON and back."""
 
 from __future__ import annotations
 

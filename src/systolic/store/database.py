@@ -20,7 +20,7 @@ _LONGEST_BYTES = 2**26  # of a value; a trial has a few thousand
 _APPLICATION = 0x73797374  # "syst", which SQLite keeps in the head of the file
 _SQLITE = b"SQLite format 3\0"
 _HEAD_BYTES = 4096
-_BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite keeps beside a store
+_BESIDE = ("-wal", "-shm", "-journal")  # files that SQLite keeps next to a store
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS subjects (
   key TEXT PRIMARY KEY,

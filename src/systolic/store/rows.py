@@ -46,7 +46,7 @@ def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> No
         f"SELECT {TRIAL_COLUMNS} FROM trials WHERE subject = ? AND config = ?", key
     ).fetchall()
     if stored_rows and not list(read_trials(stored_rows, subject, [])):
-        # What cannot be read knows nothing, whatever its columns say.
+        # An unreadable trial is replaced, whatever its columns say.
         connection.execute("DELETE FROM trials WHERE subject = ? AND config = ?", key)
     connection.execute(
         # A failure may be this machine's: it takes no time's place.

@@ -14,7 +14,7 @@ from systolic.support.call_errors import LackingError
 
 Extra = Literal["tpu", "report", "cluster"]
 
-# What they need, as pyproject.toml says it; the modules are those that tell whether an extra is there.
+# Their requirements, as in pyproject.toml, and the modules that tell whether an extra is installed.
 REQUIREMENTS: dict[Extra, tuple[str, ...]] = {
     "tpu": ("jax[tpu]>=0.10.2",),
     "report": ("altair>=5.5", "jinja2>=3.1", "pillow>=11.0", "vl-convert-python>=1.7"),

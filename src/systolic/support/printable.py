@@ -9,6 +9,4 @@ def printable(text: str, *, keep: str = "") -> str:
     Args:
       keep: characters to keep; by default the text becomes one line.
     """
-    return "".join(
-        character if character.isprintable() or character in keep else ascii(character)[1:-1] for character in text
-    )
+    return "".join(char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text)

@@ -32,7 +32,7 @@ def open_regular(path: Path) -> BinaryIO:
       OSError: it cannot be opened; also for a name that no file can have.
     """
     check_regular(path)  # a device may do something when it is opened, and a socket cannot be
-    # What has taken the file's place since then is not waited for either.
+    # A pipe that has replaced the file since then does not block either.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     try:
         _check(path, os.fstat(descriptor))

@@ -8,7 +8,7 @@ Status = Literal[
     "ok",
     "unsupported",  # the chip lacks what it takes, such as a dtype or a SparseCore
     "illegal",  # a rule forbids it, so that the compiler was not asked
-    "refused",  # the compiler said no
+    "refused",  # by the compiler
     "crashed",  # the compiler's process died
     "timed out",
     "out of memory",

@@ -14,7 +14,7 @@ import numpy as np
 from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperands
 from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 
-# What decides control flow is small; larger arrays are not turned into words for nothing.
+# Arrays that decide control flow are small; larger ones are not turned into words in vain.
 _MAX_ELEMENTS = 1 << 20
 
 _Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
@@ -111,7 +111,7 @@ class KernelContents:
             if key not in self._first._local:
                 return words
             if words is not None and not self._first._executed.local and key not in self._found:
-                # The same call with an operand of its own, for which this device's are worked out if anybody asks.
+                # The same call with an operand of its own, for which this device's are computed on request.
                 self._found[key] = functools.cache(lambda: self._contents(*key))
         if key not in self._found:
             self._found[key] = self._looked_up(*key)
@@ -141,7 +141,7 @@ class KernelContents:
             return None
         else:
             # The compiler has joined, copied, or numbered calls in another order (the bodies of loops are numbered from
-            # the last one on): which one this is nobody knows, but what all of them find there.
+            # the last one on): which one this is is not known, but the contents that all agree on are.
             operand = _alike([call.operands[index] for calls in sites for call in calls])
         if operand is None:
             return None

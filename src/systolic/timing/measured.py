@@ -43,7 +43,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
     """Compile `fn(*args)` with the flags of `chip` for the attached device, run it, and return the median time.
 
     Args:
-      args: arrays, or `jax.ShapeDtypeStruct`s, in place of which random numbers are used; or pytrees of them.
+      args: arrays, or `jax.ShapeDtypeStruct`s, which are filled with random numbers; or pytrees of them.
       repeats: calls after two that are not counted.
 
     Raises:

@@ -68,7 +68,7 @@ class Program:
         write_program(Path(path), saved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The listings' Python functions do not travel: whoever gets the program translates it again.
+        # The listings' Python functions are not pickled: the receiver translates the program again.
         return translated, (self.name, self.chip, self.compiled, self.contents)
 
 

@@ -49,7 +49,7 @@ _KEPT = (
     "sparse_core",
     "compiler_flags",
     "host_bytes_per_s",
-)  # fields of a chip that a run reads, beside those that say which chip it is
+)  # fields of a chip that a run reads, in addition to its identity
 
 
 class ProgramFileError(ValueError):

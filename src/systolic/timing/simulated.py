@@ -200,7 +200,7 @@ def simulate(
       FlagError, CompilerFlagError: such a flag cannot be given, or the compiler does not know it.
       CompilerRefusal: the compiler refused; its reason is the message.
       CompilerCrash, CompilerTimeout, CompilerOutOfMemory, CompilerMissing: it gave no answer.
-      UnknownValueError: control flow depends on contents that were not given; the message says of which argument.
+      UnknownValueError: control flow depends on contents that were not given; the message names the argument.
       UnknownTimeError: how long XLA's own operations take depends on values that they compute.
       SimulationError: the program holds something that is not understood; the message quotes it.
       DeadlockError: the program waits for something that never comes; the message names the wait.

@@ -83,7 +83,7 @@ class SliceProgram:
         write_program(Path(path), saved)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The listings' Python functions do not travel: whoever gets the program translates it again.
+        # The listings' Python functions are not pickled: the receiver translates the program again.
         return slice_translated, (self.name, self.shape, self.compiled, self.contents)
 
 

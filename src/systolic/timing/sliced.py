@@ -13,7 +13,7 @@ from systolic.simulator import SimulationError, TopLevelHlo, Unknown, Words
 from systolic.timing.contents import parameter_contents
 from systolic.timing.shards import parameter_shardings
 
-# What XLA hands to the SparseCores says so, and of which kind it is.
+# XLA's mark of operations on the SparseCores, with their kind.
 _OFFLOADED = re.compile(
     r" (all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)\("
     r".*\"device_type\":\"DEVICE_TYPE_SPARSECORE\"",

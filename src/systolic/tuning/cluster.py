@@ -92,7 +92,7 @@ def cluster(
                 f"the Dask scheduler at {address} has no workers; start some with `dask worker {address}`"
             )
         # Not pure: the same trial sent twice is run twice, as here. The scheduler gives what a dead worker had to
-        # another one, as often as its `allowed-failures` says: three times unless it is told otherwise.
+        # another one, as often as its `allowed-failures` says: three times by default.
         executor = client.get_executor(pure=False)
         alone = functools.partial(simulated_alone, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes)
 

@@ -78,12 +78,12 @@ def tune_function(
     chip_model = known_chip(chip)
     store = store or planner_in_use().store or TrialStore.at()
     store.check_writable()  # before the work, not after it
-    combinations_tried = list(combinations(over))
+    choices = list(combinations(over))
     spec = FunctionSpec(name=_name(fn), arguments=_arguments(args))
     subject = Subject.here(spec, chip_model.name)
     with effort.pool() as pool:
-        read = _traced(pool, fn, args, combinations_tried, chip_model)
-    variants, left_out, default = _sorted_out(combinations_tried, read)
+        read = _traced(pool, fn, args, choices, chip_model)
+    variants, left_out, default = _sorted_out(choices, read)
     programs = {variant.config: variant for variant in variants}
     first = [variant for variant in variants if variant.config == default]
     search = Search[FunctionConfig](

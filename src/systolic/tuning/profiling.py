@@ -141,7 +141,7 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     rounds = [span.end_cycles - span.begin_cycles for span in core.spans if span.kind == "round"]
     if tile.pipeline == "auto":
         rounds = rounds[1:]  # the first one only starts copies
-    # The last step may stand behind the loop.
+    # The last step may be after the loop.
     if len(rounds) < steps - 1:
         raise ValueError(f"{len(rounds)} rounds in place of {steps} steps")
     ends = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
@@ -149,7 +149,7 @@ def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
     first, step, end = rounds[0], statistics.median(inner), statistics.median(ends)
     n_ends = steps // steps_k
     n_inner = steps - n_ends - (0 if tile.whole_k else 1)
-    n_ends -= 1 if tile.whole_k else 0  # the first step is counted by itself
+    n_ends -= 1 if tile.whole_k else 0  # the first step is counted separately
     return StepCost(call=core.cycles - first - n_inner * step - n_ends * end, first=first, step=step, end=end)
 
 

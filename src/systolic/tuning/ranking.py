@@ -1,7 +1,7 @@
 """Choose which configuration to try next: the model's time, corrected by the results of similar ones.
 
-The model is off by the same few percent for configurations that are alike, so each trial says something of its
-neighbours. The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each
+The model is off by the same few percent for configurations that are alike, so each trial informs about its
+neighbors. The correction is the mean of the logarithms of simulated over modelled times, weighted by how near each
 trial is and drawn towards none where no trial is near.
 """
 

@@ -24,7 +24,7 @@ class TuningResult(KeptTrials, Summarised):
       considered: legal configurations that the model ranked.
       compiled: trials of this search.
       seconds: duration of the search.
-      end: why it ended: so many trials, the time was over, nothing left could be faster, all were
+      end: why it ended: number of trials, the time was over, nothing left could be faster, all were
         tried, or Ctrl-C.
     """
 

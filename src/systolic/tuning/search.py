@@ -25,12 +25,12 @@ from systolic.tuning.saved import End
 
 MOST_TRIALS = 12
 COMPILE_LIMIT_S = 120.0
-# Without a trial that ends, in limits by the clock of one trial: then whoever should run them is gone.
+# Wall-clock limits of one trial without any trial that ends: then the workers are lost.
 _PATIENCE = 1.5
 
 
 class StalledError(WrongCallError, RuntimeError):
-    """No trial ends: whoever should run them is gone."""
+    """No trial ends: the workers are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,10 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How long a search goes on, and where its trials run.
+    """Limits of a search, and where its trials run.
 
     Attributes:
-      trials: at most so many, including the ones that the store has already.
+      trials: the most, including the ones that the store has already.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try everything; `trials` and `time_budget_s` do not count.
       workers: processes that compile.

@@ -78,7 +78,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
         systolic.tune(attention, q, k, v, over={"block_q": (128, 256, 512)}, chip="v6e").partial
 
     Combinations of static arguments that break a rule of `check` with grade error, or change the shape of the result,
-    are left out before anything is compiled, and said so in the result.
+    are left out before anything is compiled, and listed in the result.
 
     Args:
       what: a spec of any op, of a product with an activation that systolic has a name for; or a function that
@@ -86,7 +86,7 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       args: of a function, arrays or `jax.ShapeDtypeStruct`s; of a spec, the chip.
       over: of a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
       chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
-      trials: at most so many, including the store's and the function as it is.
+      trials: the most, including the store's and the function as it is.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
       against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM; the
@@ -97,9 +97,9 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
       memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
       store: keeps every trial; None: the planner's in use, or else the user's.
       submit: compiles and simulates somewhere else; None: in worker processes here.
-      measured: of a product, so many of the best, and XLA's program, are run at the end on the TPU that is attached;
+      measured: of a product, this number of the best, and XLA's program, are run at the end on the attached TPU;
         the winner is then the best of these, by the device's own clock.
-      watcher: is told of every trial.
+      watcher: called for every trial.
 
     Returns:
       A `TuningResult` of a product, and a `FunctionTuning` of a function.

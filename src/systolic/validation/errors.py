@@ -24,9 +24,9 @@ from systolic.validation.seen_rows import in_view
 
 WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
-LARGE = 2048  # below, a product is short beside what a wall clock adds to it
+LARGE = 2048  # below, a product is short compared with what a wall clock adds to it
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
-# What a source leaves open is compared, but no error of the simulator's.
+# Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
 _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
 

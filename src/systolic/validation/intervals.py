@@ -32,7 +32,7 @@ _COVERED = 0.9
 _MIN_PROGRAMS = 3
 FITTED_CONSTANTS = 6  # constants that were fitted together for one chip, at the most: v6e's
 _LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
-# What a host needs to send a call off is known to a seventh of it; of a time of which it is more, too little is known.
+# A host's dispatch time is known to a seventh of it; times with a larger share of dispatch are too uncertain.
 _MAX_DISPATCH = 0.2
 
 

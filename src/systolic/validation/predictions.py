@@ -50,7 +50,7 @@ def simulated(
 def _measurement_or_reason(running: Running) -> Measurement | str:
     try:
         outcome = running.outcome()
-    except CompilerFlagError as error:  # that of one row: other rows have other flags
+    except CompilerFlagError as error:  # one row's: other rows have other flags
         return str(error)
     return outcome.reason if outcome.measurement is None else outcome.measurement
 

@@ -125,7 +125,7 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
     name = printable(path.name)
     groups = GroupSizes(path.with_name(f"{path.stem}_groups.json"))
     try:
-        # What is no UTF-8 is read as halves of surrogate pairs, so that its line can be named.
+        # Bytes that are no UTF-8 are read as halves of surrogate pairs, so that their line can be named.
         with TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             return tuple(_rows(_lines(file, name), name, groups))
     except OSError as error:

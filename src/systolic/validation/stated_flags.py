@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _SCOPED_VMEM = "xla_tpu_scoped_vmem_limit_kib"
-# A flag, or the name of a limit, with its value behind it. What is said in other words is not guessed.
+# A flag, or the name of a limit, followed by its value. Other wordings are not guessed.
 _STATED = (
     (re.compile(r"scoped[ _]vmem(?:[ _]limit)?(?:_kib)?[ =](\d+)(?: KiB)?\b(?! MiB)", re.IGNORECASE), _SCOPED_VMEM, 1),
     (re.compile(r"scoped[ _]vmem(?:[ _]limit)? (\d+) MiB\b", re.IGNORECASE), _SCOPED_VMEM, 1024),

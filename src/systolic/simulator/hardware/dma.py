@@ -173,7 +173,7 @@ class DmaEngine:
         self._land(self._flags.flag(core, program, flag), time, amount, label)
 
     def signal(self, program: str, time: int, address: int, amount: int) -> None:
-        """Adds to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
+        """Add to a flag of the core that `address` names, as v4's barriers do: flag below, core from bit 14 on."""
         core = address >> _REMOTE_CORE_BIT & 1
         flag = self._flags.flag(core, program, address & FLAG_MASK)
         self._land(flag, time, (amount ^ _SIGN) - _SIGN)
@@ -208,7 +208,7 @@ class DmaEngine:
             flag.landing = deque(sorted(landing))
 
     def wait(self, core: int, program: str, time: int, flag: int, granules: int, cause: StallCause) -> int | None:
-        """Waits until `flag` counts `granules`.
+        """Wait until `flag` counts `granules`.
 
         Returns:
           When the core goes on; None if no copy under way raises the flag to it.
@@ -277,7 +277,7 @@ class DmaEngine:
         return self._flags.landed(core, program, time, flag).count & (2 * _SIGN - 1)
 
     def add(self, core: int, program: str, flag: int, amount: int) -> None:
-        """Adds to a flag; `amount` is a 32-bit two's complement number."""
+        """Add to a flag; `amount` is a 32-bit two's complement number."""
         self._flags.flag(core, program, flag).count += (amount ^ _SIGN) - _SIGN
 
     def set(self, core: int, program: str, flag: int, value: int) -> None:

@@ -17,7 +17,7 @@ class IterationBudget:
         self.left = limit
 
     def spend(self, iterations: int) -> None:
-        """Takes iterations off the budget.
+        """Take iterations off the budget.
 
         Raises:
           SimulationError: fewer are left.

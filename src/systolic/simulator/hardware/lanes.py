@@ -95,7 +95,7 @@ def _largest(operand: Any) -> int:
 
 _FITS = (1 << 63) - 1  # NumPy's whole numbers
 _LARGEST = (1 << 62) - 1  # sums and differences of such words fit
-# Functions whose results may be larger than that: what they come to at the most.
+# Functions whose results may be larger than that: their largest results.
 _MOST: dict[Callable[..., Any], Callable[[int, int], int]] = {
     operator.mul: operator.mul,
     operator.lshift: lambda word, bits: word << min(bits, 64),
@@ -189,7 +189,7 @@ class Lanes:
     def __invert__(self) -> Any:
         return each_lane(operator.invert, self)
 
-    # Whatever else is done with a number takes one that all devices have.
+    # Every other use of a number takes one that is the same on all devices.
     __hash__ = __index__ = __int__ = __float__ = __abs__ = __round__ = __trunc__ = _differ
     __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __truediv__ = __rtruediv__ = _differ
 
@@ -224,7 +224,7 @@ def picked(predicate: Any, chosen: Any, otherwise: Any) -> Any:
 _AT_ONCE[picked] = np.where
 
 
-# What the Python expressions of scalar instructions call.
+# Functions in the Python expressions of scalar instructions.
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "picked": picked,
     **{function.__name__: _lane_by_lane(function) for function in SCALAR_FUNCTIONS},

@@ -51,7 +51,7 @@ def _tiled_words(array: np.ndarray, tile: list[int]) -> int:
 
 
 def _tiled(array: np.ndarray, tile: list[int]) -> np.ndarray:
-    """Pads the last dimensions to whole tiles and makes each tile's elements contiguous."""
+    """Pad the last dimensions to whole tiles and make each tile's elements contiguous."""
     outer = array.ndim - len(tile)
     padding = [(0, 0)] * outer + [(0, -size % step) for size, step in zip(array.shape[outer:], tile, strict=True)]
     padded = np.pad(array, padding)

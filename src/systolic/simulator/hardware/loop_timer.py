@@ -47,7 +47,7 @@ class LoopTimer:
         self._loops: dict[int, tuple[list[int], list[int], deque[int]]] = {}  # count, first ones, last ones
 
     def add(self, loop: int, time: int) -> None:
-        """Counts a round of the loop that begins with that block."""
+        """Count a round of the loop that begins with that block."""
         history = self._loops.get(loop)
         if history is None:
             history = self._loops[loop] = ([0], [], deque(maxlen=_KEPT))

@@ -36,7 +36,7 @@ class _Buffer:
     size: int  # words
     contents: Contents
     skip: int  # words of `contents` before the buffer's first
-    brought: bool = True  # by the program itself; else it was said to be there when an operation was called
+    brought: bool = True  # by the program itself; else by the caller of the operation
 
     def words(self, first: int, size: int) -> Words | Unknown:
         contents = self.contents()
@@ -83,7 +83,7 @@ class Memory:
             self._check_scalar(len(self._scalar))
 
     def repeat(self, words: Mapping[int, int | Unknown], overwritten: Iterable[tuple[str, int, int]]) -> None:
-        """Stores words of scalar memory, and forgets what was elsewhere, by space, first word and words."""
+        """Store words of scalar memory, and mark overwritten ranges (space, first word, words) as unknown."""
         self._scalar.update(words)
         for place in overwritten:
             self.forget(*place)
@@ -103,7 +103,7 @@ class Memory:
         return False
 
     def define(self, space: str, first: int, size: int, contents: Contents, *, brought: bool = True) -> None:
-        """Lets `size` words of `space`, from `first` on, hold `contents`; see `brought_word`."""
+        """Let `size` words of `space`, from `first` on, hold `contents`; see `brought_word`."""
         if space == "smem":
             self._fill(first, size, contents())
             return
@@ -154,7 +154,7 @@ class Memory:
         contiguous: bool,
         to: Memory | None = None,
     ) -> None:
-        """Copies `size` words from `begin` in `source` to `first` in `destination`, here or in another core.
+        """Copy `size` words from `begin` in `source` to `first` in `destination`, here or in another core.
 
         Where one device represents all, what it sends to another comes back: `to` is this memory.
         """

@@ -52,7 +52,7 @@ class MatrixOp:
 
 
 def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, condition: int | None) -> list[MatrixOp]:
-    """Reads the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
+    """Read the work of a `vmatmul`, `vmatpush` or `vpop`; nothing for other instructions.
 
     Raises:
       SimulationError: the instruction names no unit, or a type whose rate the machine model does not have.
@@ -115,14 +115,14 @@ class Segment:
 _Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
-# What a segment costs, and the state that it leaves, by segment, conditions and the state at its begin.
+# The cost of a segment and its final state, by segment, conditions and the state at its begin.
 Memo = dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]]
 
 
 class Mxus:
     """The MXUs of one core.
 
-    What a segment costs depends only on the units' state when it begins, so each (segment, state) is computed once and
+    A segment's cost depends only on the units' state when it begins, so each (segment, state) is computed once and
     looked up afterwards: this makes long loops quick, and slices of many devices, and changes no result. With
     `remember=False` everything is computed again; a test compares the two.
 
@@ -159,7 +159,7 @@ class Mxus:
         return sum(self.stalls)
 
     def stalls_by_block(self) -> dict[int, int]:
-        """Adds up the stall cycles of each basic block."""
+        """Add up the stall cycles of each basic block."""
         result: dict[int, int] = {}
         for segment, stall in zip(self._segments, self.stalls, strict=True):
             result[segment.block] = result.get(segment.block, 0) + stall

@@ -10,10 +10,10 @@ from systolic.simulator.schedule import Waited
 
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
-# Sync flags that have a number in listings are everybody's: flags of barriers between devices.
+# Sync flags that have a number in listings are shared by all: flags of barriers between devices.
 NUMBERED_FLAGS = 64
-# Sync flags of a called program are its own; those of the top-level program, from here on, are everybody's, also where
-# it passes one on. A whole training step names close to 200 there.
+# A called program's sync flags are its own; the top-level program's, from here on, are shared by all, even if it
+# passes one on. A whole training step names close to 200 there.
 SHARED_FLAGS_FROM = 5 << (FLAG_BITS - 3)
 
 _MAX_FLAGS = 1 << 16
@@ -42,7 +42,7 @@ class SyncFlags:
 
     def __init__(self) -> None:
         self._flags: dict[tuple[int, str, int], Flag] = {}
-        self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": everybody's
+        self._by_owner: dict[tuple[int, str], dict[int, Flag]] = {}  # owner "": shared by all
 
     def flag(self, core: int, program: str, number: int, *, named_by: int | None = None) -> Flag:
         """Return a flag of a core as a program names it; `named_by`: the word that decides whose it is."""

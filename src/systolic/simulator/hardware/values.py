@@ -89,12 +89,12 @@ def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_float(word: int) -> float:
-    """Reads the IEEE single in a word."""
+    """Read the IEEE single in a word."""
     return struct.unpack("<f", struct.pack("<I", word))[0]
 
 
 def as_word(value: float) -> int:
-    """Rounds a float to single precision and returns it as a word."""
+    """Round a float to single precision and return it as a word."""
     try:
         return int.from_bytes(struct.pack("<f", value), "little")
     except OverflowError:
@@ -119,26 +119,26 @@ _FLOAT_OPERATIONS: dict[str, Callable[[float, float], float]] = {
 
 @_of_known
 def float_result(operation: str, a: int, b: int) -> int:
-    """Computes `a` and `b` as floats under one of add, sub, mul, div, min, max."""
+    """Compute `a` and `b` as floats under one of add, sub, mul, div, min, max."""
     return as_word(_FLOAT_OPERATIONS[operation](as_float(a), as_float(b)))
 
 
 @_of_known
 def float_compare(relation: str, a: int, b: int) -> bool:
-    """Compares `a` and `b` as floats; `relation` is one of Python's operators."""
+    """Compare `a` and `b` as floats; `relation` is one of Python's operators."""
     x, y = as_float(a), as_float(b)
     return {"==": x == y, "!=": x != y, "<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y}[relation]
 
 
 @_of_known
 def float_from_signed(word: int) -> int:
-    """Converts a signed integer to a float."""
+    """Convert a signed integer to a float."""
     return as_word(float((word ^ _SIGN) - _SIGN))
 
 
 @_of_known
 def signed_from_float(word: int) -> int:
-    """Truncates a float towards zero, held to the range of 32 bits."""
+    """Truncate a float towards zero, held to the range of 32 bits."""
     value = as_float(word)
     if math.isnan(value):
         return 0
@@ -147,7 +147,7 @@ def signed_from_float(word: int) -> int:
 
 @_of_known
 def signed_from_whole_float(word: int) -> int | Unknown:
-    """Converts a float that is a whole number to a signed integer; of another one the result is not known."""
+    """Convert a float that is a whole number to a signed integer; the result for other floats is not known."""
     value = as_float(word)
     return signed_from_float(word) if value == math.floor(value) else Unknown("a conversion that rounds")
 
@@ -160,12 +160,12 @@ def rounded_float(direction: str, word: int) -> int:
 
 @_of_known
 def leading_zeros(word: int) -> int:
-    """Counts the zero bits above the highest one."""
+    """Count the zero bits above the highest one."""
     return 32 - word.bit_length()
 
 
 def signed_division(a: int, b: int) -> tuple[int, int]:
-    """Divides signed words: the quotient, towards zero, and the remainder."""
+    """Divide signed words: the quotient, towards zero, and the remainder."""
     for word in (a, b):
         if isinstance(word, Unknown):
             return word, word
@@ -174,7 +174,7 @@ def signed_division(a: int, b: int) -> tuple[int, int]:
     return quotient & MASK, (x - quotient * y) & MASK
 
 
-# What the Python expressions of scalar instructions call, each with words.
+# Functions in the Python expressions of scalar instructions, each of words.
 SCALAR_FUNCTIONS: tuple[Callable[..., Any], ...] = (
     *(float_compare, float_from_signed, float_result, larger, leading_zeros, rounded_float, signed_division),
     *(signed_from_float, signed_from_whole_float, smaller),

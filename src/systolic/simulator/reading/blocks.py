@@ -39,7 +39,7 @@ def branch_of(bundle: Bundle) -> Instruction | None:
 
 
 def split_blocks(program: Program, delay_slots: int) -> tuple[Block, ...]:
-    """Cuts a program into basic blocks, in the order of the listing.
+    """Cut a program into basic blocks, in the order of the listing.
 
     Raises:
       SimulationError: a branch to no region, into the shadow of another, or with a shadow that is cut off.

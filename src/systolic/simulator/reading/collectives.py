@@ -18,7 +18,7 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
-# Groups as lists; as a range that is reshaped, turned, and cut into so many groups of so many; or as axes of a mesh,
+# Groups as lists; as a range that is reshaped, transposed, and cut into groups of equal size; or as axes of a mesh,
 # along which a group lies.
 _GROUPS = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}", re.ASCII)
 _GROUP = re.compile(r"\{([\d,]*)\}", re.ASCII)
@@ -49,9 +49,9 @@ class SliceHlo:
 
     Attributes:
       partitions: devices that run the program, each on its part.
-      replicas: copies of all that.
+      replicas: copies of all partitions.
       collectives: operations that communicate, by name.
-      permutes: names of those that are permutations, in the order in which the program comes to them.
+      permutes: names of those that are permutations, in the order of the program.
     """
 
     partitions: int

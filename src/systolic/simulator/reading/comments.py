@@ -34,7 +34,7 @@ def logical_lines(name: str, text: str) -> Iterator[tuple[int, str]]:
 
 
 def split_comments(line: str) -> tuple[str, list[tuple[int, str]]]:
-    """Splits off comments, which nest: the code without them, and each with its place in that code."""
+    """Split off comments, which nest: the code without them, and each with its place in that code."""
     if "/*" not in line:
         return line, []
     code: list[str] = []

@@ -22,8 +22,8 @@ _STEP_BYTES = 512
 _STRIDE_BYTES = 32
 
 # `dma.general` has its strides in scalar memory, nine words: for each of three loops, the outermost first, the stride
-# of the source and of the destination, and how often the loop within it runs; that of the innermost is of steps. Seen
-# with blocks whose shapes are known.
+# of the source and of the destination, and how often the loop within it runs; for the innermost, its number of
+# steps. Seen with blocks whose shapes are known.
 _DESCRIPTOR_WORDS = 9
 _STORE = re.compile(r"^\[smem:\[#(\w+)(?: \+ \$0x([0-9a-f]+))?\]\]$")
 
@@ -50,7 +50,7 @@ class CopyReader:
         self._descriptors = self._read_descriptors(program)
 
     def ends(self, instruction: Instruction) -> CopyEnds:
-        """Finds the ends of a copy: in its opcode, or, of `dma.general`, in its comment or by its addresses.
+        """Find the ends of a copy: in its opcode, or, of `dma.general`, in its comment or by its addresses.
 
         Raises:
           SimulationError: an opcode or an address whose space cannot be told.
@@ -71,7 +71,7 @@ class CopyReader:
         return size
 
     def run_bytes(self, instruction: Instruction) -> int | None:
-        """Finds how many bytes a copy moves in one piece before it strides on; 0: all; None: the text does not say."""
+        """Find how many bytes a copy moves in one piece before it strides on; 0: all; None: the text does not say."""
         if instruction.opcode == "dma.general":
             return self._described_run(instruction)
         strides = instruction.operands[5 if _HOST in instruction.opcode else 4 :][:3]
@@ -109,7 +109,7 @@ class CopyReader:
         return frozenset(id(instruction) for instruction, ends in copies if "smem" in (ends.source, ends.destination))
 
     def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
-        """Reads what the program stores in scalar memory, by allocation and place; None: not always the same."""
+        """Read what the program stores in scalar memory, by allocation and place; None: not always the same."""
         result: dict[str, dict[int, int | None]] = {}
         for bundle in program.bundles:
             for instruction in bundle.instructions:

@@ -1,4 +1,4 @@
-"""Reads a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
+"""Read a listing of final bundles: the text that the TPU compiler leaves behind, one VLIW bundle a line.
 
 The format is undocumented; it is known from listings of libtpu 0.0.42 to 0.0.52. The reader fails with
 the line it does not understand rather than guess.
@@ -106,7 +106,7 @@ def registers(text: str) -> list[str]:
 
 
 def parse_listing(name: str, text: str) -> Program:
-    """Reads the bundles of one listing.
+    """Read the bundles of one listing.
 
     Raises:
       SimulationError: a line that is no bundle, a comment that does not end, an address out of order.

@@ -151,7 +151,7 @@ class _Check:
                 state.write(instruction, register, self._value(name))
 
     def _check(self, bundle: Bundle, state: _State) -> None:
-        """Checks the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
+        """Check the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
         reads = state.copy()
         for instruction in bundle.instructions:
             if instruction.traits.kind == "phi" and instruction.dest is not None:

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+|0x[0-9a-f]+", re.ASCII)
 
 
 def barrier_flags(program: Program) -> dict[str, int]:
-    """Finds the allocations that are signalled by number, and the number of each.
+    """Find the allocations that are signalled by number, and the number of each.
 
     Raises:
       SimulationError: it is not certain which allocation it is.

@@ -217,7 +217,7 @@ def constant_contents(
         allocation: -(-sizes.get(allocation, 1) * _WORD_BYTES // _SLOT_BYTES) for allocation in sorted(allocations)
     }
     end = -(-len(segment) // _SLOT_BYTES)
-    # What SparseCores run comes first in the segment, where there is such a thing.
+    # SparseCore programs, if any, come first in the segment.
     before = end - sum(slots.values())
     if before < 0 or (before and slots.keys() - sizes.keys()):
         raise NeighbourTableError(

@@ -52,7 +52,7 @@ def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
                 sections.append([])
             elif instruction.traits.is_remote:
                 sections[-1].append(instruction)
-    # The program comes to its operations in the order of the schedule; each permutation has one signal and one copy.
+    # The program's operations are in the order of the schedule; each permutation has one signal and one copy.
     permutes = [
         section
         for section in sections

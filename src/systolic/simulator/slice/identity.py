@@ -25,7 +25,7 @@ _NAMED: Mapping[str, Word] = {
 }
 # Of a called operation, by rising number. "assignment" is a pointer to a table, partition → device.
 _UNNAMED: tuple[Word, ...] = ("partition", "replica", "assignment")
-# What a core's own number is called as well, where it is also that of the core that is meant.
+# Another name of a core's own number, if it is also the target core's.
 _OWN_CORE = "remote-core-idx"
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was selected before

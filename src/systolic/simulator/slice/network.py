@@ -20,7 +20,7 @@ from systolic.simulator.slice.routes import Link, Route, Routes
 
 _NEARLY_NOTHING = 1e-3  # bytes that are left by rounding
 _SAME = 1e-12  # of a rate: what comes of summing in another order
-_TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that what follows them is worked out once
+_TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that rates are computed once for them
 # That all devices together may send where each is simulated: minutes of work.
 MAX_COPIES = 2_000_000
 
@@ -32,7 +32,7 @@ class Stream:
     """The copies of one device along one route: the first one's bytes are passing, the others wait."""
 
     route: Route
-    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and who is told of the end
+    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and the callback at the end
     sent_bytes: int = 0  # in all
     left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle

@@ -1,4 +1,4 @@
-"""Plain records of a simulated slice, which serialise to JSON and back.
+"""Plain records of a simulated slice, which serialize to JSON and back.
 
 Cycles are of the TensorCore's clock and count from the program's start.
 """

@@ -21,7 +21,7 @@ from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_t
 from systolic.simulator.slice.surroundings import AllDevices
 from systolic.simulator.slice.tables import check_tables
 
-# Devices of a slice, all of which are executed where one that is as slow as the slowest could represent them.
+# Up to this number of devices all are executed, even if one as slow as the slowest could represent them.
 MAX_APART = 16
 
 

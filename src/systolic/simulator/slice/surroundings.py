@@ -34,7 +34,7 @@ class Surroundings(Protocol):
     clock_hz: float
 
     def name(self, device: SliceDevice) -> str:
-        """Names a device in messages."""
+        """Name a device in messages."""
         ...
 
     def copy_target(self, sender: int, word: Any, flag: Any) -> RemoteTarget:

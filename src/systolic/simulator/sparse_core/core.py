@@ -69,7 +69,7 @@ class SparseCore:
         self.changes = 0
 
     def launch(self, time: float, program: SparseProgram, launch: Launch) -> None:
-        """Queues a program, which runs when those before it are over."""
+        """Queue a program, which runs when those before it are over."""
         number, self._launched = self._launched, self._launched + 1
         waits: list[SparseMachine] = []
         running = self._run(time, number, program, launch, waits)

@@ -51,7 +51,7 @@ class SparseFlags:
         return now
 
     def add(self, time: float, flag: int | Unknown, amount: int) -> None:
-        """Adds a 32-bit two's complement number to a flag."""
+        """Add a 32-bit two's complement number to a flag."""
         state = self._flag(flag)
         while state.landing and state.landing[0][0] <= time:
             state.count += state.landing.pop(0)[1]

@@ -1,4 +1,4 @@
-"""Reads the final bundles of one SparseCore program, which libtpu leaves with `--xla_sc_dump_bundles_to`.
+"""Read the final bundles of one SparseCore program, which libtpu leaves with `--xla_sc_dump_bundles_to`.
 
 The text is an assembler listing of two sections: `scs`, the program of the core's sequencer, and `tec`, what its tiles
 run. Each counts its bundles from zero. It is known from listings of libtpu 0.0.42; the reader fails with

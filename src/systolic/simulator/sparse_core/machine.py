@@ -73,23 +73,23 @@ class CoreActions(Protocol):
         ...
 
     def barrier(self, number: int, tile: int, time: float) -> float | None:
-        """Waits for all tiles; None while some are missing."""
+        """Wait for all tiles; None while some are missing."""
         ...
 
     def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
-        """Starts a function of the program on the tiles of a mask."""
+        """Start a function of the program on the tiles of a mask."""
         ...
 
     def code_copied(self, source: int, destination: int) -> None:
-        """Notes that a function of the tiles now begins at an address of their instruction memory."""
+        """Note that a function of the tiles now begins at an address of their instruction memory."""
         ...
 
     def changed(self) -> None:
-        """Notes that something happened that another program may wait for."""
+        """Note that something happened that another program may wait for."""
         ...
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signals a flag of another core."""
+        """Signal a flag of another core."""
         ...
 
 
@@ -162,7 +162,7 @@ class SparseMachine:
     def stream(
         self, time: float, flag: int | Unknown, source: str, destination: str, words: int, count: int, indexed: bool
     ) -> None:
-        """Starts a stream of `count` times `words`, which adds all its words to `flag` when it has landed."""
+        """Start a stream of `count` times `words`, which adds all its words to `flag` when it has landed."""
         if isinstance(words, Unknown) or isinstance(count, Unknown):
             raise SimulationError("how much a stream moves is not known")
         engines = self._own_tile().engines
@@ -196,7 +196,7 @@ class SparseMachine:
         first: int | Unknown,
         granules: int | Unknown,
     ) -> None:
-        """Starts a copy of whole granules: code, or blocks of the memory that tiles share."""
+        """Start a copy of whole granules: code, or blocks of the memory that tiles share."""
         if isinstance(granules, Unknown) or isinstance(flag, Unknown):
             raise SimulationError("how much a copy moves, or which flag it signals, is not known")
         size = granules * self._granule_bytes
@@ -263,5 +263,5 @@ class SparseMachine:
 
 
 def whole(time: float) -> int:
-    """Rounds a time up to a cycle of the TensorCore."""
+    """Round a time up to a cycle of the TensorCore."""
     return math.ceil(time)

@@ -14,7 +14,7 @@ from systolic.simulator.translating.scalar import address, choice, expression, s
 
 _NAMED = re.compile(r"%(\d+)", re.ASCII)
 
-# What a division is asked for, by its comment: quotient, remainder, or both in this order.
+# Results of a division, by its comment: quotient, remainder, or both in this order.
 _ASKED = {"kRem": "[1:]", "kDiv": "[:1]", "kDivAndRem": ""}
 
 # Variable, value, and the instruction whose predicate says whether; None: the value says it itself.

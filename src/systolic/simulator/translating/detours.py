@@ -17,7 +17,7 @@ from systolic.simulator.reading.blocks import Block
 from systolic.simulator.translating.control_flow import dispatch
 
 BRANCH = "if jump:"  # the line of a block's code that branches
-# What it may call of what programs call; see `simulator.device_detours`.
+# The methods of programs that it may call; see `simulator.device_detours`.
 _MAY_CALL = (
     *("load", "store", "store_on_some", "own", "start", "wait", "add", "blocked"),
     *("operand", "parameter", "lap", "too_long"),

@@ -112,7 +112,7 @@ class EventCode:
             return self._general(instruction, self._remote, f"{flag}, {size}, {between}, {pieces}", run_bytes == 0)
         source_flag = f", {self._operand(operands[4])}" if is_general and self._shared else ""
         code = [f"t = start(t, {self._own(operands[3])}, {size}, {between}, {pieces}{source_flag})"]
-        # What goes to the host is lost; what comes from there is not known.
+        # Copies to the host are lost; contents of copies from there are not known.
         if id(instruction) in self._followed and ends.destination != "host":
             source, destination = self._operand(operands[0]), self._operand(operands[0 if ends.source == "host" else 2])
             places = f"{quoted(ends.source)}, {source}, {quoted(ends.destination)}, {destination}"

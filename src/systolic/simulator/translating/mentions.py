@@ -30,7 +30,7 @@ class Mentions:
             return None
         if "_" in instruction.dest:
             return self.variable(physical(instruction.dest))
-        # What a division leaves is a list: it goes by names of its own, so that no arithmetic gets hold of it.
+        # A division's result is a list: it has names of its own, so that no arithmetic uses it.
         return self.variable(("d" if instruction.traits.kind == "division" else "x") + instruction.dest)
 
     def variable(self, name: str) -> str:

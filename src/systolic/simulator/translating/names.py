@@ -20,8 +20,8 @@ _ALLOCATION_SPAN_BITS = 16
 _PARAMETERS_FROM = 1 << 27
 _PARAMETERS_TO = 1 << 28
 
-# Numbers between the sync flags of one name and those of the next, in a called program and in the top-level program.
-# It is as many as the name has flags, where that is known.
+# Numbers between the sync flags of one name and the next, in a called program and in the top-level program.
+# If known, the name's number of flags is used.
 _FLAG_SPAN = 64
 _SHARED_FLAG_SPAN = 8
 

@@ -61,7 +61,7 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     for bundle in program.bundles:
         for instruction in bundle.instructions:
             traits = instruction.traits
-            # An address that is made of a flag's may be that of another flag.
+            # An address made from a flag's may be another flag's.
             direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])
             for text, count in Counter(instruction.operands).items():
                 named = _ALLOCATION.fullmatch(text)
@@ -101,7 +101,7 @@ def spill_slot(text: str) -> str | None:
 
 
 def address(text: str, names: Names) -> str:
-    """Writes the address in `[smem:[…]]` as Python: terms added up."""
+    """Write the address in `[smem:[…]]` as Python: terms added up."""
     inner = text.removeprefix("[smem:[").removesuffix("]]")
     if _ALLOCATION.fullmatch(inner):
         return operand(inner, names)

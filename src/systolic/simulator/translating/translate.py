@@ -261,7 +261,7 @@ class _Translator:
         return code
 
 
-# What a program calls: attributes of the sequencer.
+# Attributes of the sequencer that a program calls.
 _CALLED = (
     *("start", "move", "wait", "wait_for_value", "count", "add", "put", "signal", "send", "receive", "blocked"),
     *("send_descriptor", "wait_for_sparse_core", "general", "signal_any"),
@@ -269,7 +269,7 @@ _CALLED = (
     *("call", "lap", "left", "too_long", "together", "apart"),
 )
 
-# What its code mentions besides.
+# Other names in its code.
 _NAMES = {"nothing": NEVER_WRITTEN, "Unknown": Unknown, "Lanes": Lanes, "type": type, "int": int, "bool": bool}
 
 _ACTS = re.compile(r"\b(?:general|signal|signal_any|send|send_descriptor|together)\(")
