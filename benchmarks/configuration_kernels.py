@@ -41,7 +41,7 @@ _PAIRS = (
 )
 _PLAIN = ("float32", "float32", "float32", "bfloat16", "bfloat16", "int32", "int8", "float8_e4m3fn", "int16", "float16")
 _LIMITS_MIB = (1, 2, 4, 8, 12, 16, 20, 24, 32, 48, 64, 100, 128, 160)
-_MOST_TILE_PRODUCT = 2**27  # about a second of compiling
+_MAX_TILE_PRODUCT = 2**27  # about a second of compiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def _product(source: random.Random, number: int, chip: str) -> Configuration:
         tile_m = _tile(source, (8, 16, 32, 64, 128, 256, 512, 1024), (1, 4, 12, 20, 100, 200, 250))
         tile_k = _tile(source, (128, 256, 512, 1024, 2048), (8, 64, 100, 192, 320))
         tile_n = _tile(source, (128, 128, 256, 512, 1024), (1, 8, 64, 100, 192))
-        if tile_m * tile_k * tile_n <= _MOST_TILE_PRODUCT:
+        if tile_m * tile_k * tile_n <= _MAX_TILE_PRODUCT:
             break
     lhs, rhs = source.choice(_PAIRS)
     are_integers = jnp.issubdtype(jnp.dtype(lhs), jnp.integer) and jnp.issubdtype(jnp.dtype(rhs), jnp.integer)

@@ -43,7 +43,7 @@ from systolic.explaining.explanation import Explanation, Saving
 from systolic.report.columns import Column, numeric, textual
 from systolic.timing import submit_simulation
 
-_MOST_POINTS = 3.0
+_MAX_POINTS = 3.0
 _ASSIGNED = re.compile(r"(\w+)(?:\[(\d+)\]|\.(\w+))?=(\d+)")
 
 
@@ -139,12 +139,12 @@ def main(only: str, tries: int, json_file: str | None, quiet: bool) -> None:
             explanation = explain_with_pool(pool, request, progress=bar)
             rows.append(_row(pool, name, kernel, explanation))
     worst = max((row["difference_points"] for row in rows), default=0.0)
-    summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MOST_POINTS}
+    summary = {"provenance": "simulated", "worst_difference_points": worst, "limit_points": _MAX_POINTS}
     if json_file is not None:
         write_json(json_file, "explained_savings", rows, summary)
     if json_file != "-":
         _show(rows, worst)
-    sys.exit(1 if worst > _MOST_POINTS else 0)
+    sys.exit(1 if worst > _MAX_POINTS else 0)
 
 
 def _row(pool: WorkerPool, name: str, kernel: Kernel, found: Explanation) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _show(rows: list[dict[str, Any]], worst: float) -> None:
     out.print(
         f"jax {used_versions['jax']}, libtpu {used_versions['libtpu']} · times are simulated · operands are shapes"
     )
-    out.print(f"worst difference {worst:.2f} points of {_MOST_POINTS:g} allowed")
+    out.print(f"worst difference {worst:.2f} points of {_MAX_POINTS:g} allowed")
     show_table(out, _COLUMNS, rows)
 
 

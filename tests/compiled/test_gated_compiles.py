@@ -13,7 +13,7 @@ import systolic
 from systolic.ops.gated.spec import GatedSpec
 from systolic.ops.op import op_of
 
-MOST_BUNDLES = 16_000  # of one kernel
+MAX_BUNDLES = 16_000  # of one kernel
 M, K, N = 256, 512, 1024
 
 
@@ -39,7 +39,7 @@ def test_three_kernels(name: str, dtype: str, side_by_side: bool) -> None:
     kernels = [operation for operation in run.later_core.ops if operation.name.startswith("systolic_")]
     assert sorted(kernel.name.split("_")[1] for kernel in kernels) == ["added", "apart", "gated"]
     assert sum(kernel.cycles for kernel in kernels) > 0.97 * sum(one.cycles for one in run.later_core.ops)
-    assert run.bundles < 3 * MOST_BUNDLES
+    assert run.bundles < 3 * MAX_BUNDLES
     # x and both weights twice, both slopes written and read twice, the cotangent twice, the result and the gradients.
     item = jnp.dtype(dtype).itemsize
     least_bytes = item * (3 * M * K + 6 * K * N + (1 + 2 + 2 * 3) * M * N)

@@ -18,7 +18,7 @@ from systolic.simulator import SimulatedRun
 from systolic.timing import submit_simulation
 
 CHIPS = ["v4", "v5e", "v5p", "v6e", "v7x"]
-MOST_BUNDLES = 16_000  # of one kernel
+MAX_BUNDLES = 16_000  # of one kernel
 MOST_COMPILE_S = 20
 F32, BF16, INT8 = jnp.float32, jnp.bfloat16, jnp.int8
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
@@ -156,7 +156,7 @@ def test_compiles(pool: WorkerPool, form: str, name: str, kind: str) -> None:
     measurement = submitted(pool, form, name, kind).result()
     run = measurement.run
     kernels = 4 if form.startswith("gradient") else 1  # forward, again for the checkpoint, two backward
-    assert run.bundles <= MOST_BUNDLES * kernels
+    assert run.bundles <= MAX_BUNDLES * kernels
     assert measurement.compile_s <= MOST_COMPILE_S * kernels
     assert run.cycles > 0
 
@@ -210,7 +210,7 @@ def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows:
     run = simulated(pool, name, ((rows, 4096), (4096, 4096)), BF16).result().run
     weight = 2 * 4096 * 4096
     assert weight < moved(run) < 1.02 * weight
-    assert run.bundles <= MOST_BUNDLES
+    assert run.bundles <= MAX_BUNDLES
 
 
 @pytest.mark.sampled(2)

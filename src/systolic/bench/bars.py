@@ -10,7 +10,7 @@ from systolic.bench.chip_bars import chip_bars
 from systolic.bench.rows import BenchRow, over
 from systolic.chips import known_chip
 
-_MOST_BUNDLES = 16_000
+_MAX_BUNDLES = 16_000
 _LONGEST_COMPILE_S = 20.0
 # Our time at most this much above the time that HBM alone takes.
 _DECODE_SHARE = 1 / 1.03
@@ -179,7 +179,7 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
         yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)
         yield from _worst_bar(rows, "of the time outside the kernel", _other_share, most=_OTHER_OPS_SHARE)
     one_kernel = [row for row in rows if row.case.op != "layers"]
-    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.ours.bundles, most=_MOST_BUNDLES)
+    yield from _worst_bar(one_kernel, "bundles of code", lambda row: row.ours.bundles, most=_MAX_BUNDLES)
     yield from _worst_bar(one_kernel, "s to compile", lambda row: row.ours.compile_s, most=_LONGEST_COMPILE_S)
 
 

@@ -29,8 +29,8 @@ from systolic.report.written import percent, round_mib
 _PIECES = 72
 _LEVELS = " ▁▂▃▄▅▆▇█"
 _NOT_KEPT = "·"
-_FEW_PROGRAMS = 6  # rows, without details
-_FEW_LINES = 4
+_SHOWN_PROGRAMS = 6  # rows, without details
+_SHOWN_LINES = 4
 
 
 def show_explanation(out: Console, explanation: Explanation, *, details: bool) -> None:
@@ -38,7 +38,7 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
     _heading(out, explanation)
     show_section(out, "findings", savings_table(explanation), "nothing was found that would save time")
     programs = programs_table(explanation)
-    show_section(out, "programs", programs if details else programs.shortened(_FEW_PROGRAMS))
+    show_section(out, "programs", programs if details else programs.shortened(_SHOWN_PROGRAMS))
     if (slice_run := explanation.slice_run) is not None:
         show_section(out, "limits of one device", ceilings_table(explanation))
         out.print(f"\n{WAYS[slice_run.way]}", markup=False)
@@ -46,7 +46,7 @@ def show_explanation(out: Console, explanation: Explanation, *, details: bool) -
     _timeline(out, explanation)
     title = f"time by line of the source: {HOW_SHARED}"
     lines = line_times_table(explanation)
-    show_section(out, title, lines if details or lines is None else lines.shortened(_FEW_LINES))
+    show_section(out, title, lines if details or lines is None else lines.shortened(_SHOWN_LINES))
     if details:
         _details(out, explanation)
     if explanation.notes or explanation.run.assumptions:

@@ -16,7 +16,7 @@ from systolic.support.untrusted import shown
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _LONGEST_LITERAL = 10_000  # characters; a deeper nest than these can hold would end Python's parser
-_MOST_DIGITS = 4300  # that Python reads
+_MAX_DIGITS = 4300  # that Python reads
 
 
 class LiteralError(ValueError):
@@ -41,8 +41,8 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
     if len(text) > _LONGEST_LITERAL:
         raise LiteralError(f"a value has at most {_LONGEST_LITERAL:,} characters; give a shorter one")
     digits = re.sub(r"\W|_", "", text, flags=re.ASCII)
-    if digits.isdecimal() and len(digits) > _MOST_DIGITS:
-        raise LiteralError(f"a number has at most {_MOST_DIGITS:,} digits, and this has {len(digits):,}")
+    if digits.isdecimal() and len(digits) > _MAX_DIGITS:
+        raise LiteralError(f"a number has at most {_MAX_DIGITS:,} digits, and this has {len(digits):,}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a backslash in a text that is none of Python's

@@ -10,7 +10,7 @@ from systolic.support.call_errors import WrongCallError
 from systolic.support.regular_file import read_regular
 from systolic.support.untrusted import UntrustedError, read_json, shown
 
-_MOST_KEYS = 5
+_MAX_KEYS = 5
 
 
 class WrongFileError(WrongCallError, ValueError):
@@ -60,5 +60,5 @@ def _described(document: Any) -> str:
         return "a file of constants, which `systolic calibrate --out` writes"
     if "traceEvents" in document:
         return "a timeline, which `systolic simulate --trace` writes"
-    keys = ", ".join(str(key)[:20] for key in list(document)[:_MOST_KEYS])
+    keys = ", ".join(str(key)[:20] for key in list(document)[:_MAX_KEYS])
     return f"a JSON object that no command wrote, with {keys or 'nothing in it'}"

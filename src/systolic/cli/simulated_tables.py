@@ -12,8 +12,8 @@ from systolic.report.time_errors import time_text
 from systolic.schedule import MIB
 from systolic.simulator import CopySize, OpRun, SimulatedRun, SparseCoreRun, SparseOpRun
 
-_MOST_OPS = 20
-_MOST_COPIES = 8
+_MAX_OPS = 20
+_MAX_COPIES = 8
 
 
 def show_run(out: Console, title: str, run: SimulatedRun) -> None:
@@ -29,10 +29,10 @@ def show_run(out: Console, title: str, run: SimulatedRun) -> None:
 def show_parts(out: Console, run: SimulatedRun) -> None:
     """Print tables of operations, loops, units and copies, and the assumptions."""
     core = run.later_core
-    longest = sorted(core.ops, key=lambda op: -op.cycles)[:_MOST_OPS]
+    longest = sorted(core.ops, key=lambda op: -op.cycles)[:_MAX_OPS]
     show_table(out, _op_columns(run), longest)
-    if len(core.ops) > _MOST_OPS:
-        out.print(f"and {len(core.ops) - _MOST_OPS} shorter operations")
+    if len(core.ops) > _MAX_OPS:
+        out.print(f"and {len(core.ops) - _MAX_OPS} shorter operations")
     if loops := [op for op in longest if op.loop is not None]:
         out.print("")
         show_table(out, _loop_columns(run), loops)
@@ -44,8 +44,8 @@ def show_parts(out: Console, run: SimulatedRun) -> None:
     if core.copy_sizes:
         out.print("")
         sizes = sorted(core.copy_sizes, key=lambda size: -size.size_bytes * size.count)
-        show_table(out, _COPIES, sizes[:_MOST_COPIES])
-        if rest := sizes[_MOST_COPIES:]:
+        show_table(out, _COPIES, sizes[:_MAX_COPIES])
+        if rest := sizes[_MAX_COPIES:]:
             total = sum(size.size_bytes * size.count for size in rest)
             copies = sum(size.count for size in rest)
             out.print(f"and {len(rest)} other kinds: {copies:,} copies of {total / 1e6:,.2f} MB")

@@ -7,11 +7,11 @@ from systolic.cost.profile import Kind, MadeWith, Profile, ProfiledTile, Profile
 from systolic.cost.profiled import profiled_configs
 from systolic.cost.ranking import TimedConfig, estimated_config, ranked_configs, timed_config
 from systolic.cost.roofline import Roofline, dtype_on, machine_roofline, repeated_us, roofline
-from systolic.cost.search_space import MOST_BUNDLES, SKINNY_ROWS
+from systolic.cost.search_space import MAX_BUNDLES, SKINNY_ROWS
 from systolic.cost.step_cost import CostProvenance, step_cost
 
 __all__ = [
-    "MOST_BUNDLES",
+    "MAX_BUNDLES",
     "SKINNY_ROWS",
     "CostProvenance",
     "Kind",

@@ -26,7 +26,7 @@ from systolic.spec import MatmulSpec
 # The longest code of a kernel, in bundles: it costs the user compile time and the chip its instruction fetch. Estimates
 # are up to 15 % off.
 LONGEST_CODE = 16_000
-MOST_BUNDLES = 14_000
+MAX_BUNDLES = 14_000
 SKINNY_ROWS = 256  # up to which one row of tiles is all of lhs
 _SIDES = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 _LONGEST_K = 8192
@@ -53,7 +53,7 @@ def search_space(spec: MatmulSpec, chip: Chip, tiles: Tiles | None = None) -> li
             Violation(
                 rule="subtiles",
                 value=f"no subtile of tiles {last} leaves VMEM for operands that are made on the way",
-                limit=f"or each has code of more than {MOST_BUNDLES} bundles",
+                limit=f"or each has code of more than {MAX_BUNDLES} bundles",
                 fix="use smaller tiles",
             )
         ]
@@ -79,11 +79,11 @@ def _of_tiles(spec: MatmulSpec, tiles: Tiles, chip: Chip) -> Iterator[KernelConf
             pipelines.insert(0, (pipeline_name, 1))
         for subtile_m, subtile_n in _subtiles(spec, tiles):
             cut = replace(staged, subtile_m=subtile_m, subtile_n=subtile_n)
-            if code_bundles(spec, cut, chip) > MOST_BUNDLES:
+            if code_bundles(spec, cut, chip) > MAX_BUNDLES:
                 continue
             for (pipeline, fill_chunks), grid_order in itertools.product(pipelines, orders):
                 config = replace(cut, pipeline=pipeline, grid_order=grid_order, fill_chunks=fill_chunks)
-                if fits_vmem(spec, config, chip) and code_bundles(spec, config, chip) <= MOST_BUNDLES:
+                if fits_vmem(spec, config, chip) and code_bundles(spec, config, chip) <= MAX_BUNDLES:
                     yield config
 
 

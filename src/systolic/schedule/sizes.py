@@ -6,7 +6,7 @@ import math
 
 from systolic.schedule.legality import LANES, legal_sides
 
-_MOST_RAGGED = 1.125  # columns that tiles of unequal width compute at most, over those that there are
+_MAX_RAGGED = 1.125  # columns that tiles of unequal width compute at most, over those that there are
 
 
 def padded(size: int, multiple: int) -> int:
@@ -50,4 +50,4 @@ def is_ragged_side(size: int, tile: int) -> bool:
 def _ragged_side(size: int, count: int) -> int:
     """Return the widest of `count` tiles of unequal width; 0 if they would compute too much."""
     tile = size - (count - 1) * (size // count // LANES * LANES)
-    return tile if count * tile <= size * _MOST_RAGGED and -(-size // tile) == count else 0
+    return tile if count * tile <= size * _MAX_RAGGED and -(-size // tile) == count else 0

@@ -15,7 +15,7 @@ from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import UntrustedError, mapping, read_json, shown
 
 EXPORT_SCHEMA = 2  # of the rows that `systolic table export` writes
-_MOST_BYTES = 64 * 2**20  # some sixty thousand trials
+_MAX_BYTES = 64 * 2**20  # some sixty thousand trials
 _COMMAND = "table export"
 
 
@@ -32,11 +32,11 @@ def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
     name = printable(str(file))
     try:
         with open_regular(file) as opened:
-            content = opened.read(_MOST_BYTES + 1)
+            content = opened.read(_MAX_BYTES + 1)
         if content.startswith(b"SQLite format 3"):
             return TrialStore(file).foreign_records()
-        if len(content) > _MOST_BYTES:
-            raise UntrustedError(f"it has more than {_MOST_BYTES // 2**20} MiB")
+        if len(content) > _MAX_BYTES:
+            raise UntrustedError(f"it has more than {_MAX_BYTES // 2**20} MiB")
         return read_exported(read_json(content))
     except OSError as error:
         raise TrialsFileError(f"cannot read {name}: {error.strerror}") from error

@@ -5,12 +5,12 @@ from systolic.tuning.function_result import FunctionTuning, LeftOut
 from systolic.tuning.ranking import Ranking
 from systolic.tuning.result import TuningResult
 from systolic.tuning.saved import End, SavedTuningError
-from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, StalledError, Watcher
+from systolic.tuning.search import COMPILE_LIMIT_S, MAX_TRIALS, StalledError, Watcher
 from systolic.tuning.tune import TuneCallError, tune
 
 __all__ = [
     "COMPILE_LIMIT_S",
-    "MOST_TRIALS",
+    "MAX_TRIALS",
     "Certificates",
     "ClusterError",
     "End",

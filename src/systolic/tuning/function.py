@@ -48,7 +48,7 @@ from systolic.tuning.search import Effort, Search, Watcher
 
 Function = Callable[..., Any] | NamedFunction
 Keywords = tuple[Keyword, ...]
-MOST_COMBINATIONS = 2000  # a second or so each, to be traced
+MAX_COMBINATIONS = 2000  # a second or so each, to be traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +133,8 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise FunctionConfigError(f"{name}={values!r} are no values to choose from; give several: (128, 256)")
     count = int(np.prod([len(values) for values in over.values()]))
-    if count > MOST_COMBINATIONS:
-        raise FunctionConfigError(f"{count:,} combinations; at most {MOST_COMBINATIONS:,} are looked at: give fewer")
+    if count > MAX_COMBINATIONS:
+        raise FunctionConfigError(f"{count:,} combinations; at most {MAX_COMBINATIONS:,} are looked at: give fewer")
     options = [[Keyword(name=name, value=repr(value)) for value in values] for name, values in over.items()]
     yield ()
     yield from dict.fromkeys(itertools.product(*options))

@@ -23,7 +23,7 @@ from systolic.timing.runner import Runner, Running, Submit, first_ended
 from systolic.tuning.ranking import Choice, ConfigT, Ranking
 from systolic.tuning.saved import End
 
-MOST_TRIALS = 12
+MAX_TRIALS = 12
 COMPILE_LIMIT_S = 120.0
 # Wall-clock limits of one trial without any trial that ends: then the workers are lost.
 _PATIENCE = 1.5
@@ -55,7 +55,7 @@ class Effort:
       submit: compiles and simulates somewhere else; None: in worker processes here.
     """
 
-    trials: int = MOST_TRIALS
+    trials: int = MAX_TRIALS
     time_budget_s: float = 120.0
     exhaustive: bool = False
     workers: int = 2

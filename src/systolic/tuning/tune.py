@@ -18,7 +18,7 @@ from systolic.tuning.function import tune_function
 from systolic.tuning.function_result import FunctionTuning
 from systolic.tuning.product import tune_product
 from systolic.tuning.result import TuningResult
-from systolic.tuning.search import COMPILE_LIMIT_S, MOST_TRIALS, Effort, Watcher
+from systolic.tuning.search import COMPILE_LIMIT_S, MAX_TRIALS, Effort, Watcher
 
 _EFFORT = {field.name for field in dataclasses.fields(Effort)}
 
@@ -33,7 +33,7 @@ def tune(
     /,
     chip: str | Chip = "v5e",
     *,
-    trials: int = MOST_TRIALS,
+    trials: int = MAX_TRIALS,
     time_budget_s: float = 120.0,
     exhaustive: bool = False,
     against_xla: bool = True,
@@ -55,7 +55,7 @@ def tune(
     *args: Any,
     over: Mapping[str, Sequence[Any]],
     chip: str | Chip = "v5e",
-    trials: int = MOST_TRIALS,
+    trials: int = MAX_TRIALS,
     time_budget_s: float = 120.0,
     exhaustive: bool = False,
     workers: int = 2,

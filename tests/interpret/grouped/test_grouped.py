@@ -149,7 +149,7 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int]) -> None
 
 def test_rows_that_are_left_take_several_smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group of 38 rows has blocks of 8; more than 48 are one block of 64."""
-    for name, value in {"_LARGE_ROWS": 64, "_LARGE_FRACTIONS": (1.0, 0.125), "_LEAST_ROWS": 8, "_LOST_ROWS": 8}.items():
+    for name, value in {"_LARGE_ROWS": 64, "_LARGE_FRACTIONS": (1.0, 0.125), "_MIN_ROWS": 8, "_LOST_ROWS": 8}.items():
         monkeypatch.setattr(code_blocks, name, value)
     tiles = config(128, 128, 128, 64, 128)
     spec = GroupedSpec(m=M, k=128, n=128, groups=8, rows_per_group=12, dtype="float32", dtype_out="float32")
@@ -160,7 +160,7 @@ def test_rows_that_are_left_take_several_smaller_blocks(monkeypatch: pytest.Monk
 
 
 def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_blocks, "MOST_BUNDLES", 1)
+    monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
     tiles = config(64, 384, 128, 32, 128)
     spec = GroupedSpec(m=M, k=384, n=256, groups=8, rows_per_group=12, dtype="float32", dtype_out="float32")
     assert GroupedSchedule.of(spec, tiles, systolic.chip("v5e")).blocks[0].depth == 128
@@ -170,7 +170,7 @@ def test_a_sum_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPat
 def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns in blocks of 128, 128 and 44, and k in stretches of 128 and 72."""
     monkeypatch.setattr(code_blocks, "_RAGGED_COLUMNS", 128)
-    monkeypatch.setattr(code_blocks, "MOST_BUNDLES", 1)
+    monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
     tiles, sizes = config(64, 200, 300, 32, 300), [5, 0, 40, 3, 0, 17, 1, 9]
     spec = GroupedSpec(m=M, k=200, n=300, groups=8, rows_per_group=12, dtype="float32", dtype_out="float32")
     (block, *_) = GroupedSchedule.of(spec, tiles, systolic.chip("v5e")).blocks
@@ -274,7 +274,7 @@ def test_gated(dtype: str, n: int, transpose_rhs: bool, joined: bool, implementa
 
 
 def test_both_sums_over_k_in_several_stretches_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_blocks, "MOST_BUNDLES", 1)
+    monkeypatch.setattr(code_blocks, "MAX_BUNDLES", 1)
     random, sizes = np.random.default_rng(0), [5, 0, 40, 3]
     lhs = reference.small_integers(random, (64, 256), "float32")
     gate, up = (reference.small_integers(random, (4, 256, 128), "float32") for _ in range(2))

@@ -149,7 +149,7 @@ def test_any_configuration(sizes: list[int], case: tuple[int, int, int, str]) ->
 def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of 200 × 300 in blocks of 128 × 128, and room for one tile that waits to be stored."""
     monkeypatch.setattr(code_blocks, "_RAGGED_COLUMNS", 128)
-    monkeypatch.setattr(code_blocks, "MOST_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
+    monkeypatch.setattr(code_blocks, "MAX_BLOCK_BUNDLES", 32 * 128 * 128 / 65536)
     spec = GroupedGradientSpec(
         m=M, k=200, n=300, groups=GROUPS, rows_per_group=16, dtype="float32", dtype_out="float32"
     )

@@ -19,14 +19,14 @@ _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
 # Dtypes of the result. float16 is computed as float32 and converted after the kernel, which cannot store it.
 _RESULT_DTYPES = (*OPERAND_DTYPES, "int32", "float16")
 
-_SOME_DO = "which matmul does not take yet, though the matrix units of"
+_NOT_TAKEN = "which matmul does not take yet, though the matrix units of"
 _NO_SIGN = "and no TPU multiplies unsigned integers"
 _NO_TPU = "which no TPU multiplies"
 # For refused operands: the reason, the dtype to convert to, and the effect on the values.
 _REFUSED: dict[str, tuple[str, str, str]] = {
-    "int4": (f"{_SOME_DO} v5e, v5p and v6e do", "int8", "which is exact"),
-    "float8_e4m3b11fnuz": (f"{_SOME_DO} v5e, v5p and v6e do", "bfloat16", "which is exact"),
-    "float4_e2m1fn": (f"{_SOME_DO} v7x do", "bfloat16", "which is exact"),
+    "int4": (f"{_NOT_TAKEN} v5e, v5p and v6e do", "int8", "which is exact"),
+    "float8_e4m3b11fnuz": (f"{_NOT_TAKEN} v5e, v5p and v6e do", "bfloat16", "which is exact"),
+    "float4_e2m1fn": (f"{_NOT_TAKEN} v7x do", "bfloat16", "which is exact"),
     "int2": (_NO_TPU, "int8", "which is exact"),
     "uint2": (_NO_SIGN, "int8", "which is exact"),
     "uint4": (_NO_SIGN, "int8", "which is exact"),

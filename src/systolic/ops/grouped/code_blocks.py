@@ -13,14 +13,14 @@ from systolic.schedule.legality import LANES
 from systolic.schedule.sizes import block_size, padded
 
 # Bundles of one stretch of straight code of a gradient at most: all together have to be fewer than 14,000.
-MOST_BLOCK_BUNDLES = 4200
+MAX_BLOCK_BUNDLES = 4200
 _RAGGED_COLUMNS = 512  # of a block of a tile that cannot be cut evenly
-_LEAST_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
+_MIN_ROWS = 32  # of a smaller block: one of fewer rows takes about as long
 # Bundles of all blocks of a product together, by arithmetic, that compile to fewer than 14,000: fewer where there are
 # many blocks, or more than 512 columns of one. Fitted to the code of some forty kernels of `bench --suite moe`.
-MOST_BUNDLES = 11_300
+MAX_BUNDLES = 11_300
 _FINE_SHARE, _WIDE_SHARE, _WIDE_COLUMNS = 0.9, 0.96, 512
-_LEAST_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
+_MIN_CODE_ROWS = 128  # rows; a block of fewer rows has as many bundles, for the weights
 # Rows of the smaller blocks, as shares of the largest one's: a group's last rows take the smallest that holds them, or
 # several half as long. The more sizes there are, the fewer rows are multiplied for nothing, and the more code there is.
 # For large groups halves are enough, and a longer block may use the code.
@@ -56,16 +56,16 @@ def row_blocks(spec: GroupedSpec, config: KernelConfig, multiple: int, chip: Chi
 
     def sizes(fractions: Sequence[float]) -> list[int]:
         result = {padded(int(config.subtile_m * fraction), multiple) for fraction in fractions}
-        return sorted((size for size in result if size >= min(_LEAST_ROWS, config.subtile_m)), reverse=True)
+        return sorted((size for size in result if size >= min(_MIN_ROWS, config.subtile_m)), reverse=True)
 
     def bundles(rows: Sequence[int]) -> float:
         """Count the bundles of all blocks together, over one row of k."""
-        return sum(max(size, _LEAST_CODE_ROWS) for size in rows) * row_cycles * chip.step_estimate.bundles_per_cycle
+        return sum(max(size, _MIN_CODE_ROWS) for size in rows) * row_cycles * chip.step_estimate.bundles_per_cycle
 
     fine, coarse = sizes(_FINE_FRACTIONS), sizes(_LARGE_FRACTIONS if is_large else _FRACTIONS)
-    max_depth = MOST_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
+    max_depth = MAX_BUNDLES * (_WIDE_SHARE if columns > _WIDE_COLUMNS else 1) / bundles(coarse)
     depth = _code_depth(spec.k, int(max_depth))
-    rows = fine if not is_large and bundles(fine) * depth <= MOST_BUNDLES * _FINE_SHARE else coarse
+    rows = fine if not is_large and bundles(fine) * depth <= MAX_BUNDLES * _FINE_SHARE else coarse
     limits = [
         max(next_size, size - max(_LOST_ROWS, int(size * _LOST_SHARE))) for size, next_size in itertools.pairwise(rows)
     ]
@@ -87,7 +87,7 @@ def gradient_block(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) 
     """Return the rows and columns of a gradient that one stretch of straight code makes."""
     columns = block_columns(config)
     cycles = spec.passes * config.subtile_m * columns / macs_per_cycle(spec.dtype, chip)
-    most_cycles = MOST_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
+    most_cycles = MAX_BLOCK_BUNDLES / chip.step_estimate.bundles_per_cycle
     return block_size(config.tiles.tile_k, LANES, int(most_cycles / cycles)), columns
 
 

@@ -26,19 +26,19 @@ from systolic.spec import dtype_bytes
 
 _CONCENTRATION = 2.0
 _BLOCK_ROWS = (64, 128, 256, 512, 1024, 2048)
-_MOST_COLUMNS = (256, 512, 1024)  # of a block
-_LEAST_COLUMNS = 256
-_LEAST_ROWS = 512  # of a tile of a gradient
+_MAX_COLUMNS = (256, 512, 1024)  # of a block
+_MIN_COLUMNS = 256
+_MIN_ROWS = 512  # of a tile of a gradient
 _PANEL_SHARES = (0.2, 0.35)  # of the buffers, for rows, where not all fit
-_LEAST_PANEL_SHARE = 0.1  # where two tiles of weights take half of the buffers
+_MIN_PANEL_SHARE = 0.1  # where two tiles of weights take half of the buffers
 _WHOLE_SHARE = 0.75  # up to which all rows are one panel
 _VISIT_ROWS = (512, 1024, 1536, 2048, 4096)
-_FEW_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
+_SMALL_VISIT_ROWS = 128  # where tiles cannot be cut, and leave little room
 _DEPTHS = (128, 256, 512)
 _ROWS_FOR_ALL_OF_IT = 2**17  # a block of 2048 rows must be 1.6 % faster than a small one
 # Half the time when one group has all rows is worth 1.4 % of the typical time: chosen by the one-expert rows of
 # `bench --suite moe`, as the least share that separates their tiles.
-_ONE_GROUP = 0.02
+_SINGLE_GROUP_WEIGHT = 0.02
 # The model follows at most this many rows and groups. Of more it follows a part, and times are in proportion.
 _MAX_ROWS = 2**21
 _MAX_GROUPS = 2**12
@@ -172,7 +172,7 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
 
     def order(one: TimedConfig) -> float:
         in_one = product_time(spec, one.config, chip, (min(spec.m, _MAX_ROWS),))
-        return max(in_one.compute_us, in_one.copy_us) ** _ONE_GROUP * _with_code(one)
+        return max(in_one.compute_us, in_one.copy_us) ** _SINGLE_GROUP_WEIGHT * _with_code(one)
 
     return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)
 
@@ -205,7 +205,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
     sides = [side for side in sides_n if spec.products * spec.k * side * item <= bytes_free / 4]
     for tile_n in sides or sides_n[:1]:
         crowded = 4 * spec.products * spec.k * tile_n * item > bytes_free
-        shares = (*_PANEL_SHARES, _LEAST_PANEL_SHARE) if crowded else _PANEL_SHARES
+        shares = (*_PANEL_SHARES, _MIN_PANEL_SHARE) if crowded else _PANEL_SHARES
         for block_rows in _BLOCK_ROWS:
             rows = min(block_rows, padded(spec.m, multiple))
             row_bytes = spec.k * item + (tile_n * dtype_bytes(spec.residual) if spec.residual else 0)
@@ -215,7 +215,7 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
             for panel in panels:
                 tiles = Tiles(tile_m=padded(min(panel, most_rows), rows), tile_k=spec.k, tile_n=tile_n)
                 for columns in {
-                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MAX_COLUMNS
                 }:
                     yield KernelConfig(tiles=tiles, subtile_m=rows, subtile_n=columns, pipeline="manual")
 
@@ -223,16 +223,16 @@ def _product_space(spec: GroupedSpec, chip: Chip) -> Iterator[KernelConfig]:
 def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelConfig]:
     multiple = registers_rows(*spec.row_dtypes)
     most_rows = padded(spec.m, multiple) + 2 * multiple
-    visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_FEW_VISIT_ROWS, *_VISIT_ROWS)
+    visit_rows = _VISIT_ROWS if spec.k % LANES == spec.n % LANES == 0 else (_SMALL_VISIT_ROWS, *_VISIT_ROWS)
     for depth in {min(rows_of_block, padded(most_rows, 2 * multiple)) for rows_of_block in _DEPTHS}:
-        sides_k, sides_n = legal_sides(spec.k, _LEAST_ROWS), _column_sides(spec.n, chip)
+        sides_k, sides_n = legal_sides(spec.k, _MIN_ROWS), _column_sides(spec.n, chip)
         for tile_k in sides_k:
             for tile_n in sides_n:
                 # If not even the sum fits, the smallest tile raises the error.
                 if tile_k * tile_n * 4 > buffer_bytes(chip) and (tile_k, tile_n) != (sides_k[0], sides_n[0]):
                     continue
                 for columns in {
-                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MOST_COLUMNS
+                    largest_divisor(tile_n, _least_columns(chip), columns_most) for columns_most in _MAX_COLUMNS
                 }:
                     for rows in dict.fromkeys(padded(min(row, most_rows), depth) for row in visit_rows):
                         tiles = Tiles(tile_m=rows, tile_k=tile_k, tile_n=tile_n)
@@ -241,7 +241,7 @@ def _gradient_space(spec: GroupedGradientSpec, chip: Chip) -> Iterator[KernelCon
 
 def _least_columns(chip: Chip) -> int:
     """Return the columns of the narrowest tile; cores that share tiles need an even number of them if possible."""
-    return _LEAST_COLUMNS // chip.cores_per_device
+    return _MIN_COLUMNS // chip.cores_per_device
 
 
 def _column_sides(n: int, chip: Chip) -> list[int]:

@@ -17,11 +17,11 @@ from systolic.schedule.sizes import largest_divisor, padded
 from systolic.spec import dtype_bytes, format_bytes
 
 _COPIES_OF_A_WEIGHT = 2  # that a step starts and waits for, values and scales, in addition to one of the result
-_MOST_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
+_MAX_ROWS = (512, 256, 128, 64, 16)  # of a block, where not all of m is one
 # Products of narrow rows take half of the time: with 512 rows they would wait for the weight.
-_MOST_NARROW_ROWS = (2048, 1024, *_MOST_ROWS)
+_MAX_NARROW_ROWS = (2048, 1024, *_MAX_ROWS)
 # The most integers of a subtile's sums, or 256 columns: 2048 × 512 takes a tenth longer than twice 2048 × 256 on v6e.
-_MOST_SUMS = 2**18
+_MAX_SUMS = 2**18
 _COLUMNS = (512, 1024, 1792, 2048, 3584)  # of a tile, at most
 _SUBTILES = (256, 512, 1024)
 _DEPTHS = (8192, 4096, 2048)
@@ -87,7 +87,7 @@ def timed(spec: QuantizedSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
 
 
 def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
-    rows, most_rows = rows_multiple(spec), _MOST_NARROW_ROWS if spec.row_format else _MOST_ROWS
+    rows, most_rows = rows_multiple(spec), _MAX_NARROW_ROWS if spec.row_format else _MAX_ROWS
     heights = [spec.m] if spec.m <= most_rows[0] else []
     heights += [padded(-(-spec.m // -(-spec.m // row)), rows) for row in most_rows if row < spec.m]
     widths = dict.fromkeys(largest_divisor(spec.n, LANES, max_columns) for max_columns in _COLUMNS)
@@ -104,7 +104,7 @@ def _space(spec: QuantizedSpec) -> Iterator[KernelConfig]:
                 tiles = Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
                 for columns in dict.fromkeys(largest_divisor(tile_n, LANES, max_columns) for max_columns in _SUBTILES):
                     for subtile_m in parts:
-                        if spec.sums_integers and subtile_m * columns > max(_MOST_SUMS, _SUBTILES[0] * subtile_m):
+                        if spec.sums_integers and subtile_m * columns > max(_MAX_SUMS, _SUBTILES[0] * subtile_m):
                             continue
                         yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=columns, pipeline="manual")
 

@@ -17,7 +17,7 @@ from systolic.spec import format_bytes
 _FLOAT32_INTEGERS = 2**24
 _LARGEST_PRODUCTS = {"int8": 128 * 128, "int4": 128 * 8}
 _LARGEST_CODED = 128 * 15
-_MOST_ROWS_EVEN_FIRST = 64  # more rows take longer in the matrix units than their weights take to be made
+_MAX_ROWS_EVEN_FIRST = 64  # more rows take longer in the matrix units than their weights take to be made
 
 # e4m3 with the exponent's bias b has the subnormals i · 2^(1 - b - 3): 2^-13 of e4m3b11fnuz, 2^-9 of e4m3fn.
 _CODES: dict[str, tuple[Codes, ...]] = {
@@ -75,7 +75,7 @@ def _even_first(routes: list[Route], spec: QuantizedSpec, chip: Chip) -> Iterato
     m, k, n = spec.m, spec.k, spec.n
     copied = format_bytes(spec.dtype_rhs, k * n) / chip.machine.hbm_bytes_per_s * chip.machine.clock_hz
     for route in routes:
-        fits = route.offset and route.depth % EVEN_FIRST_ROWS == 0 and m <= _MOST_ROWS_EVEN_FIRST and spec.blocks > 1
+        fits = route.offset and route.depth % EVEN_FIRST_ROWS == 0 and m <= _MAX_ROWS_EVEN_FIRST and spec.blocks > 1
         longest = vector_cycles(route, spec, m, k, n, chip) > unit_cycles(route, m, k, n, chip)
         if fits and longest and route_cycles(route, spec, m, k, n, chip) > copied:
             yield replace(route, even_first=True)

@@ -40,9 +40,9 @@ BLOCK_ROWS = 32
 # Elements of lhs that are copied and quantized at a time: enough rows to hide the time of a maximum over lanes, in some
 # 1300 bundles of code.
 _ELEMENTS_AT_ONCE = 2**19
-_MOST_ROWS_AT_ONCE = 128
-_LEAST_ROWS_AT_ONCE = 64  # of int4 in a register
-MOST_CYCLES = 10500  # of one stretch of straight code: about as many bundles
+_MAX_ROWS_AT_ONCE = 128
+_MIN_ROWS_AT_ONCE = 64  # of int4 in a register
+MAX_CYCLES = 10500  # of one stretch of straight code: about as many bundles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,8 +245,8 @@ def _in_sublanes(name: str, shape: tuple[int, int, int]) -> VmemBuffer:
 
 
 def _rows_at_once(spec: QuantizedSpec, tile_m: int) -> int:
-    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MOST_ROWS_AT_ONCE) // _LEAST_ROWS_AT_ONCE * _LEAST_ROWS_AT_ONCE
-    return min(max(rows, _LEAST_ROWS_AT_ONCE), tile_m)
+    rows = min(_ELEMENTS_AT_ONCE // spec.k, _MAX_ROWS_AT_ONCE) // _MIN_ROWS_AT_ONCE * _MIN_ROWS_AT_ONCE
+    return min(max(rows, _MIN_ROWS_AT_ONCE), tile_m)
 
 
 def _made_bytes(config: KernelConfig, route: Route) -> int:
@@ -289,8 +289,8 @@ def _require(spec: QuantizedSpec, config: KernelConfig, route: Route, chip: Chip
         violations.append(
             misaligned("m", tiles.tile_m, rows, f"blocks of {spec.dtype_out}", padded(tiles.tile_m, rows))
         )
-    if not violations and (cycles := stretch_cycles(spec, config, route, chip)) > MOST_CYCLES:
-        value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MOST_CYCLES} compile in good time"
+    if not violations and (cycles := stretch_cycles(spec, config, route, chip)) > MAX_CYCLES:
+        value, limit = f"{cycles:.0f} cycles of straight code", f"up to {MAX_CYCLES} compile in good time"
         fix = "use a smaller subtile, or tile_k"
         violations.append(Violation(rule="code-size", value=value, limit=limit, fix=fix))
     require_none(config, violations)

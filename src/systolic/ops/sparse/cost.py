@@ -14,7 +14,7 @@ from systolic.cost.pipeline import ModelledTime
 from systolic.cost.ranking import TimedConfig
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.sparse.call_lists import calls_of, one_call
-from systolic.ops.sparse.schedule import MOST_BUNDLES, ProductSchedule, SampledSchedule, most_joined
+from systolic.ops.sparse.schedule import MAX_BUNDLES, ProductSchedule, SampledSchedule, most_joined
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor
@@ -168,7 +168,7 @@ def _product_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     for tile in dict.fromkeys(largest_divisor(spec.sweep, multiple, max_tile) for max_tile in _TILES):
         for subtile in dict.fromkeys(largest_divisor(tile, multiple, max_subtile) for max_subtile in _SUBTILES):
             cycles = stretch_cycles(spec, product_stretch(spec, subtile, 1), chip)
-            if cycles > MOST_BUNDLES and subtile > _SUBTILES[0]:
+            if cycles > MAX_BUNDLES and subtile > _SUBTILES[0]:
                 continue
             max_joined = _filling(spec, most_joined(spec, cycles), chip)
             for joined_blocks in dict.fromkeys((max_joined, _filling(spec, (max_joined + 1) // 2, chip))):
@@ -193,7 +193,7 @@ def _sampled_space(spec: SparseSpec, chip: Chip) -> Iterator[KernelConfig]:
     for tile_k in dict.fromkeys(largest_divisor(spec.k, LANES, max_tile) for max_tile in _TILES):
         for subtile in dict.fromkeys(largest_divisor(spec.block_rows, rows, max_rows) for max_rows in _ROW_SUBTILES):
             cycles = stretch_cycles(spec, Stretch(subtile, tile_k, spec.block_columns), chip)
-            if cycles > MOST_BUNDLES and subtile > _ROW_SUBTILES[0]:
+            if cycles > MAX_BUNDLES and subtile > _ROW_SUBTILES[0]:
                 continue
             tiles = Tiles(tile_m=spec.block_rows, tile_k=tile_k, tile_n=most_joined(spec, cycles) * spec.place_size)
             yield KernelConfig(tiles=tiles, subtile_m=subtile, subtile_n=tiles.tile_n, pipeline="manual")

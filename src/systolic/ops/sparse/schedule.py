@@ -28,15 +28,15 @@ from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
 _OUT_SLOTS = 4
-_MOST_FETCHED = 8  # blocks that one copy brings, because starting a copy is expensive next to a small block's product
+_MAX_FETCHED = 8  # blocks that one copy brings, because starting a copy is expensive next to a small block's product
 _FETCHED_BYTES = 2**19
-_MOST_UNDER_WAY = 256  # of the 512 words for semaphores that a refusal of v6e's compiler names
-_MOST_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
+_MAX_UNDER_WAY = 256  # of the 512 words for semaphores that a refusal of v6e's compiler names
+_MAX_PARTS = 8  # in which a panel arrives, so that blocks need not wait for all of it
 _ROW_SLOTS = 3
 _STAGES = 4
 _ZERO_BYTES = 2**20
 # Bundles of all stretches of straight code: a kernel has to be less than 14,000, with its scalar code.
-MOST_BUNDLES = 11_000
+MAX_BUNDLES = 11_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ProductSchedule:
     @property
     def under_way(self) -> int:
         """The most copies of blocks under way: each has its own semaphore."""
-        return min(self.slots // self.fetched, _MOST_UNDER_WAY)
+        return min(self.slots // self.fetched, _MAX_UNDER_WAY)
 
     @classmethod
     def of(cls, spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSchedule:
@@ -104,7 +104,7 @@ class ProductSchedule:
             VmemBuffer(name="acc", shape=out, dtype=spec.dtype_accumulator, copies=1, ref_shape=out),
         ]
         max_blocks = (
-            1 if spec.is_by_columns else max(min(_MOST_FETCHED, _FETCHED_BYTES // block_bytes), 1)
+            1 if spec.is_by_columns else max(min(_MAX_FETCHED, _FETCHED_BYTES // block_bytes), 1)
         )  # a column's blocks are not contiguous
         fetched = largest_divisor(spec.most_blocks, 1, max_blocks)
         left = buffer_bytes(chip) - total_bytes(fixed)
@@ -118,7 +118,7 @@ class ProductSchedule:
             tile=tile,
             grid=grid,
             subtile=subtile,
-            parts=spec.places // largest_divisor(spec.places, 1, max(spec.places // _MOST_PARTS, 1)),
+            parts=spec.places // largest_divisor(spec.places, 1, max(spec.places // _MAX_PARTS, 1)),
             slots=blocks.copies,
             fetched=fetched,
             out_slots=_OUT_SLOTS,
@@ -192,7 +192,7 @@ class SampledSchedule:
             joined=tiles.tile_n // spec.place_size,
             tile_k=tiles.tile_k,
             grid_k=grid_k,
-            parts=along // largest_divisor(along, 1, max(along // _MOST_PARTS, 1)),
+            parts=along // largest_divisor(along, 1, max(along // _MAX_PARTS, 1)),
             slots=slots,
             row_slots=_ROW_SLOTS,
             stages=_STAGES,
@@ -241,7 +241,7 @@ def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int
 def most_joined(spec: SparseSpec, cycles: float) -> int:
     """Return how many blocks of a line, each of `cycles` in the matrix units, straight code may join."""
     count = 1
-    while count < spec.places and cycles * _stretches(spec, count + 1) <= MOST_BUNDLES:
+    while count < spec.places and cycles * _stretches(spec, count + 1) <= MAX_BUNDLES:
         count += 1
     return count
 
