@@ -20,8 +20,11 @@ def register_profiles() -> None:
 
 
 def examples(count: int) -> int:
-    """Return the profile's share of `count`, the examples of a property test under the profile `exhaustive`."""
-    return math.ceil(count * hypothesis.settings().max_examples / _ALL_EXAMPLES)
+    """Return the profile's share of `count`, the examples of a property test under the profile `exhaustive`.
+
+    At least two: property tests in interpret mode have few, because an example takes seconds.
+    """
+    return max(2, math.ceil(count * hypothesis.settings().max_examples / _ALL_EXAMPLES))
 
 
 def mark_exhaustive(items: Sequence[pytest.Item]) -> None:

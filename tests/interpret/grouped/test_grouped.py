@@ -28,7 +28,7 @@ from systolic.spec import SpecError
 
 CAREFUL = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
 MANY = settings(
-    max_examples=examples(30),
+    max_examples=examples(10),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

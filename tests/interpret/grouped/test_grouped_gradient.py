@@ -123,7 +123,7 @@ def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., j
 
 
 @settings(
-    max_examples=examples(30),
+    max_examples=examples(10),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

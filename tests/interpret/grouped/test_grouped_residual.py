@@ -48,7 +48,7 @@ def compiled(panel: int, tile_n: int, rows: int) -> Callable[..., jax.Array]:
 
 
 @settings(
-    max_examples=examples(20),
+    max_examples=examples(6),
     derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],

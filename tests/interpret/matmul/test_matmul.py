@@ -183,7 +183,7 @@ def configs(draw: st.DrawFn, call: Call) -> KernelConfig:
     )
 
 
-@settings(MANY, max_examples=examples(40))
+@settings(MANY, max_examples=examples(14))
 @given(data=st.data())
 def test_every_configuration(data: st.DataObject) -> None:
     call, name = data.draw(calls())
@@ -194,7 +194,7 @@ def test_every_configuration(data: st.DataObject) -> None:
 # --- the function ----------------------------------------------------------------------------------------------------
 
 
-@settings(MANY, max_examples=examples(30))
+@settings(MANY, max_examples=examples(10))
 @given(drawn=calls(batched=True))
 def test_any_call(drawn: tuple[Call, str]) -> None:
     call, name = drawn

@@ -69,7 +69,7 @@ def test_even_columns_before_odd_ones(m: int, k: int, block: int) -> None:
     assert list(np.flatnonzero(~np.isfinite(np.asarray(out, np.float32)).all(1))) == [3]
 
 
-@settings(deadline=None, max_examples=examples(20))
+@settings(deadline=None, max_examples=examples(5))
 @given(
     name=st.sampled_from(FORMATS),
     chip=st.sampled_from(CHIPS),

@@ -41,7 +41,7 @@ def patterns(rows: int) -> st.SearchStrategy[np.ndarray]:
 UNHURRIED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
-@settings(max_examples=examples(20), derandomize=True, deadline=None, suppress_health_check=UNHURRIED)
+@settings(max_examples=examples(6), derandomize=True, deadline=None, suppress_health_check=UNHURRIED)
 @given(patterns(3))
 def test_any_pattern(mask: np.ndarray) -> None:
     check_all(mask, 128, "float32", 128, CAREFUL, more=10 - int(mask.sum()))

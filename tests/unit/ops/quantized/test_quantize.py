@@ -40,7 +40,7 @@ def expanded(q: systolic.Quantized) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(q.values).astype(np.float64), scales
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(12))
 @given(
     name=st.sampled_from(FORMATS),
     block=st.sampled_from([None, 4, 32]),
