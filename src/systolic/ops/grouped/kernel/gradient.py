@@ -3,8 +3,8 @@
 Groups are processed one after another. A group's rows of lhs stay in VMEM while its columns of the cotangent pass, tile
 by tile; too many rows come in several visits for each tile, whose sums are added up. The matrix units hold the
 cotangent and take long columns of lhs, which are transposed on the way. A tile of the result is stored once, and waits
-in a ring of tiles while products of larger groups keep the matrix units busy. Two cores share the tiles of columns: each
-has all rows of lhs, and its own columns of the cotangent.
+in a ring of tiles while products of larger groups keep the matrix units busy. Two cores share the tiles of columns:
+each has all rows of lhs, and its own columns of the cotangent.
 
 Rows of other groups in a visit's first and last register are zeroed in both operands: a NaN there must not be added.
 """
