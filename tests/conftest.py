@@ -2,7 +2,6 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ from warm_workers import WarmWorkers
 # Winners that somebody has tuned on this machine shall not change what tests see; commands in subprocesses inherit it.
 _STORE = tempfile.TemporaryDirectory(prefix="systolic-store-")
 os.environ["SYSTOLIC_STORE"] = f"{_STORE.name}/trials.sqlite"
-
-# Programs for the CPU run once or twice, those of interpret mode too. Compiling them takes most of the time, and 40 %
-# of that is spent by the emitters of fusions of XLA. jaxlib 0.10 has a flag that turns them off; later ones, which end
-# the process where they do not know a flag, have none.
-_QUICK_FLAG = "xla_cpu_use_fusion_emitters"
-
-if _QUICK_FLAG not in os.environ.get("XLA_FLAGS", "") and metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{_QUICK_FLAG}=false".strip()
 
 # Some tests trace as for a chip, which loads the compiler into their own process: beside other tests' it may.
 os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
