@@ -1,4 +1,4 @@
-"""What the user's own code does wrong is a finding of `check`, and raised by the other calls."""
+"""Mistakes in the user's own code: `check` reports them as findings, other calls raise them."""
 
 from __future__ import annotations
 
