@@ -33,7 +33,7 @@ def _warm_workers() -> Iterator[WarmWorkers]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _workers_are_shared(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let compiler workers serve several tests, except where tests are about workers."""
+    """Let compiler workers serve several tests, except in modules that bear the mark `fresh_workers`."""
     if _folder(request) not in ("compiled", "docs") or request.node.get_closest_marker("fresh_workers"):
         yield
         return

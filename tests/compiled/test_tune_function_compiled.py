@@ -14,6 +14,8 @@ import systolic
 from systolic.cli import main
 from systolic.store import TrialStore
 
+pytestmark = pytest.mark.fresh_workers  # a worker reads a file once, and a test here changes its file
+
 SOURCE = """
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "tuned-functions"))
 
 
-@pytest.mark.fresh_workers  # a worker reads a file once, and this one changes
 def test_it_leaves_out_what_is_wrong_keeps_the_rest_and_sees_a_change(tmp_path: Path) -> None:
     file, target = tmp_path / "kernel.py", tmp_path / "tuned.json"
     file.write_text(SOURCE.format(factor=2))
