@@ -1,0 +1,57 @@
+"""A ring over one mesh axis as a device sees it: its neighbors, and the devices at a distance either way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+# 0: data comes from the left and goes on to the right. 1: the other way round.
+DIRECTIONS = (0, 1)
+
+
+class Walk:
+    """The ring, as one device sees it. `ring_smem` is scratch that holds the axis indices round the ring."""
+
+    def __init__(self, axis_name: str, ring: Sequence[int], ring_smem: Any) -> None:
+        self._axis_name, self._ring_smem, self._count = axis_name, ring_smem, len(ring)
+        me = lax.axis_index(axis_name)
+        place = jnp.int32(0)
+        for at, index in enumerate(ring):
+            ring_smem[at] = jnp.int32(index)
+            place = jnp.where(me == index, jnp.int32(at), place)
+        self._place = place
+
+    def at(self, distance: Any) -> Any:
+        """Return the axis index of the device this far to the right; a negative distance goes to the left."""
+        return self._ring_smem[lax.rem(self._place + distance + self._count, jnp.int32(self._count))]
+
+    def upstream(self, direction: int, distance: Any) -> Any:
+        """Return the axis index of the device whose data comes this many hops along a direction."""
+        return self.at(distance if direction else -distance)
+
+    def neighbor(self, direction: int) -> dict[Any, Any]:
+        """Return the id of the next device along a direction."""
+        return {self._axis_name: self.upstream(direction, -1)}
+
+    def barrier(self) -> None:
+        """Wait until both neighbors are in the kernel too: before that their memory may be in use."""
+        semaphore = pltpu.get_barrier_semaphore()
+        for direction in DIRECTIONS:
+            pl.semaphore_signal(semaphore, device_id=self.neighbor(direction), device_id_type=pl.DeviceIdType.MESH)
+        pl.semaphore_wait(semaphore, len(DIRECTIONS))
+
+    def copy_on(self, source: Any, destination: Any, send_sem: Any, recv_sem: Any, direction: int) -> Any:
+        """Return the copy to the next device along a direction. Waiting for its arrival waits for one like it."""
+        return pltpu.make_async_remote_copy(
+            source,
+            destination,
+            send_sem,
+            recv_sem,
+            device_id=self.neighbor(direction),
+            device_id_type=pl.DeviceIdType.MESH,
+        )

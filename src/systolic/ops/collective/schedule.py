@@ -1,0 +1,91 @@
+"""The cutting of products across chips."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.schedule.legality import LANES, Violation, require_none
+from systolic.spec import dtype_bytes
+
+_REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of bfloat16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherSchedule:
+    """The schedule of all-gather × matmul on one device.
+
+    A chunk is the rows of one device. A step brings one piece of a chunk from each direction, and a slot of VMEM holds
+    both.
+
+    Attributes:
+      devices: on the ring.
+      rows: of a chunk.
+      columns: of the device's weights.
+      dtype: of x.
+      pieces: pieces of a chunk. It is even, because each direction brings half of the opposite device's chunk.
+      slots_at_once: slots that are multiplied at once.
+      block: columns that are multiplied at once.
+
+    Raises:
+      IllegalTilesError: the pieces are odd, or a size is not cut evenly.
+    """
+
+    devices: int
+    rows: int
+    columns: int
+    dtype: str
+    pieces: int
+    slots_at_once: int
+    block: int
+
+    def __post_init__(self) -> None:
+        row_multiple = self.pieces * _REGISTER_ROW_BYTES // dtype_bytes(self.dtype)
+        violations: list[Violation] = []
+        if self.pieces < 2 or self.pieces % 2:
+            limit = "each direction brings half of the opposite device's chunk"
+            violations.append(Violation(rule="pieces", value=f"pieces={self.pieces}", limit=limit, fix="use 2 or 4"))
+        elif self.slots_at_once < 1 or self.slots % self.slots_at_once:
+            value = f"slots_at_once={self.slots_at_once} of {self.slots} slots"
+            limit = "all products have equally many rows"
+            violations.append(Violation(rule="slots", value=value, limit=limit, fix="use a divisor"))
+        if self.rows % row_multiple:
+            fix = f"pad the rows to a multiple of {row_multiple}"
+            violations.append(
+                Violation(rule="rows", value=f"rows={self.rows}", limit="pieces are whole registers", fix=fix)
+            )
+        if self.block < 1 or self.block % LANES or self.columns % self.block:
+            value = f"block={self.block} of {self.columns} columns"
+            limit = "blocks are whole registers and cut the columns evenly"
+            fix = f"use a multiple of {LANES} that divides the columns"
+            violations.append(Violation(rule="block", value=value, limit=limit, fix=fix))
+        require_none(str(self), violations)
+
+    @property
+    def steps(self) -> int:
+        """Pieces that come from each direction."""
+        return (self.devices - 1) * self.pieces // 2
+
+    @property
+    def slots(self) -> int:
+        """Pairs of pieces in VMEM: the device's own come first."""
+        return self.devices * self.pieces // 2
+
+    @property
+    def own_slots(self) -> int:
+        return self.pieces // 2
+
+    @property
+    def piece_rows(self) -> int:
+        return self.rows // self.pieces
+
+    @property
+    def groups(self) -> int:
+        """Products over all blocks of columns."""
+        return self.slots // self.slots_at_once
+
+    @property
+    def blocks(self) -> int:
+        return self.columns // self.block
+
+    def __str__(self) -> str:
+        return f"{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
