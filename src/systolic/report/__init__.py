@@ -12,7 +12,8 @@ from systolic.report.page import explanation_page
 from systolic.report.png import save_png
 from systolic.report.rates_plot import RatePoint, rates_plot
 from systolic.report.times_plot import TimePoint, times_plot
-from systolic.report.trace import chrome_trace
+from systolic.report.trace import chrome_trace, spans_left_out
+from systolic.report.xspace import xspace
 
 __all__ = [
     "ComparedRow",
@@ -27,5 +28,7 @@ __all__ = [
     "explanation_page",
     "rates_plot",
     "save_png",
+    "spans_left_out",
     "times_plot",
+    "xspace",
 ]
