@@ -58,7 +58,7 @@ def _plane(device: int, run: SimulatedRun, process: Process, title: str) -> str:
     if not isinstance(core, SparseCoreRun):
         module = run.module or title
         key = " ".join([module, run.chip, *(op.name for op in core.ops)])
-        program = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest())
+        program = int.from_bytes(hashlib.blake2b(key.encode("utf-8", "replace"), digest_size=7).digest())
         step, whole = plane.event("0"), plane.event(f"{module}({program})")
         plane.line(0, STEPS_LINE, [plane.at(step, 0, core.cycles)])
         plane.line(1, MODULES_LINE, [plane.at(whole, 0, core.cycles, {"program_id": program})])
