@@ -14,6 +14,9 @@ from systolic.report import xspace
 from systolic.simulator import SimulatedRun, SparseCoreRun, SparseOpRun
 from systolic.timing.traced_modules import read_modules
 
+# jaxlib's iterators give a warning on Python 3.12 and later, and abort the process if it is an error.
+pytestmark = pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
+
 
 def _named_run() -> SimulatedRun:
     run = dataclasses.replace(a_run(), module="jit_f")
