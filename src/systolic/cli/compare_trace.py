@@ -12,7 +12,7 @@ from rich.markup import escape
 from systolic.chips import UnknownChipError, chip
 from systolic.cli.output import give, note
 from systolic.cli.saved_answers import SavedAnswer
-from systolic.cli.tables import console, show_table
+from systolic.cli.tables import chosen_format, console, show_table
 from systolic.explaining import Explanation
 from systolic.report.columns import Column, numeric, textual
 from systolic.report.trace_comparison import ModuleError, OpTimes, TraceComparison, compare_with_trace, module_of
@@ -22,6 +22,7 @@ from systolic.timing.device_trace import read_trace
 from systolic.timing.traced_modules import DeviceTrace
 
 _LEAST_SHARE = 0.01  # of the measured time: shorter operations do not decide
+_MAX_OPS = 40  # rows of a table, which a screen or two show
 
 
 def compare_trace(
@@ -60,8 +61,10 @@ def compare_trace(
         "not_compared": [],
     }
 
+    provenance = run.provenance
+
     def show() -> None:
-        _show(comparison, answer.function, run.provenance)
+        _show(comparison, answer.function, provenance)
         if failed:
             out = console()
             out.print(f"\n[bold]slower than simulated by more than {fail_above:g}%[/]: {comparison.slower:.1%}")
@@ -161,7 +164,10 @@ def _show(comparison: TraceComparison, function: str, provenance: str) -> None:
     expected = _device_kind(comparison.chip)
     if module.device_type and expected and module.device_type.casefold() != expected.casefold():
         out.print(f"another chip: the run is of {comparison.chip}, {expected}", markup=False)
-    show_table(out, _columns(kind), comparison.ops)
+    ops = comparison.ops if chosen_format() == "csv" else comparison.ops[:_MAX_OPS]
+    show_table(out, _columns(kind), ops)
+    if len(ops) < len(comparison.ops):
+        out.print(f"and {len(comparison.ops) - len(ops):,} shorter operations; --format csv has all")
     for text in _remarks(comparison):
         out.print(text, markup=False, soft_wrap=True)
 

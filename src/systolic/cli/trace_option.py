@@ -20,7 +20,7 @@ class _TracePath(click.Path):
     """A path whose name says in which form a timeline is written."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path = Path(str(super().convert(value, param, ctx)))
         if path.name.endswith(".pb") and not path.name.endswith(SUFFIX):
             self.fail(f"{path} is no name that XProf reads: call it {path.stem}{SUFFIX}", param, ctx)
         check_target(path)
@@ -32,7 +32,7 @@ def trace_option(command: _F) -> _F:
     return click.option(
         "--trace",
         "trace_file",
-        type=_TracePath(dir_okay=False, path_type=Path),
+        type=_TracePath(dir_okay=False),
         metavar="FILE",
         help=f"Write the timeline as a Chrome trace, which Perfetto opens, or for XProf if FILE ends in {SUFFIX}. "
         "Several chips: the chip's name is added.",

@@ -24,7 +24,7 @@ from systolic.timing.xplane_names import (
 )
 
 _PS_PER_S = 1e12
-_BESIDE_OPS = 3  # the number of the first line of an XSpace after those of steps, modules and operations
+_FIRST_OTHER_LINE = 3  # its number, after the lines of steps, modules and operations
 _Stats = Mapping[str, int | float | str]
 
 
@@ -32,14 +32,14 @@ def xspace(run: SimulatedRun | SliceRun, *, title: str) -> bytes:
     """Return the timeline of a run as a serialized XSpace.
 
     A device is a plane with the lines of a real trace, and lines for rounds, straight code, stalls and copies. Its
-    operations are those of the core that ends last. On a slice, the first device of each class stands for its class.
+    operations are those of the core that ends last. On a slice, the first device of each class represents its class.
 
     Args:
       title: the module's name where the run does not have it.
     """
     from jax.profiler import ProfileData
 
-    devices = [(0, run)] if isinstance(run, SimulatedRun) else [(each.devices[0], each.run) for each in run.classes]
+    devices = [(0, run)] if isinstance(run, SimulatedRun) else [(group.devices[0], group.run) for group in run.classes]
     planes = [
         _plane(device, device_run, process, title)
         for device, device_run in devices
@@ -79,12 +79,12 @@ def _plane(device: int, run: SimulatedRun, process: Process, title: str) -> str:
         ]
         ops_line = SPARSE_CORE_OPS_LINE if is_sparse else OPS_LINE
         if events:
-            plane.line(2 if is_op else _BESIDE_OPS + row, ops_line if is_op else row_name, events)
+            plane.line(2 if is_op else _FIRST_OTHER_LINE + row, ops_line if is_op else row_name, events)
     return plane.text(name, {PROVENANCE: f"{process.provenance} by systolic", **_chip_stats(run.chip)})
 
 
 def _op_stats(op: OpRun) -> _Stats:
-    """Return what a trace says of one call of an operation. Bytes are those that crossed HBM."""
+    """Return the stats of one call of an operation. Bytes are those that crossed HBM."""
     return {
         **({CATEGORY: op.category} if op.category else {}),
         **({"flops": op.flops, "model_flops": op.flops} if op.flops is not None else {}),

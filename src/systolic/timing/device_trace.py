@@ -11,8 +11,8 @@ from systolic.timing.traced_modules import DeviceTrace, UnreadableTraceError, re
 
 SUFFIX = ".xplane.pb"
 _SUFFIXES = (SUFFIX, f"{SUFFIX}.gz")
-_RUNS = Path("plugins") / "profile"
-_HOW = "record one with `with jax.profiler.trace(FOLDER): …` on a machine with a TPU"
+_RUNS_FOLDER = Path("plugins") / "profile"
+_ADVICE = "record one with `with jax.profiler.trace(FOLDER): …` on a machine with a TPU"
 _TIME_LIMIT_S = 600.0
 _MAX_SHOWN = 5  # planes in a message
 
@@ -34,15 +34,15 @@ def read_trace(path: Path) -> DeviceTrace:
     Raises:
       TraceFileError: there is none, it cannot be read, or it has no programs on TPUs.
     """
-    traces = []
+    hosts = []
     with WorkerPool(max_workers=1, time_limit_s=_TIME_LIMIT_S) as pool:
         for file in trace_files(path):
             try:
-                traces.append(pool.submit(read_modules, file, label=f"reading {file}").result())
+                hosts.append(pool.submit(read_modules, file, label=f"reading {file}").result())
             except OSError as error:
                 raise TraceFileError(f"cannot read {file}: {error.strerror or error}") from error
             except UnreadableTraceError as error:
-                raise TraceFileError(f"{file} is {error}; {_HOW}") from error
+                raise TraceFileError(f"{file} is {error}; {_ADVICE}") from error
             except (WorkerEnded, MemoryError) as error:
                 how = error.how if isinstance(error, WorkerEnded) else "out of memory"
                 raise TraceFileError(
@@ -50,11 +50,11 @@ def read_trace(path: Path) -> DeviceTrace:
                     "the file is damaged, or too large for this machine: trace fewer steps"
                 ) from error
     trace = DeviceTrace(
-        planes=tuple(plane for each in traces for plane in each.planes),
-        modules=tuple(module for each in traces for module in each.modules),
+        planes=tuple(plane for host in hosts for plane in host.planes),
+        modules=tuple(module for host in hosts for module in host.modules),
     )
     if not trace.modules:
-        raise TraceFileError(f"{path} has no programs on a TPU, only {_named(trace.planes)}: {_HOW}")
+        raise TraceFileError(f"{path} has no programs on a TPU, only {_named(trace.planes)}: {_ADVICE}")
     return trace
 
 
@@ -66,12 +66,12 @@ def trace_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    folders = [folder for folder in sorted((path / _RUNS).glob("*")) if folder.is_dir()]
+    folders = [folder for folder in sorted((path / _RUNS_FOLDER).glob("*")) if folder.is_dir()]
     for folder in (path, *reversed(folders)):
         files = sorted(file for file in folder.iterdir() if file.name.endswith(_SUFFIXES))
         if files:
             return files
-    raise TraceFileError(f"{path} has no *{SUFFIX}, nor has a run in {path / _RUNS}: {_HOW}")
+    raise TraceFileError(f"{path} has no *{SUFFIX}, nor has a run in {path / _RUNS_FOLDER}: {_ADVICE}")
 
 
 def _named(planes: Sequence[str]) -> str:

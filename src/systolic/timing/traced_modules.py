@@ -64,7 +64,7 @@ class TracedModule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTrace:
-    """What a profile says of TPUs; `planes` are the names of all its planes."""
+    """The programs on TPUs in a profile, and the names of all its planes."""
 
     planes: tuple[str, ...]
     modules: tuple[TracedModule, ...]
@@ -152,12 +152,16 @@ def _modules(plane: Any) -> Iterable[TracedModule]:
 
 def _ops(executions: Sequence[Sequence[_Event]]) -> Iterable[TracedOp]:
     """Return the operations of a program; one that an execution does not have took no time in it."""
+    known: dict[str, str] = {}  # names, by an operation's text
     calls: dict[str, dict[int, list[float]]] = {}
-    categories: dict[str, str] = {}
+    categories: dict[str, str] = {}  # by name
     for number, events in enumerate(executions):
         for event in events:
-            name, category = _name_and_category(event.name)
-            categories.setdefault(name, event.category or category)
+            if event.name not in known:
+                name, category = _name_and_category(event.name)
+                known[event.name] = name
+                categories.setdefault(name, _shown(event.category) or category)
+            name = known[event.name]
             calls.setdefault(name, {}).setdefault(number, []).append(event.own_ns)
     for name, times in calls.items():
         absent = [0.0] * (len(executions) - len(times))
@@ -179,9 +183,8 @@ def _events(line: Any) -> list[_Event]:
         length = duration_ps / 1e3 if isinstance(duration_ps, int) else event.duration_ns
         if length < 0:
             raise UnreadableTraceError(f"damaged: {_shown(event.name)} takes {length:g} ns")
-        category = stats.get(CATEGORY)
-        begin = event.start_ns
-        events.append(_Event(event.name, begin, begin + length, _shown(str(category or "")), length))
+        begin, category = event.start_ns, stats.get(CATEGORY)
+        events.append(_Event(event.name, begin, begin + length, category if isinstance(category, str) else "", length))
     events.sort(key=lambda event: (event.begin_ns, -event.end_ns))
     around: list[_Event] = []
     for event in events:

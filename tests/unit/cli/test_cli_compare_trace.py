@@ -99,6 +99,17 @@ def test_csv_has_whole_numbers_and_all_columns(run: Run, tmp_path: Path) -> None
     assert "median error" in err
 
 
+def test_a_table_has_the_longest_operations_and_csv_all(run: Run, tmp_path: Path) -> None:
+    calls = tuple(fusion(f"fusion.{number}", 1000.0 - number) for number in range(50))
+    file = tmp_path / "host.xplane.pb"
+    file.write_bytes(a_profile([[Execution(module="jit_mlp(42)", calls=calls)]]))
+    out = run("compare", _saved(tmp_path, _mlp()), file)[1]
+    assert "fusion.39 " in out
+    assert "fusion.40 " not in out
+    assert "and 10 shorter operations; --format csv has all" in out
+    assert "fusion.49," in run("compare", _saved(tmp_path, _mlp()), file, "--format", "csv")[1]
+
+
 def test_fail_above_looks_at_how_much_longer_the_trace_takes(run: Run, tmp_path: Path) -> None:
     saved, trace = _saved(tmp_path, _mlp()), _traced(tmp_path)
     assert run("compare", saved, trace, "--fail-above", "8")[0] == 0
