@@ -17,6 +17,7 @@ from systolic.bench.sharded import sharded
 from systolic.bench.sparse import sparse
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.spec import MatmulSpec, PrecisionName
+from systolic.support.choices import unknown_name
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 
@@ -118,7 +119,7 @@ def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "defaul
       UnknownSuiteError: no suite of that name.
     """
     if name not in SUITES:
-        raise UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")
+        raise UnknownSuiteError(unknown_name("suite", name, SUITES))
     contest = _CONTESTS.get(name, OF_OP)
     return tuple(replace(case, contest=contest) for case in SUITES[name](dtype, precision))
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from systolic.chips import CHIPS, DEFAULT_CHIP
+from systolic.cli.commands import Group
 from systolic.cli.complaints import complain
 from systolic.cli.output import make_folder
 from systolic.cloud import gcloud, jobs
@@ -43,7 +44,7 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
     return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
-@click.group()
+@click.group(cls=Group)
 def tpu() -> None:
     """Make, use and delete TPU machines of Google Cloud, by gcloud. A machine costs money until it is deleted.
 

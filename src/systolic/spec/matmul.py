@@ -8,6 +8,7 @@ from typing import Literal
 
 from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
+from systolic.support.choices import unknown_name
 
 LARGEST_SIZE = 2**31 - 1
 
@@ -67,7 +68,7 @@ class MatmulSpec:
         for dtype in (self.dtype_lhs, self.dtype_rhs, *self.dtypes_out):
             dtype_bytes(dtype)
         if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+            raise SpecError(unknown_name("precision=", self.precision, PASSES))
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.support.choices import unknown_name
 from systolic.validation.collectives import collective_program
 from systolic.validation.errors import OpError, Rebuilt
 from systolic.validation.published import COLLECTIVE, PublishedRow
@@ -41,7 +42,7 @@ def foreign_program(row: PublishedRow) -> Rebuilt:
     """
     of_kind = _KINDS.get(row.kind)
     if of_kind is None:
-        raise OpError(f"kind {row.kind!r} is not known; known are {', '.join(_KINDS)}")
+        raise OpError(unknown_name("kind", row.kind, _KINDS))
     return of_kind(row)
 
 

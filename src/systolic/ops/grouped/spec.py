@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from systolic.spec.dtypes import SpecError, dtype_bytes
 from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
 from systolic.spec.one_dtype import OneDtype
+from systolic.support.choices import unknown_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,7 @@ class GroupedSizes(OneDtype):
         for dtype in (self.dtype, self.dtype_out):
             dtype_bytes(dtype)
         if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+            raise SpecError(unknown_name("precision=", self.precision, PASSES))
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:
