@@ -43,6 +43,7 @@ from systolic.compiler.named import (
     function_name,
     named_argument,
 )
+from systolic.compiler.named_calls import check_named_call
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
@@ -87,6 +88,7 @@ __all__ = [
     "cache_folder",
     "check_available",
     "check_function_name",
+    "check_named_call",
     "check_sharded_call",
     "compile_function",
     "compiler_is_there",

@@ -83,7 +83,7 @@ def check_function_name(text: str) -> None:
             f"{shown(text)} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
         )
     try:
-        names = names_in(_source(place))
+        names = names_in(source_of_place(place))
     except FileNotFoundError as error:
         raise NamedFunctionError(f"there is no file {_short(place)}") from error
     except ModuleNotFoundError as error:
@@ -123,7 +123,7 @@ def _no_function(place: str, name: str, callables: Sequence[str], listed: Sequen
     return f"{_short(place)} has no function {shown(name)}; {did_you_mean(name, callables)}it has {names}{rest}"
 
 
-def _source(place: str) -> Path:
+def source_of_place(place: str) -> Path:
     """The file of a module: it is named itself, or the folder that is a package, or the module."""
     if place.endswith(".py"):
         return Path(place)
