@@ -15,6 +15,7 @@ from systolic.compat.functions import (
     jit_shardings,
     key_implementation,
     low_jaxpr,
+    static_arguments,
 )
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
@@ -62,6 +63,7 @@ __all__ = [
     "races_found",
     "semaphore_waits",
     "shape_with_mesh_axes",
+    "static_arguments",
     "swap_past_the_end",
     "tensorcore_mesh",
     "unkind_interpreter",

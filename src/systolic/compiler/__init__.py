@@ -34,7 +34,7 @@ from systolic.compiler.errors import (
     check_available,
     compiler_is_there,
 )
-from systolic.compiler.jit_options import row_major, with_jit_options, with_options_of
+from systolic.compiler.jit_options import giving_away, row_major, with_jit_options, with_options_of
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
@@ -49,6 +49,7 @@ from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
 from systolic.compiler.slice_calls import check_sharded_call, with_slice_options
 from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
+from systolic.compiler.stand_in import StandIn
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
 from systolic.compiler.typical import typical
@@ -76,6 +77,7 @@ __all__ = [
     "ProgramCache",
     "RefusalKind",
     "ShardedFunction",
+    "StandIn",
     "Target",
     "TaskError",
     "Topology",
@@ -92,6 +94,7 @@ __all__ = [
     "compiler_is_there",
     "device_executions",
     "function_name",
+    "giving_away",
     "is_kernel_code",
     "named_argument",
     "pallas_operands",
