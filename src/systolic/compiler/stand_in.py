@@ -1,4 +1,4 @@
-"""Functions of `jax.jit` that another object replaces in this process, as `running/` does; workers get the originals."""
+"""Functions of `jax.jit` that another object replaces in this process; a worker gets the original."""
 
 from __future__ import annotations
 

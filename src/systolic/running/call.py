@@ -15,6 +15,7 @@ from systolic.running.sent import Registration, SentCall
 from systolic.steps import Step
 
 _SHORT_DTYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s"))
+_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 _MAX_ARRAYS = 3  # that are named in a table
 # Floats that a program branches on are scalars and thresholds; whole numbers may be indices and group sizes.
 _MAX_FLOATS = 1024
@@ -57,9 +58,7 @@ class JittedCall:
             hash(key)
         except (TypeError, ValueError):  # JAX words it better
             return None
-        return JittedCall(
-            function=function, args=args, kwargs=kwargs, dynamic=dynamic, leaves=leaves, key=key
-        )
+        return JittedCall(function=function, args=args, kwargs=kwargs, dynamic=dynamic, leaves=leaves, key=key)
 
     def step(self, registrations: Sequence[Registration], donated: Sequence[bool], is_known: Any) -> Step:
         """Return the call for a worker.
@@ -77,7 +76,9 @@ class JittedCall:
         static = {number % len(self.args) for number in self.function.static_argnums if self.args}
         sent = SentCall(
             function=self.function,
-            positional=tuple(None if number not in static else (self.args[number],) for number in range(len(self.args))),
+            positional=tuple(
+                None if number not in static else (self.args[number],) for number in range(len(self.args))
+            ),
             keywords={
                 name: (value,) if name in self.function.static_argnames else None
                 for name, value in sorted(self.kwargs.items())
@@ -96,7 +97,11 @@ class JittedCall:
 
         types = [_short(jax.typeof(leaf)) for leaf in self.leaves]
         words = types if len(types) <= _MAX_ARRAYS else [*types[: _MAX_ARRAYS - 1], f"{len(types) - 2} more"]
-        static = [repr(self.args[number]) for number in self.function.static_argnums if -1 < number < len(self.args)]
+        static = [
+            _ADDRESS.sub("", repr(self.args[number]))
+            for number in self.function.static_argnums
+            if -1 < number < len(self.args)
+        ]
         static += [f"{name}={self.kwargs[name]!r}" for name in self.function.static_argnames if name in self.kwargs]
         return ", ".join([*words, *(word if len(word) <= 24 else f"{word[:23]}…" for word in static)])
 

@@ -6,10 +6,16 @@ from collections import Counter
 from dataclasses import dataclass
 
 from systolic.chips import Chip
+from systolic.schedule import MIB
 from systolic.steps.records import GIB
 from systolic.support.bugs import warn_user
 
 _MAX_KINDS = 5  # of arrays that are named
+
+
+def size_text(size_bytes: int) -> str:
+    """Write memory in GiB, or in MiB below a tenth of one."""
+    return f"{size_bytes / GIB:,.2f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / MIB:,.2f} MiB"
 
 
 class HbmWarning(UserWarning):
@@ -27,7 +33,7 @@ class HeldArrays:
 
     def __str__(self) -> str:
         sizes = ",".join(map(str, self.shape))
-        return f"{self.count} × {self.dtype}[{sizes}], {self.size_bytes / GIB:,.2f} GiB"
+        return f"{self.count} × {self.dtype}[{sizes}], {size_text(self.size_bytes)}"
 
 
 class HbmWatch:
@@ -66,8 +72,8 @@ class HbmWatch:
         if held_bytes > self.capacity_bytes and not self._warned:
             self._warned = True
             warn_user(
-                f"live arrays take {held_bytes / GIB:,.2f} GiB, and a device of {self._chip.name} has "
-                f"{self.capacity_bytes / GIB:,.2f} GiB of HBM. The largest: {'; '.join(map(str, self.largest))}. "
+                f"live arrays take {size_text(held_bytes)}, and a device of {self._chip.name} has "
+                f"{size_text(self.capacity_bytes)} of HBM. The largest: {'; '.join(map(str, self.largest))}. "
                 "Donate what a step replaces (donate_argnums), keep it in a smaller type, or shard it",
                 HbmWarning,
             )

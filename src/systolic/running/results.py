@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from systolic.running.memory import HeldArrays
+from systolic.running.memory import HeldArrays, size_text
 from systolic.steps import StepRun, whole_run
-from systolic.steps.records import GIB
 from systolic.support.status import Status
 from systolic.support.summary import Summarised, Summary
+
+_WAITS = {
+    "copy": "waits for copies",
+    "overhead": "starting copies",
+    "matrix": "waits for matrix units",
+    "semaphore": "waits for semaphores",
+}
+_BUSY = 0.5  # a unit that is busy for less of the time does not explain it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +57,14 @@ class TimedProgram:
 
     @property
     def limit(self) -> tuple[str, float] | None:
-        """The busiest unit and its busy share; None: there is no time."""
+        """The busiest unit, or a wait that takes longer, and its share of the time; None: there is no time."""
         if self.step is None:
             return None
-        part = whole_run(self.step.run)
-        return part.limit, part.limit_share
+        part, stalls = whole_run(self.step.run), self.step.run.stalls
+        wait = max(stalls, key=lambda cause: stalls[cause])
+        if part.limit_share >= _BUSY:
+            return part.limit, part.limit_share
+        return max(((part.limit, part.limit_share), (_WAITS[wait], stalls[wait])), key=lambda limit: limit[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +118,7 @@ class ScriptRun(Summarised):
         return Summary(
             heading=f"{self.total_us / 1e3:,.3f} ms on {self.chip} in {len(self.sequence):,} calls (simulated)",
             facts={
-                "HBM": f"{self.needed_bytes / GIB:,.2f} of {self.capacity_bytes / GIB:,.2f} GiB"
+                "HBM": f"{size_text(self.needed_bytes)} of {size_text(self.capacity_bytes)}"
                 + ("" if self.fits else ": it does not fit"),
                 "no time": "; ".join(f"{program.name}: {program.reason}" for program in self.failures),
                 "not timed": ", ".join(self.untimed),
