@@ -92,7 +92,7 @@ def run(
     (chip,) = chips
     # What goes to standard output for a program to read is alone there.
     aside = contextlib.redirect_stdout(sys.stderr) if json_file == "-" or chosen_format() != "table" else None
-    with workers.pool() as pool:
+    with _started_as(script, script_arguments), workers.pool() as pool:  # workers import its neighbours as well
         recording = Recording(
             pool,
             chip,
@@ -101,7 +101,7 @@ def run(
             started=lambda label: note(f"{label}: compiling for {chip.name}", quiet=quiet),
         )
         with recording.active(), aside or contextlib.nullcontext():
-            code = _exit_code(script, script_arguments)
+            code = _exit_code(script)
             sys.stdout.flush()
         with progress_bar(quiet=quiet) as bar:
             jobs = {label: job for label, job in recording.jobs().items() if not job.done()}
@@ -140,23 +140,22 @@ def _check_script(script: Path) -> None:
         raise click.UsageError(f"{script} is no Python: {error}") from error
 
 
-def _exit_code(script: Path, arguments: tuple[str, ...]) -> int:
-    """Run a script as `python SCRIPT ARGUMENTS` does; return its exit code, and print its traceback."""
-    with _started_as(script, arguments):
-        try:
-            runpy.run_path(str(script), run_name="__main__")
-        except SystemExit as leaving:
-            if leaving.code is None or isinstance(leaving.code, int):
-                return int(leaving.code or 0)
-            complain(str(leaving.code))
-            return 1
-        except KeyboardInterrupt:
-            complain(f"{script}: stopped")
-            return STOPPED
-        except Exception as error:  # noqa: BLE001 -- the script's own
-            raise_own(error)
-            complain(_traceback(error, script))
-            return 1
+def _exit_code(script: Path) -> int:
+    """Run a script as Python does; return its exit code, and print its traceback."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return int(leaving.code or 0)
+        complain(str(leaving.code))
+        return 1
+    except KeyboardInterrupt:
+        complain(f"{script}: stopped")
+        return STOPPED
+    except Exception as error:  # noqa: BLE001 -- the script's own
+        raise_own(error)
+        complain(_traceback(error, script))
+        return 1
     return 0
 
 

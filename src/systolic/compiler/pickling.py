@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 
 from systolic.compiler.caller_globals import SentGlobal, packed_globals
-from systolic.compiler.stand_in import StandIn, jitted_again
+from systolic.compiler.stand_in import StandIn, imported, jitted_again
 
 
 def dumps(value: Any) -> bytes:
@@ -49,7 +49,7 @@ class _Pickler(cloudpickle.Pickler):
         self._functions.append(obj)
         if isinstance(obj, StandIn):
             if obj.place is not None:
-                return _imported, obj.place
+                return imported, obj.place
             return jitted_again, (obj.function, obj.static_argnums, obj.static_argnames)
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(obj, jax.custom_vjp):

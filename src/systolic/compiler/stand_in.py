@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +31,11 @@ class StandIn:
         if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
             return None
         return (module, name) if resolved(module, name) is self else None
+
+
+def imported(module: str, name: str) -> Any:
+    """Return the original in a worker, which imports its module."""
+    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
 
 
 def jitted_again(function: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:

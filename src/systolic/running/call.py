@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from systolic.compiler import StandIn, argument_values, giving_away, tracing_settings
+from systolic.compiler import CompilerError, StandIn, argument_values, giving_away, tracing_settings
 from systolic.running.sent import Registration, SentCall
 from systolic.steps import Step
 
@@ -19,6 +19,10 @@ _ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 _MAX_ARRAYS = 3  # that are named in a table
 # Floats that a program branches on are scalars and thresholds; whole numbers may be indices and group sizes.
 _MAX_FLOATS = 1024
+
+
+class ShardedCallError(CompilerError):
+    """A call is sharded over several devices, and has no time for that reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,15 +47,15 @@ class JittedCall:
         """Describe a call; None: one inside a trace, or with arguments that JAX refuses."""
         import jax
 
-        static = {number % len(args) if args else 0 for number in function.static_argnums}
+        static = _static_positions(function, args)
         names = sorted(kwargs.keys() - set(function.static_argnames))
         positions = [number for number in range(len(args)) if number not in static]
         dynamic = (*(args[number] for number in positions), *(kwargs[name] for name in names))
         try:
             leaves, tree = jax.tree.flatten(dynamic)
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or is_traced():
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _is_traced():
                 return None
-            fixed = tuple((number, args[number]) for number in sorted(static) if number < len(args))
+            fixed = tuple((number, args[number]) for number in sorted(static))
             fixed_names = tuple(sorted((name, kwargs[name]) for name in kwargs.keys() - set(names)))
             settings = tuple(tracing_settings().items())
             key = (id(function), fixed, fixed_names, tuple(names), tree, tuple(map(_kind, leaves)), settings)
@@ -60,20 +64,31 @@ class JittedCall:
             return None
         return JittedCall(function=function, args=args, kwargs=kwargs, dynamic=dynamic, leaves=leaves, key=key)
 
-    def step(self, registrations: Sequence[Registration], donated: Sequence[bool], is_known: Any) -> Step:
+    def step(
+        self, registrations: Sequence[Registration], donated: Sequence[bool], is_known: Callable[[Any], bool]
+    ) -> Step:
         """Return the call for a worker.
 
         Args:
           registrations: pytree classes that the worker does not know.
           donated: whether each leaf is given away.
           is_known: says of a leaf whether its contents are a computed value.
+
+        Raises:
+          ShardedCallError: it is sharded over several devices.
         """
         import jax
 
+        devices = max((len(leaf.devices()) for leaf in self.leaves if isinstance(leaf, jax.Array)), default=1)
+        if devices > 1:
+            raise ShardedCallError(
+                f"its arguments are sharded over {devices} devices of this process, and a script is timed on one: use "
+                "`systolic simulate` or `systolic step` with --topology"
+            )
         flags = iter(donated)
         given = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
         argnums = tuple(number for number, leaves in enumerate(given) if leaves and all(leaves))
-        static = {number % len(self.args) for number in self.function.static_argnums if self.args}
+        static = _static_positions(self.function, self.args)
         sent = SentCall(
             function=self.function,
             positional=tuple(
@@ -106,6 +121,12 @@ class JittedCall:
         return ", ".join([*words, *(word if len(word) <= 24 else f"{word[:23]}…" for word in static)])
 
 
+def _static_positions(function: StandIn, args: tuple[Any, ...]) -> set[int]:
+    """Return the numbers of the static ones among positional arguments; a default value has none."""
+    numbers = (number + len(args) if number < 0 else number for number in function.static_argnums)
+    return {number for number in numbers if 0 <= number < len(args)}
+
+
 def _kind(leaf: Any) -> tuple[Any, ...]:
     """Return what tells an argument's program from others; a type also holds the mesh that was set meanwhile."""
     import jax
@@ -114,7 +135,7 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
     return shape.shape, shape.dtype, getattr(shape, "weak_type", False)
 
 
-def is_traced() -> bool:
+def _is_traced() -> bool:
     """True inside a trace: what is computed from constants is then traced as well."""
     import jax
 

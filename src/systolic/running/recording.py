@@ -5,63 +5,33 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compat import abstract_mesh_in_all_threads, interpret_params
-from systolic.compiler import WorkerPool, check_available, function_name
-from systolic.running.call import JittedCall, is_traced
+from systolic.compiler import CompilerError, WorkerPool, check_available
+from systolic.running.call import JittedCall
 from systolic.running.memory import HbmWatch
 from systolic.running.patches import jit_patches, registration_patches
+from systolic.running.program import Program, UnsentError
 from systolic.running.replacing import replaced
-from systolic.running.results import ScriptRun, TimedProgram
+from systolic.running.results import ScriptRun
 from systolic.running.sent import Registration, compiled_for_a_tpu
 from systolic.running.timed_function import TimedFunction
 from systolic.running.zeros import Zeros
 from systolic.steps import TIME_LIMIT_S, StepRun, submit_step
 from systolic.support.bugs import runs_user_code
-from systolic.timing.outcome import Outcome
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of `jax.monitoring`
-_RECORDING = threading.Lock()  # the replaced names are the whole process's
-
-
-class UnsentError(ValueError):
-    """A function cannot be sent to a worker process, and has no time for that reason."""
+_ACTIVE: list[Recording] = []  # at most one: the replaced names are the whole process's
 
 
 class RecordingError(ValueError):
     """A recording begins inside another."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Program:
-    """One distinct program.
-
-    Attributes:
-      number: counts programs from 0, in the order of their first calls.
-      shapes: of its results, a pytree; None where values are computed.
-      donated: whether each leaf of its arguments is given away.
-      live_bytes: the most that live arrays took when it was called.
-    """
-
-    number: int
-    function: TimedFunction  # kept, so that no other object gets its id
-    arguments: str
-    job: Future[StepRun]
-    shapes: Any
-    donated: Sequence[bool]
-    calls: int = 0
-    live_bytes: int = 0
-
-    @property
-    def label(self) -> str:
-        return f"{function_name(self.function)}({self.arguments})"
 
 
 class Recording:
@@ -85,7 +55,7 @@ class Recording:
         started: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._pool, self._chip, self._values, self._spans, self._started = pool, chip, values, spans, started
-        self._programs: dict[Hashable, _Program] = {}
+        self._programs: dict[Hashable, Program] = {}
         self._sequence = array("I")
         self._registrations: list[Registration] = []
         self._untimed: Counter[str] = Counter()
@@ -93,7 +63,6 @@ class Recording:
         self._zeros = Zeros()
         self._lock = threading.Lock()
         self._thread = threading.local()
-        self._is_active = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -105,22 +74,18 @@ class Recording:
         import jax
         from jax.experimental.pallas import tpu as pltpu
 
-        if not _RECORDING.acquire(blocking=False):
+        if _ACTIVE:
             raise RecordingError("another recording is active in this process: end it before this one begins")
         with ExitStack() as stack:
-            stack.callback(_RECORDING.release)
-            stack.enter_context(replaced(jit_patches(self._call)))
+            stack.enter_context(replaced(jit_patches(_called)))
             stack.enter_context(replaced(registration_patches(self._registrations)))
             stack.enter_context(replaced(compiled_for_a_tpu()))
             stack.enter_context(pltpu.force_tpu_interpret_mode(interpret_params()))
-            is_traced()  # compiles what it asks JAX, before compilations are counted
             jax.monitoring.register_event_duration_secs_listener(self._compiled)
             stack.callback(jax.monitoring.unregister_event_duration_listener, self._compiled)
-            self._is_active = True
-            try:
-                yield
-            finally:
-                self._is_active = False
+            _ACTIVE.append(self)
+            stack.callback(_ACTIVE.clear)
+            yield
 
     def jobs(self) -> dict[str, Future[StepRun]]:
         """Return the job of each program by its label."""
@@ -135,7 +100,7 @@ class Recording:
         """
         return ScriptRun(
             chip=self._chip.name,
-            programs=tuple(map(_timed, self._programs.values())),
+            programs=tuple(program.timed() for program in self._programs.values()),
             sequence=tuple(self._sequence),
             capacity_bytes=self._hbm.capacity_bytes,
             live_bytes=self._hbm.peak_bytes,
@@ -143,9 +108,9 @@ class Recording:
             untimed=dict(self._untimed.most_common()),
         )
 
-    def _call(self, function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of a call, and count it if it is the outermost."""
-        if not self._is_active or getattr(self._thread, "is_inside", False):
+        if getattr(self._thread, "is_inside", False):
             return _original(function, args, kwargs)
         with self._inside():
             call = JittedCall.of(function, args, kwargs)
@@ -161,13 +126,13 @@ class Recording:
             self._sequence.append(program.number)
         return result
 
-    def _submitted(self, call: JittedCall) -> _Program:
+    def _submitted(self, call: JittedCall) -> Program:
         """Send a new program to a worker."""
         import jax
 
         with self._as_on_chip():
             traced = _traced(call)
-        program = _Program(
+        program = Program(
             number=len(self._programs),
             function=call.function,
             arguments=call.text,
@@ -179,12 +144,15 @@ class Recording:
         try:
             step = call.step(self._registrations, program.donated, self._zeros.is_computed)
             program.job = submit_step(self._pool, step, self._chip, name=program.label, spans=self._spans)
+        except CompilerError as error:
+            program.job.set_exception(error)
         except Exception as error:  # noqa: BLE001 -- whatever the pickling of a user's object raises
-            program.job.set_exception(UnsentError(f"it cannot be sent to a compiler process: {error}"))
+            text = f"it cannot be sent to a compiler process ({error}); keep such objects out of jitted functions"
+            program.job.set_exception(UnsentError(text))
         self._programs[call.key] = program
         return program
 
-    def _computed(self, call: JittedCall, program: _Program) -> Any:
+    def _computed(self, call: JittedCall, program: Program) -> Any:
         import jax
 
         if self._values:
@@ -221,6 +189,11 @@ class Recording:
             self._untimed[str(facts.get("fun_name", "?")).removeprefix("jit(").removesuffix(")")] += 1
 
 
+def _called(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Give a call to the active recording, which need not be the one that was active when the function was jitted."""
+    return _ACTIVE[0].call(function, args, kwargs) if _ACTIVE else _original(function, args, kwargs)
+
+
 @runs_user_code
 def _original(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return function.jitted(*args, **kwargs)
@@ -229,24 +202,6 @@ def _original(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[st
 @runs_user_code
 def _traced(call: JittedCall) -> Any:
     return call.function.jitted.trace(*call.args, **call.kwargs)
-
-
-def _timed(program: _Program) -> TimedProgram:
-    """Wait for a program's job."""
-    step, failure = None, None
-    try:
-        step = program.job.result()
-    except Exception as error:  # noqa: BLE001 -- whatever the function raises in the worker is its outcome
-        failure = Outcome.failed(program.label, error)
-    return TimedProgram(
-        name=function_name(program.function),
-        arguments=program.arguments,
-        calls=program.calls,
-        live_bytes=program.live_bytes,
-        step=step,
-        status="ok" if failure is None else failure.status,
-        reason="" if failure is None else failure.details,
-    )
 
 
 @contextmanager
