@@ -47,7 +47,7 @@ class _Command(click.Command):
 @click.command(cls=_Command)
 @click.argument("script", metavar="SCRIPT.py", type=click.Path(path_type=Path))
 @click.argument("script_arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
-@chip_option()
+@chip_option(several=False)
 @flag_option
 @click.option("--no-values", is_flag=True, help="Compute nothing: results of jitted functions are zeros.")
 @click.option(
@@ -82,8 +82,6 @@ def run(
       systolic run examples/train_mlp.py --chip v5e --no-values --trace calls.json -- --width 4096
     """
     _check_script(script)
-    if len(chips) != 1:
-        raise click.UsageError(f"a script runs on one chip at a time; give one of {', '.join(c.name for c in chips)}")
     check_target(json_file)
     if trace_file is not None:
         check_target(str(trace_file))
