@@ -40,8 +40,8 @@ class _Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.message += " (options of the script follow after --)"
-            raise
+            text = f"{error.format_message()} Options of the script follow after --."
+            raise click.UsageError(text, ctx) from error
 
 
 @click.command(cls=_Command)

@@ -12,6 +12,7 @@ import numpy as np
 
 from systolic.compiler import CompilerError, StandIn, argument_values, giving_away, tracing_settings
 from systolic.running.sent import Registration, SentCall
+from systolic.running.timed_function import TimedFunction
 from systolic.steps import Step
 
 _SHORT_DTYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s"))
@@ -35,7 +36,7 @@ class JittedCall:
       key: equal for calls of the same compiled program.
     """
 
-    function: StandIn
+    function: TimedFunction
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     dynamic: tuple[Any, ...]
@@ -43,9 +44,10 @@ class JittedCall:
     key: Hashable
 
     @staticmethod
-    def of(function: StandIn, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JittedCall | None:
+    def of(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> JittedCall | None:
         """Describe a call; None: one inside a trace, or with arguments that JAX refuses."""
         import jax
+        from jax.core import Tracer
 
         static = _static_positions(function, args)
         names = sorted(kwargs.keys() - set(function.static_argnames))
@@ -53,7 +55,7 @@ class JittedCall:
         dynamic = (*(args[number] for number in positions), *(kwargs[name] for name in names))
         try:
             leaves, tree = jax.tree.flatten(dynamic)
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) or _is_traced():
+            if any(isinstance(leaf, Tracer) for leaf in leaves) or _is_traced():
                 return None
             fixed = tuple((number, args[number]) for number in sorted(static))
             fixed_names = tuple(sorted((name, kwargs[name]) for name in kwargs.keys() - set(names)))
@@ -138,8 +140,9 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
 def _is_traced() -> bool:
     """True inside a trace: what is computed from constants is then traced as well."""
     import jax
+    from jax.core import Tracer
 
-    return isinstance(jax.lax.full((), 0), jax.core.Tracer)
+    return isinstance(jax.lax.full((), 0), Tracer)
 
 
 def _sent_leaf(leaf: Any, *, known: bool) -> Any:

@@ -183,10 +183,10 @@ class Recording:
         device = AbstractDevice(device_kind=kind, num_cores=cores, platform="tpu")
         return abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device))
 
-    def _compiled(self, event: str, _seconds: float, **facts: Any) -> None:
+    def _compiled(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         """Count a compilation of JAX's that no recorded call has asked for."""
         if event == _COMPILED and not getattr(self._thread, "is_inside", False):
-            self._untimed[str(facts.get("fun_name", "?")).removeprefix("jit(").removesuffix(")")] += 1
+            self._untimed[str(kwargs.get("fun_name", "?")).removeprefix("jit(").removesuffix(")")] += 1
 
 
 def _called(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -67,10 +67,15 @@ class SentCall:
         return _arrived, (self.registrations, self.function, self.positional, self.keywords)
 
 
-def _arrived(registrations: Sequence[Registration], *call: Any) -> SentCall:
+def _arrived(
+    registrations: Sequence[Registration],
+    function: Any,
+    positional: Sequence[tuple[Any] | None],
+    keywords: Mapping[str, tuple[Any] | None],
+) -> SentCall:
     for registration in registrations:
         registration.repeat()
-    return SentCall(*call, registrations)
+    return SentCall(function, positional, keywords, registrations)
 
 
 def compiled_for_a_tpu() -> Iterator[Replacement]:

@@ -33,7 +33,7 @@ class Zeros:
     def _array(self, shape: Any) -> Any:
         import jax
 
-        if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        if jax.numpy.issubdtype(shape.dtype, jax.dtypes.prng_key):
             name = key_implementation(shape.dtype)
             data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=name)))
             zeros = self._array(jax.ShapeDtypeStruct((*shape.shape, *data.shape), data.dtype))

@@ -37,6 +37,6 @@ def test_what_is_no_script_is_refused(
 def test_an_option_of_the_script_needs_dashes_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "script.py").write_text("")
     assert main(["run", str(tmp_path / "script.py"), "--steps", "3"]) == 2
-    assert "options of the script follow after --" in capsys.readouterr().err
+    assert "Options of the script follow after --" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "script.py"), "--chip", "v5e,v6e"]) == 2
     assert "one chip at a time; give one of v5e, v6e" in capsys.readouterr().err

@@ -126,9 +126,10 @@ def test_what_replaces_a_jitted_function_behaves_like_it(recorded: Recorded) -> 
             return x * self.size
 
     assert isinstance(Model.apply, jax.stages.Wrapped)
-    assert (Model.apply.__name__, Model.apply.__doc__) == ("apply", "Return x, times the size.")
+    apply: Any = getattr(Model, "apply")  # noqa: B009 -- pyright knows the original's attributes alone
+    assert (apply.__name__, apply.__doc__) == ("apply", "Return x, times the size.")
     assert Model().apply(jnp.ones(8)).shape == (8,)
-    assert Model.apply.__wrapped__(Model(), 2) == 6
+    assert apply.__wrapped__(Model(), 2) == 6
     assert jax.default_backend() == "tpu"
     with pytest.raises(TypeError, match="positional argument"):
         jax.jit(lambda x: x)(1, 2)
