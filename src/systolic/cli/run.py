@@ -102,11 +102,11 @@ def run(
             code = _exit_code(script)
             sys.stdout.flush()
         with progress_bar(quiet=quiet) as bar:
-            jobs = {label: job for label, job in recording.jobs().items() if not job.done()}
+            jobs = [(label, job) for label, job in recording.jobs() if not job.done()]
             bar.planned(len(jobs))
-            for label, job in jobs.items():
+            for label, job in jobs:
                 job.add_done_callback(lambda _, label=label: bar.done(label))
-            for job in jobs.values():
+            for _, job in jobs:
                 with contextlib.suppress(Exception):  # the result says so
                     result_of(job, pool, bar)
         result = recording.result()

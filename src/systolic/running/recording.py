@@ -87,9 +87,9 @@ class Recording:
             stack.callback(_ACTIVE.clear)
             yield
 
-    def jobs(self) -> dict[str, Future[StepRun]]:
-        """Return the job of each program by its label."""
-        return {program.label: program.job for program in self._programs.values()}
+    def jobs(self) -> list[tuple[str, Future[StepRun]]]:
+        """Return the label and the job of each program."""
+        return [(program.label, program.job) for program in self._programs.values()]
 
     def result(self) -> ScriptRun:
         """Wait for the workers, and return the times.
@@ -246,4 +246,4 @@ def record(
         recording = Recording(pool, target_chip, values=values, spans=spans)
         with recording.active():
             yield recording
-        wait(recording.jobs().values())
+        wait([job for _, job in recording.jobs()])
