@@ -115,7 +115,7 @@ def run(
 
         write_text(trace_file, json.dumps(calls_trace(result, title=script.name), allow_nan=False))
         note(f"trace {trace_file}", quiet=quiet)
-    rows = (program_record(result, program) for program in result.by_time())
+    rows = (program_record(result, program) for program in result.programs)  # whose numbers the sequence has
     give(json_file, "run", rows, run_summary(result, code), lambda: show_script(result, chip))
     return code or (1 if result.failures or not result.fits else 0)
 
