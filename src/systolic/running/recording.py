@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from systolic.chips import Chip, FlagValue, with_flags
@@ -59,6 +59,7 @@ class Recording:
         self._sequence = array("I")
         self._registrations: list[Registration] = []
         self._untimed: Counter[str] = Counter()
+        self._interpreter = interpret_params()
         self._hbm = HbmWatch(chip)
         self._zeros = Zeros()
         self._lock = threading.Lock()
@@ -80,7 +81,7 @@ class Recording:
             stack.enter_context(replaced(jit_patches(_called)))
             stack.enter_context(replaced(registration_patches(self._registrations)))
             stack.enter_context(replaced(compiled_for_a_tpu()))
-            stack.enter_context(pltpu.force_tpu_interpret_mode(interpret_params()))
+            stack.enter_context(pltpu.force_tpu_interpret_mode(self._interpreter))  # also outside of jitted functions
             jax.monitoring.register_event_duration_secs_listener(self._compiled)
             stack.callback(jax.monitoring.unregister_event_duration_listener, self._compiled)
             _ACTIVE.append(self)
@@ -172,16 +173,19 @@ class Recording:
         finally:
             self._thread.is_inside = False
 
-    def _as_on_chip(self) -> AbstractContextManager[None]:
-        """Answer what asks for the device while it is traced, as `pltpu.get_tpu_info` does."""
+    @contextmanager
+    def _as_on_chip(self) -> Iterator[None]:
+        """Let this thread interpret kernels, and answer what asks for the device while it is traced."""
         import jax
+        from jax.experimental.pallas import tpu as pltpu
         from jax.sharding import AbstractDevice, AbstractMesh
 
-        if jax.sharding.get_abstract_mesh().axis_names:  # the program has set a mesh of its own
-            return nullcontext()
         kind, cores = self._chip.device_kind, self._chip.cores_per_device
         device = AbstractDevice(device_kind=kind, num_cores=cores, platform="tpu")
-        return abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device))
+        has_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)  # the program has set one of its own
+        mesh = nullcontext() if has_mesh else abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device))
+        with pltpu.force_tpu_interpret_mode(self._interpreter), mesh:
+            yield
 
     def _compiled(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         """Count a compilation of JAX's that no recorded call has asked for."""

@@ -198,7 +198,13 @@ def test_kernels_run_in_interpret_mode() -> None:
     with recording.active():
         plain = pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32))
         np.testing.assert_array_equal(jax.jit(plain)(jnp.ones((8, 128))), np.full((8, 128), 2.0))
-    assert len(recording.result().programs) == 1
+        in_a_thread: list[Any] = []
+        adding = jax.jit(lambda x: plain(x) + 1)
+        thread = threading.Thread(target=lambda: in_a_thread.append(adding(jnp.ones((8, 128)))))
+        thread.start()
+        thread.join()
+    np.testing.assert_array_equal(in_a_thread[0], np.full((8, 128), 3.0))
+    assert len(recording.result().programs) == 2
 
 
 def test_other_compilations_are_named() -> None:
