@@ -32,29 +32,19 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One thing that this machine has or lacks.
-
-    Attributes:
-      state: "absent" is optional and missing; "broken" should work and does not.
-      about: the finding, in one line.
-      fix: what to do; "": nothing.
-    """
+    """One thing that this machine has or lacks."""
 
     name: str
-    state: State
-    about: str
-    fix: str = ""
+    state: State  # "absent" is optional and missing; "broken" should work and does not
+    about: str  # the finding, in one line
+    fix: str = ""  # what to do; "": nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """This machine, as systolic sees it.
+    """This machine, as systolic sees it."""
 
-    Attributes:
-      versions: of packages that results depend on; None is not installed.
-    """
-
-    versions: dict[str, str | None]
+    versions: dict[str, str | None]  # of packages that results depend on; None is not installed
     platform: str
     executable: str
     parts: tuple[Part, ...]

@@ -36,22 +36,14 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """Traits of a program, by which similar published programs are found.
+    """Traits of a program, by which similar published programs are found."""
 
-    Attributes:
-      pallas_share: share of its time in Pallas kernels.
-      matrix_share: share of its time in which rows go through the matrix units.
-      hbm_share: share of its time in which bytes cross HBM.
-      copies_per_us: on one core; None: not known.
-      unlike: a property that no published program has, in few words; "": none.
-    """
-
-    pallas_share: float
-    matrix_share: float
-    hbm_share: float
+    pallas_share: float  # share of its time in Pallas kernels
+    matrix_share: float  # share of its time in which rows go through the matrix units
+    hbm_share: float  # share of its time in which bytes cross HBM
     time_us: float
-    copies_per_us: float | None = None
-    unlike: str = ""
+    copies_per_us: float | None = None  # on one core; None: not known
+    unlike: str = ""  # a property that no published program has, in few words; "": none
 
     @property
     def kind(self) -> str:
@@ -100,17 +92,11 @@ class CheckedKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeErrors:
-    """All errors, and how they were made.
+    """All errors, and how they were made."""
 
-    Attributes:
-      command: made it.
-      versions: the packages' that compiled and compared.
-      machines: each chip's `machine_digest`.
-    """
-
-    command: str
-    versions: Mapping[str, str]
-    machines: Mapping[str, str]
+    command: str  # made it
+    versions: Mapping[str, str]  # the packages' that compiled and compared
+    machines: Mapping[str, str]  # each chip's `machine_digest`
     kinds: tuple[CheckedKind, ...]
     schema: int = SCHEMA
 

@@ -20,17 +20,11 @@ from systolic.compat.jaxprs import called_function, functions_inside
 
 @dataclass(slots=True)
 class Memory:
-    """One of a kernel's buffers.
+    """One of a kernel's buffers."""
 
-    Attributes:
-      operand: its number among the parameters.
-      written: whether anything is in it.
-      overwritten: whether its first use overwrites all of it; None: it has not been used.
-    """
-
-    operand: int
-    written: bool
-    overwritten: bool | None = None
+    operand: int  # its number among the parameters
+    written: bool  # whether anything is in it
+    overwritten: bool | None = None  # whether its first use overwrites all of it; None: it has not been used
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,21 +76,15 @@ def race(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Field:
-    """The programs of one case on one chip.
-
-    Attributes:
-      programs: None: `error` says why there are none.
-      peers: public kernels.
-      flagged: the chip with the further flags that XLA's usual program is raced with.
-    """
+    """The programs of one case on one chip."""
 
     case: Case
     chip: Chip
     against: Against
-    programs: RacedPrograms | None
+    programs: RacedPrograms | None  # None: `error` says why there are none
     error: Exception | None
-    peers: Sequence[Peer]
-    flagged: Chip | None
+    peers: Sequence[Peer]  # public kernels
+    flagged: Chip | None  # the chip with the further flags that XLA's usual program is raced with
 
     @classmethod
     def of(cls, case: Case, chip: Chip, against: Against, xla_default_flags: bool) -> _Field:

@@ -22,15 +22,10 @@ CALLS = PLAIN_CALLS | frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A jaxpr with its constants, if it is closed.
+    """A jaxpr with its constants, if it is closed."""
 
-    Attributes:
-      jaxpr: as JAX has it, open.
-      consts: the values of its first variables.
-    """
-
-    jaxpr: Any
-    consts: Sequence[Any] = ()
+    jaxpr: Any  # as JAX has it, open
+    consts: Sequence[Any] = ()  # the values of its first variables
 
     @property
     def variables(self) -> list[Any]:

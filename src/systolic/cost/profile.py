@@ -42,19 +42,14 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ProfiledTile:
-    """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent.
-
-    Attributes:
-      whole_k: True if one tile covers all of k: nothing is added up, by code of its own.
-      fill_chunks: chunks of the first step.
-    """
+    """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent."""
 
     tiles: Tiles
     subtile_m: Count
     subtile_n: Count
-    whole_k: bool
+    whole_k: bool  # True if one tile covers all of k: nothing is added up, by code of its own
     pipeline: Pipeline
-    fill_chunks: Count
+    fill_chunks: Count  # chunks of the first step
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:

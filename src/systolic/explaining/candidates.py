@@ -35,23 +35,14 @@ Sizes = tuple[tuple[TileParameter, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One change, or several that belong together.
+    """One change, or several that belong together."""
 
-    Attributes:
-      title: one line.
-      change: what to write, as the user would.
-      why: what is expected of it.
-      sizes: tile sizes by parameter.
-      changes: changes of Pallas calls.
-      where: the line of the call that it is about.
-    """
-
-    title: str
-    change: str
-    why: str
-    sizes: Sizes = ()
-    changes: tuple[CallChange, ...] = ()
-    where: str = ""
+    title: str  # one line
+    change: str  # what to write, as the user would
+    why: str  # what is expected of it
+    sizes: Sizes = ()  # tile sizes by parameter
+    changes: tuple[CallChange, ...] = ()  # changes of Pallas calls
+    where: str = ""  # the line of the call that it is about
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
         """Makes the change to a function."""

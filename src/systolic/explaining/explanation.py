@@ -32,19 +32,12 @@ class ExplanationError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """The communication of a program on a slice.
+    """The communication of a program on a slice."""
 
-    Attributes:
-      exposed_us: time in which the slowest device waits for others and does nothing else.
-      hidden_us: the rest of the time of its collectives.
-      link_bytes: over the busiest link, in one direction.
-      link_us: in which it carries them.
-    """
-
-    exposed_us: Amount
-    hidden_us: Amount
-    link_bytes: Count
-    link_us: Amount
+    exposed_us: Amount  # time in which the slowest device waits for others and does nothing else
+    hidden_us: Amount  # the rest of the time of its collectives
+    link_bytes: Count  # over the busiest link, in one direction
+    link_us: Amount  # in which it carries them
 
     @staticmethod
     def of(run: SliceRun) -> Communication:

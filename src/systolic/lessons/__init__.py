@@ -16,17 +16,11 @@ from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonEntry:
-    """A row of the table of lessons.
+    """A row of the table of lessons."""
 
-    Attributes:
-      name: its module's, which has `lesson(chips)`.
-      title: one line.
-      kernels: files of `kernels/`, in reading order.
-    """
-
-    name: str
-    title: str
-    kernels: tuple[str, ...] = ()
+    name: str  # its module's, which has `lesson(chips)`
+    title: str  # one line
+    kernels: tuple[str, ...] = ()  # files of `kernels/`, in reading order
 
     @property
     def module(self) -> str:

@@ -57,15 +57,10 @@ class Layout:
 
 
 class Kept(Protocol):
-    """A kind of spec that a store has trials of: a product, or a user's function.
+    """A kind of spec that a store has trials of: a product, or a user's function."""
 
-    Attributes:
-      name: the name under which specs of this kind are stored.
-      spec_type: the class of its specs.
-    """
-
-    name: str
-    spec_type: type[Any]
+    name: str  # the name under which specs of this kind are stored
+    spec_type: type[Any]  # the class of its specs
 
     @abstractmethod
     def words(self, spec: Any) -> tuple[str, str, str]:

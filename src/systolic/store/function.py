@@ -34,15 +34,10 @@ class FunctionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyword:
-    """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q".
+    """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q"."""
 
-    Attributes:
-      name: the argument's.
-      value: the Python literal.
-    """
-
-    name: str
-    value: str
+    name: str  # the argument's
+    value: str  # the Python literal
 
     def __post_init__(self) -> None:
         parts = self.name.split(".")

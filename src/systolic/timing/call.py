@@ -43,22 +43,14 @@ class CallContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """A call of a JAX function, and the chip or slice that it is simulated on. It travels to a worker.
-
-    Attributes:
-      args: shapes of its arguments.
-      values: the flat arguments' values; None: not known.
-      chip: also the slice's.
-      settings: JAX's, to trace under; see `compiler.tracing_settings`.
-      shape: the slice that it is sharded over; None: it runs on one device.
-    """
+    """A call of a JAX function, and the chip or slice that it is simulated on. It travels to a worker."""
 
     fn: Callable[..., Any] | NamedFunction
-    args: Sequence[Any]
-    values: Sequence[np.ndarray | None]
-    chip: Chip
-    settings: Mapping[str, Any]
-    shape: SliceShape | None = None
+    args: Sequence[Any]  # shapes of its arguments
+    values: Sequence[np.ndarray | None]  # the flat arguments' values; None: not known
+    chip: Chip  # also the slice's
+    settings: Mapping[str, Any]  # JAX's, to trace under; see `compiler.tracing_settings`
+    shape: SliceShape | None = None  # the slice that it is sharded over; None: it runs on one device
 
     @staticmethod
     def of(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, topology: str | None) -> Call:

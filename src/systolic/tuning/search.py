@@ -92,30 +92,19 @@ class Opponent:
 
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[ConfigT]):
-    """One search in progress.
+    """One search in progress."""
 
-    Attributes:
-      subject: what trials are kept under.
-      experiment: what to compile for a configuration.
-      least_time_us: a time below which no program with a configuration can be.
-      first: what is tried before anything else.
-      ranking: all that can be tried.
-      considered: how many configurations there are to choose from.
-      found: trials of this search and of earlier ones.
-      compiled: trials of this search.
-    """
-
-    subject: Subject
-    experiment: Callable[[ConfigT], Experiment]
-    least_time_us: Callable[[ConfigT], float]
-    first: list[Choice[ConfigT]]
-    ranking: Ranking[ConfigT]
-    considered: int
+    subject: Subject  # what trials are kept under
+    experiment: Callable[[ConfigT], Experiment]  # what to compile for a configuration
+    least_time_us: Callable[[ConfigT], float]  # a time below which no program with a configuration can be
+    first: list[Choice[ConfigT]]  # what is tried before anything else
+    ranking: Ranking[ConfigT]  # all that can be tried
+    considered: int  # how many configurations there are to choose from
     store: TrialStore
     watcher: Watcher
     effort: Effort
-    found: dict[ConfigT | None, Trial] = field(default_factory=dict)
-    compiled: int = 0
+    found: dict[ConfigT | None, Trial] = field(default_factory=dict)  # trials of this search and of earlier ones
+    compiled: int = 0  # trials of this search
     _until: float = field(init=False)
 
     def __post_init__(self) -> None:

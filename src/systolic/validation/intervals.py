@@ -38,18 +38,13 @@ _MAX_DISPATCH = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One published program: simulated, and timed once or several times.
-
-    Attributes:
-      sizes: m, k and n.
-      in_view: whether constants were fitted with it in view.
-    """
+    """One published program: simulated, and timed once or several times."""
 
     chip: str
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # m, k and n
     device_us: float
     run: SimulatedRun
-    in_view: bool
+    in_view: bool  # whether constants were fitted with it in view
 
     @property
     def deviation(self) -> float:

@@ -65,21 +65,13 @@ class _TiledColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedSchedule(_TiledColumns):
-    """The schedule of `kernels.grouped.product` for a configuration.
+    """The schedule of `kernels.grouped.product` for a configuration."""
 
-    Attributes:
-      panel: rows that stay in VMEM while all matrices of their groups pass.
-      panels: panels in VMEM; one if all rows fit.
-      blocks: largest rows first.
-      weight_slots: tiles of weights in VMEM.
-      residual_slots: panels of a tile's columns of the residual in VMEM; 0 without a residual.
-    """
-
-    panel: int
-    panels: int
-    blocks: tuple[RowBlock, ...]
-    weight_slots: int
-    residual_slots: int
+    panel: int  # rows that stay in VMEM while all matrices of their groups pass
+    panels: int  # panels in VMEM; one if all rows fit
+    blocks: tuple[RowBlock, ...]  # largest rows first
+    weight_slots: int  # tiles of weights in VMEM
+    residual_slots: int  # panels of a tile's columns of the residual in VMEM; 0 without a residual
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:

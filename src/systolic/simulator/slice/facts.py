@@ -20,17 +20,11 @@ _ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFacts:
-    """Facts of a program for many devices.
+    """Facts of a program for many devices."""
 
-    Attributes:
-      hlo: devices and communication, from the HLO.
-      words: words of scalar memory that identify the device, by address.
-      constants: its constants in HBM.
-    """
-
-    hlo: SliceHlo
-    words: Mapping[int, Word]
-    constants: Constants
+    hlo: SliceHlo  # devices and communication, from the HLO
+    words: Mapping[int, Word]  # words of scalar memory that identify the device, by address
+    constants: Constants  # its constants in HBM
 
 
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:

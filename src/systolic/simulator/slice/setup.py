@@ -20,18 +20,12 @@ from systolic.simulator.slice.routes import Routes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceSetup:
-    """A slice, and where on it the program runs.
-
-    Attributes:
-      assignment: device ids by partition.
-      routes: its devices' routes.
-      route_tables: how its chips name each other; None: by number.
-    """
+    """A slice, and where on it the program runs."""
 
     shape: SliceShape
-    assignment: tuple[int, ...]
-    routes: Routes
-    route_tables: RouteTables | None
+    assignment: tuple[int, ...]  # device ids by partition
+    routes: Routes  # its devices' routes
+    route_tables: RouteTables | None  # how its chips name each other; None: by number
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> SliceSetup:
