@@ -56,28 +56,18 @@ class ProgramTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedKind:
-    """The comparison of one kind of program with published times, on one chip in one clock state.
-
-    Attributes:
-      kind: of program, see `ProgramTraits.kind`.
-      programs: number of different compared programs.
-      bias_percent: the median of published over simulated time, less 1.
-      error_percent: nine of ten published times lie within so much of the simulated one; None: too few programs.
-      ratio_programs: on this chip, with another one of the same kernel and like sizes, of any kind.
-      ratio_percent: the same as `error_percent` of the ratio of two times of the same kernel.
-      least_us: the shortest program's time.
-      most_copies_per_us: the largest among the programs.
-    """
+    """The comparison of one kind of program with published times, on one chip in one clock state."""
 
     chip: str
-    kind: str
-    programs: Count
-    bias_percent: Change
+    kind: str  # of program, see `ProgramTraits.kind`
+    programs: Count  # number of different compared programs
+    bias_percent: Change  # the median of published over simulated time, less 1
+    # Nine of ten published times lie within so much of the simulated one; None: too few programs.
     error_percent: Amount | None
-    ratio_programs: Count
-    ratio_percent: Amount | None
-    least_us: Time
-    most_copies_per_us: Amount
+    ratio_programs: Count  # on this chip, with another one of the same kernel and like sizes, of any kind
+    ratio_percent: Amount | None  # the same as `error_percent` of the ratio of two times of the same kernel
+    least_us: Time  # the shortest program's time
+    most_copies_per_us: Amount  # the largest among the programs
 
     def unlike(self, traits: ProgramTraits) -> str:
         """Return why a program of this kind differs from the compared ones; "" if it does not."""
@@ -144,21 +134,14 @@ class TimeErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeError:
-    """The error of a simulated time.
+    """The error of a simulated time."""
 
-    Attributes:
-      kind: of the program, in words.
-      percent: nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
-      ratio_percent: the same of the ratio of two times of the same kernel; None: not known.
-      programs: published programs of these numbers.
-      reason: why `percent` is not known, in few words.
-    """
-
-    kind: str = ""
+    kind: str = ""  # of the program, in words
+    # Nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
     percent: Amount | None = None
-    ratio_percent: Amount | None = None
-    programs: Count = 0
-    reason: str = ""
+    ratio_percent: Amount | None = None  # the same of the ratio of two times of the same kernel; None: not known
+    programs: Count = 0  # published programs of these numbers
+    reason: str = ""  # why `percent` is not known, in few words
 
     @property
     def words(self) -> str:

@@ -65,16 +65,11 @@ def _literal(atom: Any) -> Value:
 
 @dataclass(slots=True)
 class StepWalk:
-    """Goes through the body of a kernel at one place of its grid.
+    """Goes through the body of a kernel at one place of its grid."""
 
-    Attributes:
-      step: the place along each axis; None: any.
-      grid: the axes' lengths; None where one is a value.
-      unwritten_uses: uses of memory that nothing has written, where it is certain that they happen.
-    """
-
-    step: Sequence[int | None]
-    grid: Sequence[int | None]
+    step: Sequence[int | None]  # the place along each axis; None: any
+    grid: Sequence[int | None]  # the axes' lengths; None where one is a value
+    # Uses of memory that nothing has written, where it is certain that they happen.
     unwritten_uses: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
     _in_loop: bool = False

@@ -25,14 +25,10 @@ MAX_GRID_STEPS = 4_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visits:
-    """The blocks of one operand, step by step, the last grid axis fastest.
+    """The blocks of one operand, step by step, the last grid axis fastest."""
 
-    Attributes:
-      operand: the operand that is cut into the blocks.
-      starts: int64[steps, rank], the first element of the block along each dimension of the array.
-    """
-
-    operand: Operand
+    operand: Operand  # the operand that is cut into the blocks
+    # int64[steps, rank], the first element of the block along each dimension of the array.
     starts: np.ndarray
 
     @property
@@ -115,14 +111,10 @@ class Visits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridVisits:
-    """One execution of a kernel call.
+    """One execution of a kernel call."""
 
-    Attributes:
-      grid: steps along each axis.
-      visits: the visits of each operand that has blocks, by its place among the kernel's parameters.
-    """
-
-    grid: tuple[int, ...]
+    grid: tuple[int, ...]  # steps along each axis
+    # The visits of each operand that has blocks, by its place among the kernel's parameters.
     visits: dict[int, Visits]
 
     @property

@@ -65,19 +65,13 @@ def called_function(equation: Any) -> Function | None:
 
 @dataclass(frozen=True, slots=True)
 class EquationSite:
-    """An equation and the way to it.
+    """An equation and the way to it."""
 
-    Attributes:
-      equation: in `jaxpr`.
-      jaxpr: the innermost one.
-      path: positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
-      callers: the equations around it, outermost first.
-    """
-
-    equation: Any
-    jaxpr: Any
+    equation: Any  # in `jaxpr`
+    jaxpr: Any  # the innermost one
+    # Positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
     path: tuple[int, ...]
-    callers: tuple[Any, ...]
+    callers: tuple[Any, ...]  # the equations around it, outermost first
 
 
 def equation_sites(jaxpr: Any, enter: Callable[[Any, Function], bool] = lambda *_: True) -> Iterator[EquationSite]:

@@ -25,18 +25,13 @@ PROFILE_SCHEMA = 2  # of the shipped files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Cycles of one core if no copy takes any time.
+    """Cycles of one core if no copy takes any time."""
 
-    Attributes:
-      call: the program around the steps.
-      first: the very first step, which adds up its products chunk by chunk if there are `fill_chunks`.
-      step: any other step.
-      end: any other step that ends an output tile, where the epilogue may be code of its own.
-    """
-
-    call: Amount
+    call: Amount  # the program around the steps
+    # The very first step, which adds up its products chunk by chunk if there are `fill_chunks`.
     first: Amount
-    step: Amount
+    step: Amount  # any other step
+    # Any other step that ends an output tile, where the epilogue may be code of its own.
     end: Amount
 
 

@@ -35,25 +35,16 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The grid, the traffic and the memory of a configuration on one device.
+    """The grid, the traffic and the memory of a configuration on one device."""
 
-    Attributes:
-      axes: names of the grid's axes, the outermost first; a "batch" of 1 is not shown.
-      grid: steps along each axis.
-      hbm_bytes: read and written by the kernel.
-      vmem_bytes: of its buffers.
-      vmem_limit_bytes: the limit to ask the compiler for.
-      profiles: versions that made the profiles for products of this kind; None: there are none.
-      link_bytes: sent over links to other devices of the slice.
-    """
-
-    axes: tuple[str, ...]
-    grid: tuple[int, ...]
-    hbm_bytes: int
-    vmem_bytes: int
-    vmem_limit_bytes: int
+    axes: tuple[str, ...]  # names of the grid's axes, the outermost first; a "batch" of 1 is not shown
+    grid: tuple[int, ...]  # steps along each axis
+    hbm_bytes: int  # read and written by the kernel
+    vmem_bytes: int  # of its buffers
+    vmem_limit_bytes: int  # the limit to ask the compiler for
+    # Versions that made the profiles for products of this kind; None: there are none.
     profiles: MadeWith | None = None
-    link_bytes: int = 0
+    link_bytes: int = 0  # sent over links to other devices of the slice
 
 
 class Kept(Protocol):

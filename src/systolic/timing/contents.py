@@ -38,14 +38,10 @@ class DeviceContents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramContents:
-    """Everything about its arguments that a compiled program needs to run again: plain words.
+    """Everything about its arguments that a compiled program needs to run again: plain words."""
 
-    Attributes:
-      parameters: contents of the program's arguments.
-      operands: contents of kernels' operands that the program's own copies do not bring.
-    """
-
-    parameters: tuple[Words | Unknown, ...]
+    parameters: tuple[Words | Unknown, ...]  # contents of the program's arguments
+    # Contents of kernels' operands that the program's own copies do not bring.
     operands: Mapping[OperandKey, Words | Unknown]
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:

@@ -38,17 +38,12 @@ class ClusterError(WrongCallError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one.
+    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one."""
 
-    Attributes:
-      authority: the certificate that signed the scheduler's, the workers' and this machine's certificates.
-      certificate: this machine's.
-      key: this machine's, without a passphrase.
-    """
-
+    # The certificate that signed the scheduler's, the workers' and this machine's certificates.
     authority: Path
-    certificate: Path
-    key: Path
+    certificate: Path  # this machine's
+    key: Path  # this machine's, without a passphrase
 
 
 @contextmanager

@@ -38,24 +38,17 @@ def registers_rows(*dtypes: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TiledColumns:
-    """The tiles of columns that a device's cores share.
+    """The tiles of columns that a device's cores share."""
 
-    Attributes:
-      row_multiple: divides a visit's first row and its number of rows.
-      tile_n: columns of a tile; if they do not divide n, the columns of the last and widest one.
-      step_n: columns from the beginning of a tile to the beginning of the next.
-      cores: cores that share the tiles of columns evenly; each has all rows. One if the number of tiles is odd.
-      out_slots: blocks of the result in VMEM.
-      most_visits: the most visits that any sizes of groups make.
-    """
-
-    row_multiple: int
+    row_multiple: int  # divides a visit's first row and its number of rows
+    # Columns of a tile; if they do not divide n, the columns of the last and widest one.
     tile_n: int
-    step_n: int
+    step_n: int  # columns from the beginning of a tile to the beginning of the next
     grid_n: int
+    # Cores that share the tiles of columns evenly; each has all rows. One if the number of tiles is odd.
     cores: int
-    out_slots: int
-    most_visits: int
+    out_slots: int  # blocks of the result in VMEM
+    most_visits: int  # the most visits that any sizes of groups make
     buffers: tuple[VmemBuffer, ...]
 
     @property
