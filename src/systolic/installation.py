@@ -57,8 +57,7 @@ class Installation:
 def installation(*, compiles: bool = True) -> Installation:
     """Check everything. Starts no TPU, and changes only files of a damaged cache or store.
 
-    Args:
-      compiles: compile and run a small product too, which takes some seconds; else that is not tried.
+    With `compiles` a small product is compiled and run too, which takes some seconds.
     """
     return Installation(
         versions={**versions(), "numpy": version("numpy")},
@@ -110,11 +109,7 @@ def _simulated(pool: WorkerPool) -> str:
 
 
 def interpreted_product() -> str:
-    """Run the kernel of a small product on the CPU, and compare it with NumPy's. For a worker.
-
-    Raises:
-      ArithmeticError: they differ.
-    """
+    """Run a small product's kernel on the CPU, in a worker; raise ArithmeticError if NumPy's product differs."""
     import numpy as np
 
     from systolic.ops.matmul import matmul

@@ -79,11 +79,7 @@ class TimesFile:
     file: Path
 
     def read(self) -> dict[str, KeptTime]:
-        """Return the times by the name of the test.
-
-        Raises:
-          NoTimeKeptError: the file cannot be read.
-        """
+        """Return the times by the name of the test; raise NoTimeKeptError if the file cannot be read."""
         try:
             content = structured(read_json(read_regular(self.file)), _Content)
             if content.format != FORMAT:

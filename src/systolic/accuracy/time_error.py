@@ -96,11 +96,7 @@ class TimeErrors:
 
     @classmethod
     def from_json(cls, text: str) -> TimeErrors:
-        """Read the text of `as_json`.
-
-        Raises:
-          TimeErrorsError: it is none, or of another schema.
-        """
+        """Read the text of `as_json`; raise TimeErrorsError if it is none, or of another schema."""
         try:
             errors = structured(read_json(text), cls)
         except UntrustedError as error:

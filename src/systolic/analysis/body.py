@@ -32,14 +32,9 @@ def read_references(jaxpr: Any) -> set[int]:
 
 
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
-    """Computes an operation on scalars for many of them at once, by its own primitive.
+    """Computes an operation on scalars for many of them at once, by its own primitive; None if it is not elementwise.
 
-    Args:
-      equation: an operation on scalars.
-      operands: for each of its operands a number, or an array of as many numbers as the others have.
-
-    Returns:
-      Its results for each of these numbers; None where it is no elementwise operation.
+    Each of `operands` is a number, or an array of as many numbers as the others have.
     """
     if equation.effects:
         return None

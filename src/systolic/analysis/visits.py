@@ -148,9 +148,7 @@ class CallOnGrid:
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
     """Lists the Pallas calls of a traced function with what the grid of the first execution of each visits.
 
-    Args:
-      jaxpr: the function, traced.
-      values: what its flat arguments hold; None where only a shape is known.
+    `values` are what its flat arguments hold; None where only a shape is known.
     """
     executions = first_executions(jaxpr, values)
     calls = []

@@ -42,8 +42,6 @@ def race(
     """Return a row for every chip and case, in that order. A case that cannot be run is a row with its reason.
 
     Args:
-      cases: what to compute.
-      chips: to compile for.
       runner: runs both programs; programs that several cases share run once.
       against: nothing; XLA's programs, also with 64 MiB of scoped VMEM, the fastest counts; or all, public
         kernels too, where a case has some.

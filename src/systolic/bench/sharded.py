@@ -116,11 +116,7 @@ def sharded(dtype: str) -> Iterator[Case]:
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
-    """Return the suite's cases on a slice.
-
-    Raises:
-      SliceError: a case is not of the suite, or is not cut evenly.
-    """
+    """Return the suite's cases on a slice; raise SliceError if one is not of the suite, or not cut evenly."""
     if other := [case for case in cases if case.suite != SUITE]:
         raise SliceError(
             f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"

@@ -73,11 +73,7 @@ class SliceShape:
 
     @property
     def links(self) -> Links:
-        """The chip's links.
-
-        Raises:
-          SliceError: it has none that are known.
-        """
+        """The chip's links; raises SliceError if none are known."""
         if self.chip.links is None:
             raise SliceError(f"the links between chips of {self.chip.name} are not known: it has no `links`")
         return self.chip.links

@@ -116,9 +116,7 @@ def iterations(equation: Any) -> int | None:
 def with_functions(params: Mapping[str, Any], change: Callable[[Any, int], Any]) -> Mapping[str, Any]:
     """Return an equation's parameters with other functions, or the same where none changes.
 
-    Args:
-      params: of the equation.
-      change: the jaxpr, open or closed as it was, in the place of one; is given its number in a tuple of several.
+    `change` gives the jaxpr in the place of one, open or closed as it was; it gets its number in a tuple of several.
     """
 
     def changed(value: Any, number: int = 0) -> Any:

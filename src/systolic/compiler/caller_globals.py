@@ -53,12 +53,7 @@ class SentGlobal:
 
 
 def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
-    """Return the globals that functions may read.
-
-    Args:
-        roots: the functions, and what else holds code.
-        dump: pickles a value.
-    """
+    """Return the globals that functions, and what else holds code, may read; `dump` pickles a value."""
     used = GlobalsUsed()
     used.add(roots)
     return tuple(_sent(place, value, dump) for place, value in used.values.items())

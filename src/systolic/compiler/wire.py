@@ -52,12 +52,7 @@ class Reply:
 
 
 def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None:
-    """Write one message.
-
-    Raises:
-        BrokenPipeError: there is no reader.
-        Exception: whatever `check` raises.
-    """
+    """Write one message; raise BrokenPipeError if there is no reader, or what `check` raises."""
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
         _wait(descriptor, select.POLLOUT, check)
@@ -66,12 +61,7 @@ def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None
 
 
 def receive(descriptor: int, *, check: Check | None = None) -> bytes:
-    """Read one message.
-
-    Raises:
-        EOFError: the writer has gone.
-        Exception: whatever `check` raises.
-    """
+    """Read one message; raise EOFError if the writer has gone, or what `check` raises."""
     (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, check))
     return _read(descriptor, length, check)
 

@@ -88,12 +88,8 @@ def analyse_function(
     ask of one device.
 
     Args:
-      fn: the function, or its name.
-      args: abstract arguments.
       values: what the flat arguments hold; None where it is not known.
-      chip: the chip for which it is traced.
       settings: JAX's settings to trace under.
-      shape: of the slice; None: it runs on one device.
       look_inside: find tile sizes in the functions that it calls, and in constants, as well.
 
     Raises:

@@ -66,10 +66,7 @@ def tile_parameters(
 ) -> list[TileParameter]:
     """Finds the numbers that are sizes of blocks.
 
-    Args:
-      fn: the function.
-      calls: its Pallas calls.
-      inside: what the functions inside of it were entered with, in order; see `values_seen`.
+    `inside`: what the functions inside of it were entered with, in order; see `values_seen`.
     """
     inside = inside or {}
     largest = _blocks(calls)

@@ -33,12 +33,7 @@ class CallChange:
 
 
 class ChangedFunction:
-    """A function whose Pallas calls are changed. May be sent to a worker.
-
-    Args:
-      fn: the function.
-      changes: at most one for each call.
-    """
+    """A function whose Pallas calls are changed, each at most once. May be sent to a worker."""
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, changes: Sequence[CallChange]) -> None:
         self._fn = fn

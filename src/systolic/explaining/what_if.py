@@ -57,12 +57,7 @@ class WhatIfSearch:
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
-        """Tries changes and returns all of them, the fastest first.
-
-        Args:
-          now: the function as it is.
-          time_us: the time that it takes.
-        """
+        """Tries changes, and returns all of them, the fastest first."""
         promising = self._promising(now)
         calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
         first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)

@@ -108,11 +108,7 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """Return a configuration from elsewhere, with the time of the model of `search`.
-
-        Raises:
-          IllegalTilesError: it breaks rules; the message has each of them.
-        """
+        """Return a configuration with its time by the model of `search`; raise IllegalTilesError with each broken rule."""
         ...
 
     @abstractmethod
@@ -131,20 +127,12 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def programs(self, spec: Any, chip: Chip) -> Programs:
-        """Return the programs that `tune` compiles.
-
-        Raises:
-          SpecError: the spec does not describe the whole program, such as a function without a name in systolic.
-        """
+        """Return the programs that `tune` compiles; raise SpecError if the spec does not describe the whole program."""
         ...
 
     @abstractmethod
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
-        """Return the programs that `bench` compares.
-
-        Raises:
-          SpecError: as `programs`.
-        """
+        """Return the programs that `bench` compares; raise SpecError as `programs` does."""
         ...
 
     def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:

@@ -38,7 +38,6 @@ def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **
       template: a file of this folder that extends `shell.html.j2`.
       drawn: all plots that the page shows.
       command: the command that writes such pages.
-      title: of the page.
       values: the template's values.
 
     Raises:

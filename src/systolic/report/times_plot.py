@@ -23,16 +23,13 @@ class TimePoint:
 
 
 def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provenance: str) -> Any:
-    """Draw a line for each series, both axes logarithmic.
+    """Draw, for `save_png`, a line for each series, both axes logarithmic.
 
     Args:
       points: at least one. Lines of one name have one color in all panels, and are in the legend in order of
         appearance.
       x_title: the size, with its unit.
       provenance: how the times are known.
-
-    Returns:
-      An Altair chart, for `save_png`.
     """
     import altair as alt
 

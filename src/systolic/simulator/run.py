@@ -125,16 +125,13 @@ class PreparedProgram:
     ) -> SliceRun:
         """Execute the program on the models of all chips of a slice.
 
-        Args:
-          shape: the slice.
+        Args, except as for `run`:
           assignment: device ids by partition, which is the flat order of the mesh.
-          chip: as for `run`.
           parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
-          operand_words: of each partition, as for `run`; empty: nothing is known.
-          spans: as for `run`, of every core and every link.
+          operand_words: of each partition; empty: nothing is known.
+          spans: of every core and every link.
           one_for_all: let one device represent all if that gives the same result; else all are executed.
-          remember: as for `run`.
-          max_iterations: as for `run`, of one core.
+          max_iterations: of one core.
 
         Raises:
           SliceError: the program is for one device, or for another number than the slice has.

@@ -49,10 +49,6 @@ def predict_in_worker(
 ) -> StepRun:
     """Compile and simulate a step. Only for a worker.
 
-    Args:
-      settings: JAX's, to trace under; see `compiler.tracing_settings`.
-      spans: of the timeline to keep; see `PreparedProgram.run`.
-
     Raises:
       DoesNotFitError: it needs more HBM than a device has.
       Exception: what `simulate_in_worker` raises.
@@ -106,18 +102,7 @@ def submit_step(
     cached: bool = True,
     spans: int = 0,
 ) -> Future[StepRun]:
-    """Let a worker predict a step.
-
-    Args:
-      source: the step, or its maker.
-      name: its name in messages.
-      topology: of the slice; None: one device.
-      cached: use programs compiled before, and keep this one.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
-
-    Raises:
-      SliceError: no such slice, or the step is sharded over other devices than the slice's.
-    """
+    """Let a worker predict a step, or what its maker makes; takes and raises what `timing.submit_simulation` does."""
     shape = None if topology is None else slice_of(chip, topology)
     if isinstance(source, Step):
         check_sharded_call(source.fn, source.args, None if shape is None else topology_of(shape))

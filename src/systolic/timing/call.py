@@ -54,11 +54,7 @@ class Call:
 
     @staticmethod
     def of(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, topology: str | None) -> Call:
-        """Check and describe a call of `fn(*args)`.
-
-        Raises:
-          SliceError: no such slice, or the call is sharded over other devices than the slice's.
-        """
+        """Check and describe a call of `fn(*args)`; raise SliceError if it is sharded over no such slice."""
         shape = None if topology is None else slice_of(chip, topology)
         check_sharded_call(fn, args, None if shape is None else topology_of(shape))
         return Call(
@@ -81,11 +77,7 @@ class Call:
         return compile_function(self.fn, self.args, self.target, cache=cache, settings=self.settings, lines=lines)
 
     def read(self, compiled: CompiledProgram) -> PreparedProgram:
-        """Read the compiler's output for the call.
-
-        Raises:
-          SimulationError: it holds something that is not understood or not simulated.
-        """
+        """Read the compiler's output; raise SimulationError if it holds something not understood or not simulated."""
         if self.shape is not None:
             check_offloading(compiled)
         return prepare_program(compiled, self.chip)

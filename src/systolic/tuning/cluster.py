@@ -100,11 +100,7 @@ def cluster(
 
 
 def _security(address: str, certificates: Certificates | None) -> Security | None:
-    """Return what Dask connects with; None: its own configuration.
-
-    Raises:
-      ClusterError: address and certificates do not go together, or a file is none.
-    """
+    """Return what Dask connects with, None for its own configuration; raise ClusterError for wrong certificates."""
     from dask import config
     from distributed import Security
 

@@ -102,10 +102,8 @@ def fused_after_sum(
     """Return `kernel(operands)`, with the derivatives of `in_two(operands)`.
 
     Args:
-      kernel: computes the result in one kernel.
       in_two: computes the same by a product whose sum is stored, and the rest by XLA.
       needs_sum: False if the derivative is linear in the sum, so that the kernel runs where it is differentiated too.
-      operands: a tree of arrays.
     """
     del in_two, needs_sum
     return kernel(operands)

@@ -26,12 +26,7 @@ _PLACES = Places(rows=("",), columns=("",))
 
 
 def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-      given: blocks, the dense matrix, the bias or None, and places.
-    """
+    """Return the product by `run`, which on each device gets its parts of blocks, dense matrix, bias and places."""
     dense, bias, out = _dense_names(product)
     names = (_BLOCKS, dense, bias, _PLACES)
     return on_devices(lambda *parts: run(product, *parts), mesh, cuts_of(given, names, last=()), given, names, out)

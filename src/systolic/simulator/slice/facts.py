@@ -28,11 +28,7 @@ class SliceFacts:
 
 
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
-    """Return the labels that translating needs of a program's acts on other devices.
-
-    Raises:
-      SimulationError: it is not certain which flag is signalled by number.
-    """
+    """Return the labels of a program's acts on other devices; raise SimulationError if a flag is not certain."""
     labels = _labels(program, hlo) if top_level else {}
     return RemoteCode(numbered=barrier_flags(program), labels=labels, default="" if top_level else program.name)
 

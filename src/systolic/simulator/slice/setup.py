@@ -94,11 +94,7 @@ class PartitionContents:
         return replace(setup, parameters=self.parameters[partition], operand_words=words)
 
     def of_all(self, setup: DeviceSetup) -> DeviceSetup:
-        """Return the setup of a device that represents all.
-
-        Raises:
-          DivergedError: known contents differ between devices.
-        """
+        """Return the setup of a device for all; raise DivergedError if known contents differ between devices."""
         first = self.of(0, setup)
         for number, partition in enumerate(self.parameters):
             for index, words in enumerate(partition):
