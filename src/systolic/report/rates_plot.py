@@ -27,7 +27,7 @@ def rates_plot(
     peak_tflops: float,
     xla_tflops: Mapping[int, float],
 ) -> Any:
-    """Draw, for `save_png`, a kernel's and XLA's rates over sizes, and the peak as a line; sizes without a rate are marked.
+    """Draw, for `save_png`, a kernel's and XLA's rates over sizes, and the peak as a line; mark sizes without a rate.
 
     Args:
       provenance: how the times are known: modelled, simulated or measured.

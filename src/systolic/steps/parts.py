@@ -38,7 +38,7 @@ def part_of(scope: str, parts: Sequence[str]) -> str:
 
 
 def pass_of(scope: str, *, differentiated: bool) -> Pass:
-    """Return the pass that a name stack belongs to; outside the derivative of a `differentiated` program it is the update."""
+    """Return the pass that a name stack belongs to; outside the derivative of a `differentiated` program the update."""
     if "rematted_computation" in scope:
         return "recompute"
     if "transpose(" in scope:
