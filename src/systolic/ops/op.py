@@ -108,7 +108,7 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """Return a configuration with its time by the model of `search`; raise IllegalTilesError with all broken rules."""
+        """Return a configuration with its time by the model of `search`; raise IllegalTilesError if it breaks rules."""
         ...
 
     @abstractmethod

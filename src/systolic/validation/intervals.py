@@ -101,7 +101,7 @@ class _Weighed:
 def time_errors(
     programs: Sequence[Compared], *, command: str, versions: Mapping[str, str], chips: Mapping[str, Chip] | None = None
 ) -> TimeErrors:
-    """Return the intervals of all kinds of programs, of each chip and clock state; `chips` replace known ones by name."""
+    """Return the intervals of all kinds of programs, by chip and clock state; `chips` replace known ones by name."""
     records = {
         name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(program.chip for program in programs)
     }

@@ -39,7 +39,7 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
     def compute(*parts: Any) -> Array:
         if "k" not in cuts:
             return run(product, *parts)
-        part = product.with_planned_tiles(dtype_out=accumulator_dtype(given[0].dtype.name))
+        part = product.anew(dtype_out=accumulator_dtype(given[0].dtype.name))
         return lax.psum(run(part, *parts), cuts["k"]).astype(product.dtype_out)
 
     return on_devices(compute, mesh, cuts, given, names, ("", "") if product.dense_out else _BLOCKS)
