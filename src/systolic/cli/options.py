@@ -156,17 +156,11 @@ class MemorySize(click.ParamType):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The compiler processes that a command may start, and what each job may use.
+    """The compiler processes that a command may start, and what each job may use."""
 
-    Attributes:
-      count: processes at most.
-      time_limit_s: CPU time of a job, seconds.
-      memory_limit_bytes: of a process and its children; None: what the machine can bear.
-    """
-
-    count: int
-    time_limit_s: float
-    memory_limit_bytes: int | None
+    count: int  # processes at most
+    time_limit_s: float  # CPU time of a job, seconds
+    memory_limit_bytes: int | None  # of a process and its children; None: what the machine can bear
 
     def pool(self) -> WorkerPool:
         from systolic.compiler import WorkerPool

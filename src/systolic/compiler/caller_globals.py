@@ -46,25 +46,15 @@ class ChangedGlobalWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SentGlobal:
-    """A global on its way to a worker.
-
-    Attributes:
-        digest: of its value; of one without, the type.
-        value: pickled; None: it cannot be.
-    """
+    """A global on its way to a worker."""
 
     place: Place
-    digest: str
-    value: bytes | None
+    digest: str  # of its value; of one without, the type
+    value: bytes | None  # pickled; None: it cannot be
 
 
 def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
-    """Return the globals that functions may read.
-
-    Args:
-        roots: the functions, and what else holds code.
-        dump: pickles a value.
-    """
+    """Return the globals that functions, and what else holds code, may read; `dump` pickles a value."""
     used = GlobalsUsed()
     used.add(roots)
     return tuple(_sent(place, value, dump) for place, value in used.values.items())

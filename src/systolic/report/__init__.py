@@ -13,19 +13,3 @@ from systolic.report.png import save_png
 from systolic.report.rates_plot import RatePoint, rates_plot
 from systolic.report.times_plot import TimePoint, times_plot
 from systolic.report.trace import chrome_trace
-
-__all__ = [
-    "ComparedRow",
-    "Comparison",
-    "NotComparableError",
-    "RatePoint",
-    "TimePoint",
-    "chrome_trace",
-    "compare",
-    "compare_explanations",
-    "compare_runs",
-    "explanation_page",
-    "rates_plot",
-    "save_png",
-    "times_plot",
-]

@@ -40,13 +40,9 @@ class _Total:
 def part_runs(
     run: SimulatedRun, collectives: Sequence[CollectiveRun], scopes: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[PartRun, ...]:
-    """Return the parts, the longest first.
+    """Return the parts, the longest first, of the device that ends last.
 
-    Args:
-      run: the last device's to end.
-      collectives: the same device's.
-      scopes: name stacks of the program's operations, by name.
-      parts: names of parts; empty: see `part_of`.
+    `scopes` are name stacks of the program's operations, by name; without names of parts see `part_of`.
     """
     core = run.later_core
     differentiated = is_differentiated(scopes.values())

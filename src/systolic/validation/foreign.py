@@ -34,11 +34,7 @@ _HEADS = re.compile(r"(\d{1,5}) seqs? x (\d{1,4}) q heads \((\d{1,4}) kv\)", re.
 
 
 def foreign_program(row: PublishedRow) -> Rebuilt:
-    """Return the program of a row that is no product.
-
-    Raises:
-      OpError: its kind is not known, it lacks a value, or a package is missing.
-    """
+    """Return the program of a row that is no product; raise OpError if its kind, a value or a package is missing."""
     of_kind = _KINDS.get(row.kind)
     if of_kind is None:
         raise OpError(f"kind {row.kind!r} is not known; known are {', '.join(_KINDS)}")

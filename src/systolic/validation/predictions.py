@@ -28,8 +28,7 @@ def simulated(
 ) -> dict[PublishedProgram, Measurement | str]:
     """Return the simulated time and run of each distinct program, or why there is none.
 
-    Args:
-      chips: records to use in place of those that are known, by name.
+    `chips` are records to use in place of those that are known, by name.
     """
     distinct = _distinct(programs)
     experiments = [
