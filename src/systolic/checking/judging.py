@@ -166,6 +166,9 @@ class Judge:
         if not wrong.any():
             return
         coarse = self._rounds and not (comparison.error > comparison.coarse)[~empty].any()
+        if not coarse and not (comparison.error > comparison.limit)[~empty].any():
+            yield self._unlikely(name, worst, comparison)
+            return
         # Not at an element near zero, where the result's own type is the finer the less there is.
         largest = float(comparison.error[~empty].max()), float(comparison.tolerance[~empty].max())
         gross = coarse and _ratio(largest) >= _GROSS and any(map(sums_narrowly, self.calls))
@@ -188,6 +191,17 @@ class Judge:
             fix="keep the running sum in float32 (a scratch accumulator), and round once at the end"
             if coarse
             else "look at where: an end, some blocks or everything; tails, index maps and masks come first",
+        )
+
+    def _unlikely(self, name: str, worst: tuple[float, float], comparison: Comparison) -> Finding:
+        wrong = comparison.error > comparison.tolerance
+        return about(
+            self.calls,
+            "precision",
+            grade="note",
+            value=f"{name}{place(wrong)} are off by {worst[0]:.3g} where rounding in a usual order explains {worst[1]:.3g}",
+            limit=f"the worst order of the sum explains {float(comparison.limit[wrong].min()):.3g} and more",
+            fix="nothing, if the kernel sums one term after the other; sums of blocks are more exact",
         )
 
     def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
