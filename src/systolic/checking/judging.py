@@ -11,6 +11,7 @@ import numpy as np
 from systolic.analysis import KernelCall, op_count
 from systolic.checking.access import Access
 from systolic.checking.comparing import Comparison, Reference, compared, is_nan, place
+from systolic.checking.ends import UnreadEnd
 from systolic.checking.exception_findings import about
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
@@ -206,20 +207,46 @@ class Judge:
 
     def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
         """Says that nothing was compared, and with what it could be."""
-        guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings)
+        guess = guessed(
+            inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds
+        )
+        if guess is not None and guess.known.fault and not guess.wrong.any():
+            yield about(
+                self.calls,
+                "wrong-result",
+                "note" if self.assumed else "warning",
+                value=f"all results are those of {guess.text}, {guess.known.fault}",
+                limit="that is seldom meant",
+                fix="mend the mask or the count, or give a reference that has the same",
+            )
+            return
         partly = guess is not None and guess.wrong.any()
+        doubtful = partly and (guess.known.is_masked or guess.known.fault)
         value = "the results were compared with nothing"
-        if guess is not None and partly:
+        if guess is not None and partly and not doubtful:
             value = f"most results are those of {guess.text}, and {place(guess.wrong)} are not"
-        elif guess is not None:
+        elif guess is not None and not partly:
             value = f"the results were compared with no reference; they are those of {guess.text}"
         yield about(
             self.calls,
             "reference",
-            "warning" if partly and not self.assumed else "note",
+            "warning" if partly and not doubtful and not self.assumed else "note",
             value=value,
             limit="numbers that are wrong in the same way under all conditions do not show",
             fix="give one that has the right numbers: --reference FILE.py:REF, a function of the same arguments",
+        )
+
+    def of_unread_end(self, end: UnreadEnd) -> Finding:
+        """Reports an end of an input that changes no result."""
+        which, neighbors = ("last", "before") if end.is_last else ("first", "after")
+        return about(
+            self.calls,
+            "dropped-tail",
+            "note" if self.assumed else "warning",
+            value=f"argument {end.argument}: the {which} element along dimension {end.axis} changes no result, and "
+            f"those {neighbors} it do",
+            limit="a mask or a loop that ends one too early leaves it out",
+            fix="look at the comparison of the mask and the count of the loop; if that is meant, give a reference",
         )
 
     def of_precision(self) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from systolic.analysis import KernelCall
 from systolic.checking.comparing import Reference, ReferenceFunction
+from systolic.checking.ends import ends, unread_ends
 from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up
@@ -101,6 +102,8 @@ class Runs:
             self._harder(interpreter, conditions, wide_reference, prefetches)
         if reference is None and self.judge.calls and not any(finding.grade == "error" for finding in self.findings):
             self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
+            if not any(array.dtype.kind in "iu" for array in inputs) and not self.mesh:
+                self._ends(interpreter, inputs, results[0])
         self.findings += self.judge.of_precision()
         if self.left_out:
             self._note(
@@ -139,6 +142,22 @@ class Runs:
             self.findings += [finding for finding in new_findings if (finding.rule, finding.grade) not in reported]
             if any(finding.grade == "error" for finding in new_findings):
                 return
+
+    def _ends(
+        self, interpreter: Interpreter, inputs: Sequence[np.ndarray], first: tuple[Conditions, Interpreted]
+    ) -> None:
+        """Looks for ends of the inputs that change no result, while their neighbours do."""
+        condition, base = first
+        count = len(ends(inputs))
+        if not self._is_within_budget(count):
+            self.left_out.append(f"{count} runs with other numbers at the ends of the inputs")
+            return
+
+        def run(arguments: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
+            result = self._interpreted(interpreter, arguments, condition)
+            return result.outputs if result is not None else None
+
+        self.findings += map(self.judge.of_unread_end, unread_ends(run, inputs, base.outputs))
 
     def _is_within_budget(self, runs: int) -> bool:
         """True if so many more runs fit the budget, by the estimate of `run_seconds`."""
