@@ -238,13 +238,14 @@ class Judge:
 
     def of_unread_end(self, end: UnreadEnd) -> Finding:
         """Reports an end of an input that changes no result."""
-        which, neighbors = ("last", "before") if end.is_last else ("first", "after")
+        elements = f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
+        changed = f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
         return about(
             self.calls,
             "dropped-tail",
             "note" if self.assumed else "warning",
-            value=f"argument {end.argument}: the {which} element along dimension {end.axis} changes no result, and "
-            f"those {neighbors} it do",
+            value=f"argument {end.argument}: the {elements} along dimension {end.axis} {changed}, and an element next "
+            f"to them {end.usual:,}",
             limit="a mask or a loop that ends one too early leaves it out",
             fix="look at the comparison of the mask and the count of the loop; if that is meant, give a reference",
         )
