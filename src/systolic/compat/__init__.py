@@ -1,5 +1,6 @@
 """Hides differences between versions of JAX, and holds all imports of its internals."""
 
+from systolic.compat.batched_grids import interpreted_batches
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,
     assigned_devices,
