@@ -80,8 +80,9 @@ class KeptResults:
         elif result.run is not None:
             run = base64.b64encode(zlib.compress(result.run.to_json().encode())).decode()
         line = _Line(key=key, program=str(program), reason=reason, run=run)
+        # The line of a process that was killed may have no end.
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(line)) + "\n")
+            file.write(f"\n{json.dumps(asdict(line))}\n")
         self._lines[key] = line
 
     def _key(self, program: PublishedProgram, chip: Chip) -> str:

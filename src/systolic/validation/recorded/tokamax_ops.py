@@ -18,7 +18,7 @@ import jax
 from systolic.support.untrusted import shown
 from systolic.validation.errors import OpError
 from systolic.validation.recorded.call import Call
-from systolic.validation.recorded.index_contents import with_contents
+from systolic.validation.recorded.index_contents import listed_contents
 
 _SPLASH = "experimental.tpu.splash_attention"
 # The module of each operation, below tokamax._src.ops. The class is the operation's name in camel case.
@@ -75,7 +75,7 @@ def tokamax_call(op: str, arguments: Mapping[str, Any], config: Mapping[str, Any
         )
     record = json.dumps({"op": op, "arguments": arguments, "config": config}, sort_keys=True)
     _, arrays = _standardized(record)
-    return Call(functools.partial(recorded_operation, record=record), tuple(with_contents(op, arguments, arrays)))
+    return Call(functools.partial(recorded_operation, record=record), arrays)
 
 
 def recorded_operation(*arrays: Any, record: str) -> Any:
@@ -102,7 +102,8 @@ def _standardized(record: str) -> tuple[Any, tuple[Any, ...]]:
         config = pydantic.TypeAdapter(kind.config_cls).validate_python(content["config"]) if content["config"] else None
         operation = kind().replace(config=config, vjp=None)
         bound = operations._get_arg_spec_adapter(operation).validate_python(content["arguments"])
-        call = operations.BoundArguments(operation, bound)
+        contents = listed_contents(_MODULES[name].rpartition(".")[0], content["arguments"])
+        call = operations.BoundArguments(operation, {**bound, **contents})
         return benchmarking.standardize_function(operation, *call.args, kwargs=call.kwargs, seed=None)
     except (ValueError, TypeError, KeyError) as error:  # pydantic's error is a ValueError
         raise OpError(f"tokamax does not read its arguments: {str(error).splitlines()[0]}") from error
