@@ -88,7 +88,7 @@ class SparseListing:
 
     @property
     def comes_with_tile_code(self) -> bool:
-        """True if the tiles have their code before the sequencer begins: no copy of the sequencer goes to their memory."""
+        """True if the tiles have their code from the launch on: the sequencer copies none to their memory."""
         return bool(self.tec.bundles) and not any(
             dest.startswith("[timem:")
             for bundle in self.scs.bundles
