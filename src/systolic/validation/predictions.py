@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 
 from systolic.chips import Chip, with_flags
 from systolic.chips import chip as chip_named
@@ -39,14 +39,15 @@ def simulated(
         for program in distinct
     }
     before = {program: kept.result(program, records[program]) if kept is not None else None for program in distinct}
-    result: dict[PublishedProgram, Measurement | str] = {}
-    waiting = [program for program in distinct if before[program] is None]
+    result = {program: found for program, found in before.items() if found is not None}
+    waiting = [program for program in distinct if program not in result]
     runner.progress.planned(len(waiting))
     sent = {program: runner.start(_experiment(program, records[program])) for program in waiting}
-    for program in distinct:
-        found = before[program]
-        result[program] = found if found is not None else _awaited(program, records[program], sent[program], kept)
-    return result
+    of_job = {running.job: program for program, running in sent.items()}
+    for job in as_completed(of_job):  # so that each is kept as soon as it is known
+        program = of_job[job]
+        result[program] = _awaited(program, records[program], sent[program], kept)
+    return {program: result[program] for program in distinct}
 
 
 def _experiment(program: PublishedProgram, chip: Chip) -> Experiment:
