@@ -86,6 +86,7 @@ NOT_RUN = {
     "systolic tune examples/public_kernels.py": "kernels of whole layers on three chips, by up to ten tiles: hours",
     "systolic tune --suite square --chip v5e,v6e --scheduler": "needs a cluster; test_tune_command.py starts one",
     "systolic table profile": "three hundred tiles: an hour",
+    "systolic compare run.json profile": "needs a profile of a TPU; test_cli_compare_trace.py makes one by hand",
     "systolic tpu": "rents a TPU: it needs a project at Google, and costs money",
     "systolic step": "models of billions of weights: minutes of compiling each",
     "python benchmarks/sharded_functions.py": "seventy-five functions on each of four chips: half an hour",
