@@ -6,7 +6,7 @@ import importlib
 
 import click
 
-from systolic.support.choices import unknown_name
+from systolic.cli.groups import Group
 
 # By task, command → the first sentence of its own help.
 TASKS = {
@@ -22,6 +22,7 @@ TASKS = {
         "run on the CPU.",
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
         "and say where time goes.",
+        "run": "Run an unmodified Python script as if on a TPU: each jitted call is timed, and computed on the CPU.",
         "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
         "goes.",
         "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "
@@ -47,23 +48,6 @@ TASKS = {
     },
 }
 _MODULES = {"table": "trial_table"}  # where a command's file has another name
-
-
-class Group(click.Group):
-    """A group of commands that suggests a similar command for an unknown one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the name, the command and the other arguments.
-
-        Raises:
-          click.UsageError: the command is unknown, or an option stands in its place.
-        """
-        name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            raise click.UsageError(unknown_name("command", name, self.list_commands(ctx)), ctx)
-        return super().resolve_command(ctx, args)
 
 
 class Commands(Group):

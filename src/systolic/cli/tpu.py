@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from systolic.chips import CHIPS, DEFAULT_CHIP
-from systolic.cli.commands import Group
 from systolic.cli.complaints import complain
+from systolic.cli.groups import Group
 from systolic.cli.output import make_folder
 from systolic.cloud import gcloud, jobs
 from systolic.cloud.errors import BusyError, MachineError, MachineNotFoundError, RefusedError

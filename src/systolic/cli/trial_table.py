@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from systolic.chips import Chip, chip_names
-from systolic.cli.commands import Group
+from systolic.cli.groups import Group
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, give, note, write_json
 from systolic.cli.tables import console, say, show_table
