@@ -84,6 +84,8 @@ def run(
     _check_script(script)
     check_target(json_file)
     if trace_file is not None:
+        if trace_file.suffix == ".pb":
+            raise click.UsageError(f"{trace_file}: calls are written as a Chrome trace; name it {trace_file.stem}.json")
         check_target(str(trace_file))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # computes the values
     check_available()

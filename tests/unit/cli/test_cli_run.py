@@ -40,3 +40,9 @@ def test_an_option_of_the_script_needs_dashes_before_it(tmp_path: Path, capsys: 
     assert "Options of the script follow after --" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "script.py"), "--chip", "v5e,v6e"]) == 2
     assert "one chip at a time; give one of v5e, v6e" in capsys.readouterr().err
+
+
+def test_no_json_is_written_into_a_file_for_xprof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "script.py").write_text("")
+    assert main(["run", str(tmp_path / "script.py"), "--trace", "calls.pb"]) == 2
+    assert "name it calls.json" in capsys.readouterr().err
