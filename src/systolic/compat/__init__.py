@@ -1,6 +1,5 @@
 """Hides differences between versions of JAX, and holds all imports of its internals."""
 
-from systolic.compat.batched_grids import interpreted_batches
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,
     assigned_devices,
@@ -34,6 +33,7 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores
 
@@ -47,6 +47,7 @@ __all__ = [
     "cores_compiled_once",
     "cpu_devices",
     "donated_arguments",
+    "empty_copies",
     "end_interpreted_kernel",
     "intercepted",
     "interpret_mode_is_forced",

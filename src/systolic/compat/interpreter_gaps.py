@@ -1,4 +1,4 @@
-"""Lets TPU interpret mode run kernels under `jax.vmap`, which puts axes in front of the grid."""
+"""Lets TPU interpret mode run what it fails at and a TPU does not: kernels under `jax.vmap`, and empty copies."""
 
 from __future__ import annotations
 
@@ -35,3 +35,27 @@ def interpreted_batches() -> Iterator[None]:
         yield
     finally:
         calls.interpret_pallas_call = before
+
+
+@contextmanager
+def empty_copies() -> Iterator[None]:
+    """Let a wait for a copy of no bytes end at once, also if nothing has signaled its semaphore yet.
+
+    Kernels on ragged sizes copy as much as there is, which may be nothing. With race detection, interpret mode asserts
+    that somebody signaled the semaphore before.
+    """
+    from jax._src.pallas.mosaic.interpret import shared_memory
+
+    semaphore: Any = shared_memory.Semaphore
+    before = semaphore.wait
+
+    @functools.wraps(before)
+    def wait(self: Any, value: Any, *args: Any, **kw: Any) -> None:
+        if int(value):
+            before(self, value, *args, **kw)
+
+    semaphore.wait = wait
+    try:
+        yield
+    finally:
+        semaphore.wait = before
