@@ -16,7 +16,8 @@ from systolic.checking.exception_findings import about
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
 from systolic.checking.interpreting import Conditions, Interpreted
-from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
+from systolic.checking.rounding import has_narrow, most_sums, sums
+from systolic.checking.rules.sums import sums_narrowly
 from systolic.compiler import written_at
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
 @contextmanager
 def interpreted_batches() -> Iterator[None]:
     """Give the axes that `vmap` adds to a grid their semantics, as the compiler does; jax 0.10 to 0.12 forget them."""
@@ -23,8 +22,7 @@ def interpreted_batches() -> Iterator[None]:
         if semantics is not None and len(semantics) < len(grid_mapping.grid):
             remaining = iter(semantics)
             full = [
-                # Parallel for the compiler; in order here, where the length of a parallel axis has to be static.
-                "arbitrary" if axis in grid_mapping.vmapped_dims else next(remaining)
+                "parallel" if axis in grid_mapping.vmapped_dims else next(remaining)
                 for axis in range(len(grid_mapping.grid))
             ]
             compiler_params = dataclasses.replace(compiler_params, dimension_semantics=tuple(full))
