@@ -208,9 +208,7 @@ class Judge:
 
     def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
         """Says that nothing was compared, and with what it could be."""
-        guess = guessed(
-            inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds
-        )
+        guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds)
         if guess is not None and guess.known.fault and not guess.wrong.any():
             yield about(
                 self.calls,
@@ -239,8 +237,12 @@ class Judge:
 
     def of_unread_end(self, end: UnreadEnd) -> Finding:
         """Reports an end of an input that changes no result."""
-        elements = f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
-        changed = f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
+        elements = (
+            f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
+        )
+        changed = (
+            f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
+        )
         return about(
             self.calls,
             "dropped-tail",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+
 @contextmanager
 def interpreted_batches() -> Iterator[None]:
     """Give the axes that `vmap` adds to a grid their semantics, as the compiler does; jax 0.10 to 0.12 forget them."""

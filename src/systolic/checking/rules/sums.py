@@ -166,6 +166,4 @@ def _is_carried(call: KernelCall, number: int) -> bool:
     if operand.role not in ("scratch", "output"):
         return False
     moving = () if operand.role == "scratch" else index_axes(call, operand)
-    return PREFETCHED not in moving and any(
-        length != 1 and axis not in moving for axis, length in enumerate(call.grid)
-    )
+    return PREFETCHED not in moving and any(length != 1 and axis not in moving for axis, length in enumerate(call.grid))
