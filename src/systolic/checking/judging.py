@@ -201,7 +201,8 @@ class Judge:
             self.calls,
             "precision",
             grade="note",
-            value=f"{name}{place(wrong)} are off by {worst[0]:.3g} where rounding in a usual order explains {worst[1]:.3g}",
+            value=f"{name}{place(wrong)} are off by {worst[0]:.3g} where rounding in a usual order explains "
+            f"{worst[1]:.3g}",
             limit=f"the worst order of the sum explains {float(comparison.limit[wrong].min()):.3g} and more",
             fix="nothing, if the kernel sums one term after the other; sums of blocks are more exact",
         )
