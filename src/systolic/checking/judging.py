@@ -221,7 +221,7 @@ class Judge:
             )
             return
         partly = guess is not None and guess.wrong.any()
-        doubtful = partly and (guess.known.is_masked or guess.known.fault)
+        doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
         value = "the results were compared with nothing"
         if guess is not None and partly and not doubtful:
             value = f"most results are those of {guess.text}, and {place(guess.wrong)} are not"

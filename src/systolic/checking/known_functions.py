@@ -95,7 +95,7 @@ def _of_three(q: Shape, k: Shape, v: Shape, out: Shape) -> Iterator[KnownFunctio
     for scale, scaled in ((q[-1] ** -0.5, "q @ k.T / sqrt(depth)"), (1.0, "q @ k.T")):
         yield KnownFunction(
             text=f"softmax({scaled}) @ v",
-            fn=lambda *heads, scale=scale: _attention(*heads, scale, None),
+            fn=lambda q, k, v, scale=scale: _attention(q, k, v, scale, None),
             is_masked=True,
         )
         if q[-2] != k[-2]:
@@ -108,7 +108,7 @@ def _of_three(q: Shape, k: Shape, v: Shape, out: Shape) -> Iterator[KnownFunctio
         ):
             yield KnownFunction(
                 text=text,
-                fn=lambda *heads, scale=scale, ahead=ahead: _attention(*heads, scale, ahead),
+                fn=lambda q, k, v, scale=scale, ahead=ahead: _attention(q, k, v, scale, ahead),
                 fault=fault,
                 is_masked=True,
             )

@@ -118,13 +118,17 @@ class _Walk:
         self._loops += 1
         self._depth += 1
         loop = self._loops
-        parts = scan_parts(equation, values) if equation.primitive.name == "scan" else while_parts(equation, values)
-        constants = parts.constants if equation.primitive.name == "scan" else parts.body_constants
+        sliced: list[_Value] = []
+        if equation.primitive.name == "scan":
+            parts = scan_parts(equation, values)
+            constants, sliced = parts.constants, parts.sliced
+        else:
+            parts = while_parts(equation, values)
+            constants = parts.body_constants
         carried = [
             value if value.reference is not None else _Value(loaded=frozenset([_Place(loop, number)]))
             for number, value in enumerate(parts.carried)
         ]
-        sliced = getattr(parts, "sliced", [])
         results = self._run(parts.body, [*constants, *carried, *sliced])
         for number, result in enumerate(results[: len(carried)]):
             self._stored(equation, _Place(loop, number), result, str(equation.outvars[number].aval.dtype))
