@@ -109,7 +109,8 @@ def attention(q, k, v, *, fault=""):
 
         scores = jnp.dot(q_vmem[0], k_vmem[0].T, preferred_element_type=jnp.float32) * depth**-0.5
         row = lax.broadcasted_iota(jnp.int32, (T, T), 0) + i * T
-        column = lax.broadcasted_iota(jnp.int32, (T, T), 1) + (0 if fault == "mask without the block's start" else j * T)
+        start = 0 if fault == "mask without the block's start" else j * T
+        column = lax.broadcasted_iota(jnp.int32, (T, T), 1) + start
         far = {"mask one too far": 1, "mask one short": -1}.get(fault, 0)
         seen = (column <= row + far) | ((row == 0) & (column == 0))
         if fault == "mask of the diagonal block forgotten":

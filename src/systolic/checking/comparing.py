@@ -24,9 +24,9 @@ A kernel that rounds its running sum, or an intermediate, to the coarser of bflo
 has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
 and no wrong result.
 
-The tolerance is that of errors which are independent. The limit is that of the worst order of the sum: every rounding is
-as large as it can be, all have one sign, and each term is rounded again in each of k additions. N = 2k changes of
-response r together have at most √N·r, by Cauchy and Schwarz, so the limit is
+The tolerance is that of independent errors. The limit is that of the worst order of the sum: every rounding is as large
+as it can be, all have one sign, and each term is rounded again in each of k additions. N = 2k changes of response r
+together have at most √N·r, by Cauchy and Schwarz, so the limit is
 
     2v · |reference| + u · k · √(2k) · r
 

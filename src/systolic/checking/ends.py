@@ -1,8 +1,8 @@
 """Finds inputs whose first or last elements along an axis are left out, by how many results they change.
 
 A mask or a loop that ends too early leaves the end of an axis out: other numbers there change no result, or only those
-of the same place, as where a softmax does not count its last column. Elements next to it change many more. Where nothing
-is known of the function, that still shows.
+of the same place, as where a softmax does not count its last column. Elements next to it change many more. This shows
+also where nothing is known of the function.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from systolic.compat import (
     all_references,
     copies_between_devices_in_order,
     cores_compiled_once,
+    empty_copies,
     interpret_params,
     interpreted_batches,
     interpreted_failure,
@@ -163,6 +164,7 @@ class Interpreter:
                 cores_compiled_once(self._programs),
                 unkind_interpreter(left_over),
                 copies_between_devices_in_order(),
+                empty_copies(),
                 interpreter_reports() as reports,
             ):
                 # The others are up to the watch.

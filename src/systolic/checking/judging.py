@@ -16,7 +16,8 @@ from systolic.checking.exception_findings import about
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.guessing import guessed
 from systolic.checking.interpreting import Conditions, Interpreted
-from systolic.checking.rounding import has_narrow, most_sums, sums, sums_narrowly
+from systolic.checking.rounding import has_narrow, most_sums, sums
+from systolic.checking.rules.sums import sums_narrowly
 from systolic.compiler import written_at
 
 
@@ -200,16 +201,15 @@ class Judge:
             self.calls,
             "precision",
             grade="note",
-            value=f"{name}{place(wrong)} are off by {worst[0]:.3g} where rounding in a usual order explains {worst[1]:.3g}",
+            value=f"{name}{place(wrong)} are off by {worst[0]:.3g} where rounding in a usual order explains "
+            f"{worst[1]:.3g}",
             limit=f"the worst order of the sum explains {float(comparison.limit[wrong].min()):.3g} and more",
             fix="nothing, if the kernel sums one term after the other; sums of blocks are more exact",
         )
 
     def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
         """Says that nothing was compared, and with what it could be."""
-        guess = guessed(
-            inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds
-        )
+        guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds)
         if guess is not None and guess.known.fault and not guess.wrong.any():
             yield about(
                 self.calls,
@@ -221,7 +221,7 @@ class Judge:
             )
             return
         partly = guess is not None and guess.wrong.any()
-        doubtful = partly and (guess.known.is_masked or guess.known.fault)
+        doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
         value = "the results were compared with nothing"
         if guess is not None and partly and not doubtful:
             value = f"most results are those of {guess.text}, and {place(guess.wrong)} are not"
@@ -238,8 +238,12 @@ class Judge:
 
     def of_unread_end(self, end: UnreadEnd) -> Finding:
         """Reports an end of an input that changes no result."""
-        elements = f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
-        changed = f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
+        elements = (
+            f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
+        )
+        changed = (
+            f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
+        )
         return about(
             self.calls,
             "dropped-tail",

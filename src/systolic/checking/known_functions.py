@@ -50,8 +50,9 @@ def _of_one(shape: Shape, out: Shape) -> Iterator[KnownFunction]:
                 )
                 yield KnownFunction(
                     text="(x - mean(x)) / sqrt(var(x))",
-                    fn=lambda x, epsilon=epsilon: (x - x.mean(-1, keepdims=True))
-                    * jax.lax.rsqrt(x.var(-1, keepdims=True) + epsilon),
+                    fn=lambda x, epsilon=epsilon: (
+                        (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + epsilon)
+                    ),
                 )
     if len(shape) != 2:
         return
@@ -93,7 +94,9 @@ def _of_three(q: Shape, k: Shape, v: Shape, out: Shape) -> Iterator[KnownFunctio
         return
     for scale, scaled in ((q[-1] ** -0.5, "q @ k.T / sqrt(depth)"), (1.0, "q @ k.T")):
         yield KnownFunction(
-            text=f"softmax({scaled}) @ v", fn=lambda *heads, scale=scale: _attention(*heads, scale, None), is_masked=True
+            text=f"softmax({scaled}) @ v",
+            fn=lambda q, k, v, scale=scale: _attention(q, k, v, scale, None),
+            is_masked=True,
         )
         if q[-2] != k[-2]:
             continue
@@ -105,7 +108,7 @@ def _of_three(q: Shape, k: Shape, v: Shape, out: Shape) -> Iterator[KnownFunctio
         ):
             yield KnownFunction(
                 text=text,
-                fn=lambda *heads, scale=scale, ahead=ahead: _attention(*heads, scale, ahead),
+                fn=lambda q, k, v, scale=scale, ahead=ahead: _attention(q, k, v, scale, ahead),
                 fault=fault,
                 is_masked=True,
             )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall, op_count, read_references
+from systolic.analysis import KernelCall, op_count
 from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
@@ -35,12 +35,6 @@ def most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
     """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
     longest = max((size for array in arrays for size in array.shape), default=1)
     return longest, max(1, longest // LANES)
-
-
-def sums_narrowly(call: KernelCall) -> bool:
-    """Says whether a body reads what it writes in a narrow type, as a running sum there is."""
-    read = (call.operands[at] for at in read_references(call.body))
-    return any(operand.role in ("output", "scratch") and is_narrow(operand.dtype) for operand in read)
 
 
 def has_narrow(call: KernelCall) -> bool:

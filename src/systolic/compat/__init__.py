@@ -1,6 +1,5 @@
 """Hides differences between versions of JAX, and holds all imports of its internals."""
 
-from systolic.compat.batched_grids import interpreted_batches
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,
     assigned_devices,
@@ -35,5 +34,6 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores

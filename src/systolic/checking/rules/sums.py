@@ -51,24 +51,28 @@ class _Value(NamedTuple):
 
 def sum_findings(call: KernelCall) -> list[Finding]:
     """Finds running sums in narrow types, and running sums of parts that were rounded to one."""
-    walk = _Walk(call)
-    evaluate(
-        call.body,
-        [_Value(reference=_Place(0, number)) for number in range(len(call.body.invars))],
-        walk.step,
-        literal=lambda _: _Value(),
-        constant=lambda _: _Value(),
-        missing=_Value(),
-    )
-    return list(dict.fromkeys(walk.findings))
+    return list(dict.fromkeys(_Walk(call).findings))
+
+
+def sums_narrowly(call: KernelCall) -> bool:
+    """True if a running sum of the body is kept in a narrow type."""
+    return _Walk(call).has_narrow_sum
 
 
 class _Walk:
+    """Follows the values of a body; what it finds is there when it is made."""
+
     def __init__(self, call: KernelCall) -> None:
         self._call = call
         self._loops = 0
         self._depth = 0
         self.findings: list[Finding] = []
+        self.has_narrow_sum = False
+        self._run(call.body, [_Value(reference=_Place(0, number)) for number in range(len(call.body.invars))])
+
+    def _run(self, function: Any, values: Sequence[_Value]) -> list[_Value]:
+        unknown = {"literal": lambda _: _Value(), "constant": lambda _: _Value(), "missing": _Value()}
+        return evaluate(function, values, self.step, **unknown)
 
     def step(self, equation: Any, inputs: Sequence[_Value | None]) -> list[_Value]:
         values = [value or _Value() for value in inputs]
@@ -85,14 +89,7 @@ class _Walk:
             return [_Value()] * len(equation.outvars)
         results = [_Value()] * len(equation.outvars)
         for function, operands in calls_inside(equation, values):
-            inside = evaluate(
-                function,
-                operands,
-                self.step,
-                literal=lambda _: _Value(),
-                constant=lambda _: _Value(),
-                missing=_Value(),
-            )
+            inside = self._run(function, operands)
             if name in CALLS and len(inside) == len(results):
                 results = inside
         if name in CALLS or not equation.outvars:
@@ -121,21 +118,18 @@ class _Walk:
         self._loops += 1
         self._depth += 1
         loop = self._loops
-        parts = scan_parts(equation, values) if equation.primitive.name == "scan" else while_parts(equation, values)
-        constants = parts.constants if equation.primitive.name == "scan" else parts.body_constants
+        sliced: list[_Value] = []
+        if equation.primitive.name == "scan":
+            parts = scan_parts(equation, values)
+            constants, sliced = parts.constants, parts.sliced
+        else:
+            parts = while_parts(equation, values)
+            constants = parts.body_constants
         carried = [
             value if value.reference is not None else _Value(loaded=frozenset([_Place(loop, number)]))
             for number, value in enumerate(parts.carried)
         ]
-        sliced = getattr(parts, "sliced", [])
-        results = evaluate(
-            parts.body,
-            [*constants, *carried, *sliced],
-            self.step,
-            literal=lambda _: _Value(),
-            constant=lambda _: _Value(),
-            missing=_Value(),
-        )
+        results = self._run(parts.body, [*constants, *carried, *sliced])
         for number, result in enumerate(results[: len(carried)]):
             self._stored(equation, _Place(loop, number), result, str(equation.outvars[number].aval.dtype))
         self._depth -= 1
@@ -150,6 +144,7 @@ class _Walk:
         dtype = operand.dtype if operand is not None else dtype
         what = operand.name if operand is not None else "a value that a loop carries"
         if is_narrow(dtype):
+            self.has_narrow_sum = True
             self.findings += self._finding(equation, f"{what} adds up in {dtype}", "the sum is rounded at every step")
         elif value.coarse is not None and "float32" in dtype:
             narrow = str(value.coarse.outvars[0].aval.dtype)
@@ -175,6 +170,4 @@ def _is_carried(call: KernelCall, number: int) -> bool:
     if operand.role not in ("scratch", "output"):
         return False
     moving = () if operand.role == "scratch" else index_axes(call, operand)
-    return PREFETCHED not in moving and any(
-        length != 1 and axis not in moving for axis, length in enumerate(call.grid)
-    )
+    return PREFETCHED not in moving and any(length != 1 and axis not in moving for axis, length in enumerate(call.grid))

@@ -1,4 +1,4 @@
-"""Lets TPU interpret mode run kernels under `jax.vmap`, which puts axes in front of the grid."""
+"""Lets TPU interpret mode run what it fails at and a TPU does not: kernels under `jax.vmap`, and empty copies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def interpreted_batches() -> Iterator[None]:
         if semantics is not None and len(semantics) < len(grid_mapping.grid):
             remaining = iter(semantics)
             full = [
-                # Parallel for the compiler; in order here, where the length of a parallel axis has to be static.
-                "arbitrary" if axis in grid_mapping.vmapped_dims else next(remaining)
+                "parallel" if axis in grid_mapping.vmapped_dims else next(remaining)
                 for axis in range(len(grid_mapping.grid))
             ]
             compiler_params = dataclasses.replace(compiler_params, dimension_semantics=tuple(full))
@@ -35,3 +34,27 @@ def interpreted_batches() -> Iterator[None]:
         yield
     finally:
         calls.interpret_pallas_call = before
+
+
+@contextmanager
+def empty_copies() -> Iterator[None]:
+    """Let a wait for a copy of no bytes end at once, also if nothing has signaled its semaphore yet.
+
+    Kernels on ragged sizes copy as much as there is, which may be nothing. With race detection, interpret mode asserts
+    that somebody signaled the semaphore before.
+    """
+    from jax._src.pallas.mosaic.interpret import shared_memory
+
+    semaphore: Any = shared_memory.Semaphore
+    before = semaphore.wait
+
+    @functools.wraps(before)
+    def wait(self: Any, value: Any, *args: Any, **kw: Any) -> None:
+        if int(value):
+            before(self, value, *args, **kw)
+
+    semaphore.wait = wait
+    try:
+        yield
+    finally:
+        semaphore.wait = before
