@@ -107,16 +107,7 @@ class UnknownSuiteError(ValueError):
 
 
 def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "default") -> tuple[Case, ...]:
-    """Return all cases of a suite.
-
-    Args:
-      name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
-      dtype: the operands'.
-      precision: float32's.
-
-    Raises:
-      UnknownSuiteError: no suite of that name.
-    """
+    """Return all cases of a suite, one of `SUITES`; `precision` is float32's. Raise UnknownSuiteError for others."""
     if name not in SUITES:
         raise UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")
     contest = _CONTESTS.get(name, OF_OP)

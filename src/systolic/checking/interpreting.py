@@ -28,6 +28,7 @@ from systolic.compat import (
     copies_between_devices_in_order,
     cores_compiled_once,
     interpret_params,
+    interpreted_batches,
     interpreted_failure,
     interpreted_subcores,
     interpreter_reports,
@@ -203,7 +204,7 @@ class Interpreter:
             grid_point_recorder=lambda *point: self.watch.at_grid_point(*point),
         )
         watch = watched_interpreter(lambda *call: self.watch.called(*call))
-        with pltpu.force_tpu_interpret_mode(params), watch, interpreted_subcores() as meshes:
+        with pltpu.force_tpu_interpret_mode(params), watch, interpreted_batches(), interpreted_subcores() as meshes:
             compiled = _compiled(self._fn, arguments)
         self._on_subcores = bool(meshes)
         self._compiled[conditions] = compiled

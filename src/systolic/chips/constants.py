@@ -179,11 +179,7 @@ def _checked(name: str, value: Any, source: str) -> float:
 
 
 def load_constants(path: Path) -> FittedConstants:
-    """Read a file of constants. `with_constants` checks whether they suit a chip.
-
-    Raises:
-      ConstantsError: no such file, no JSON, or not of this form.
-    """
+    """Read a file of constants, which `with_constants` checks against a chip; raise ConstantsError for other files."""
     try:
         data = read_json(read_regular(path))
     except OSError as error:

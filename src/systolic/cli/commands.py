@@ -20,6 +20,7 @@ TASKS = {
         "run on the CPU.",
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
         "and say where time goes.",
+        "run": "Run an unmodified Python script as if on a TPU: each jitted call is timed, and computed on the CPU.",
         "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
         "goes.",
         "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "

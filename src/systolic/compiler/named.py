@@ -42,15 +42,10 @@ class NamedFunctionError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NamedFunction:
-    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else.
+    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else."""
 
-    Attributes:
-        text: its name.
-        parameters: static keyword arguments to bind.
-    """
-
-    text: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    text: str  # its name
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # static keyword arguments to bind
 
     @property
     def __name__(self) -> str:  # type: ignore[override]

@@ -46,11 +46,7 @@ def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def devices_of(target: Target) -> Sequence[Any]:
-    """The devices to compile for, as libtpu has them.
-
-    Raises:
-        CompilerError: libtpu does not know them, or knows them as others than the target says.
-    """
+    """Return libtpu's devices of a target; raise CompilerError if it does not know them, or knows others."""
     import jax
 
     topology = target.slice or Topology(name=target.topology, config=target.topology_config)

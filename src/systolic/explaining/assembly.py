@@ -49,17 +49,7 @@ def explanation_of(
     alternatives: list[Program],
     tried: list[WhatIf],
 ) -> Explanation:
-    """Makes the record.
-
-    Args:
-      request: what was asked.
-      name: of the function.
-      outcome: what came of it as it is; it has a run.
-      now: the analysis of its traced program.
-      product: what it seems to compute.
-      alternatives: programs of the same result.
-      tried: changes of it, the fastest first.
-    """
+    """Makes the record; `now` is the analysis of the traced program, and `tried` has the fastest change first."""
     run, slice_run = outcome.required(), outcome.slice_run
     flops = product.flops if product is not None else now.flops or 0.0
     label = "this kernel" if slice_run is None else "this function"

@@ -22,10 +22,7 @@ _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication | None = None) -> list[Saving]:
     """Lists what changes of the function's own parameters save, by simulation, the most first.
 
-    Args:
-      tried: the changes, the fastest first.
-      time_us: the time of the function as it is.
-      now: what it says to other devices as it is.
+    `tried` has the fastest change first, and `now` what the function says to other devices as it is.
     """
     savings: list[Saving] = []
     tiles = 0
@@ -88,13 +85,7 @@ def _is_kernel(scope: str) -> bool:
 def replacement_savings(
     alternatives: Sequence[Program], time_us: float, product: EquivalentMatmul | None
 ) -> list[Saving]:
-    """Lists other functions that are faster.
-
-    Args:
-      alternatives: their programs.
-      time_us: the time of the function as it is.
-      product: what the function seems to compute.
-    """
+    """Lists other functions that are faster; `product` is what this one seems to compute."""
     words: dict[str, str] = {}
     if product is not None:
         by_xla = product.written_by_xla

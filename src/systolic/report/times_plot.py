@@ -13,33 +13,23 @@ _OTHERS = ("#bc4c00", "#8250df", "#bf8700", "#cf222e", "#1b7c83", "#bf3989", "#5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePoint:
-    """One time of one competitor.
+    """One time of one competitor."""
 
-    Attributes:
-      x: the size.
-      series: the competitor, as in the legend.
-      panel: the chip, where there are several panels.
-      dashed: its line is a baseline.
-    """
-
-    x: float
+    x: float  # the size
     time_us: float
-    series: str
-    panel: str = ""
-    dashed: bool = False
+    series: str  # the competitor, as in the legend
+    panel: str = ""  # the chip, where there are several panels
+    dashed: bool = False  # its line is a baseline
 
 
 def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provenance: str) -> Any:
-    """Draw a line for each series, both axes logarithmic.
+    """Draw, for `save_png`, a line for each series, both axes logarithmic.
 
     Args:
       points: at least one. Lines of one name have one color in all panels, and are in the legend in order of
         appearance.
       x_title: the size, with its unit.
       provenance: how the times are known.
-
-    Returns:
-      An Altair chart, for `save_png`.
     """
     import altair as alt
 

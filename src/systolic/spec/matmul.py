@@ -30,6 +30,19 @@ def _require_countable(name: str, size: int) -> None:
         raise SpecError(f"{name} is above {LARGEST_SIZE}, the largest size that a TPU's 32-bit indices count")
 
 
+def check_sizes(spec: object, *names: str) -> None:
+    """Check fields of a spec that are sizes or counts; raise SpecError."""
+    for name in names:
+        size = getattr(spec, name)
+        if not 1 <= size <= LARGEST_SIZE:
+            raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PASSES:
+        raise SpecError(f"precision={precision!r} is not known; use {', '.join(PASSES)}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulSpec:
     """The product `lhs[m, k] @ rhs[k, n] -> out[m, n]`, `batch` times.
@@ -66,8 +79,7 @@ class MatmulSpec:
             _require_countable(name, getattr(self, name))
         for dtype in (self.dtype_lhs, self.dtype_rhs, *self.dtypes_out):
             dtype_bytes(dtype)
-        if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+        check_precision(self.precision)
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:

@@ -120,11 +120,11 @@ def test_a_json_file_that_fails_half_way_keeps_what_was_there(tmp_path: Path, mo
     target = tmp_path / "kept.json"
     target.write_text("before")
 
-    def fail(path: Path, text: str, encoding: str) -> None:
-        path.write_bytes(text.encode()[:5])
+    def fail(path: Path, contents: bytes) -> None:
+        path.write_text(contents.decode()[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(click.UsageError, match="No space"):
         write_json(str(target), "x", [], {})
     assert target.read_bytes() == b"before"

@@ -204,11 +204,7 @@ RUNGS = {rung.name: rung for rung in _ALL}
 
 
 def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
-    """Return the rungs of these names, each once; all of them for none or `all`.
-
-    Raises:
-      UnknownRungError: no rung has the name.
-    """
+    """Return the rungs of these names, each once, or all for none or `all`; raise UnknownRungError for others."""
     for name in names:
         if name not in RUNGS and name != "all":
             raise UnknownRungError(f"rung {name!r} is not known; known are {', '.join(RUNGS)} and all")

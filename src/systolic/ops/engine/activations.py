@@ -41,11 +41,7 @@ class OpCount:
 
 
 def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tuple[str, Fn | None]:
-    """Return the name and the function of an activation.
-
-    Raises:
-      SpecError: there is no activation of that name; a function fails on float32, or is not elementwise.
-    """
+    """Return the name and the function of an activation; raise SpecError if it is unknown, or not elementwise."""
     if activation is None:
         return "", None
     if isinstance(activation, str):

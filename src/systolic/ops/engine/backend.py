@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
@@ -47,6 +47,28 @@ class Backend:
     @property
     def effects(self) -> frozenset[Any]:
         return interpreted_effects() if self.interpret else frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """The base of a product's static parameters."""
+
+    backend: Backend
+
+    def anew(self, **changes: Any) -> Self:
+        """Return another product by the same backend, without the tiles that the caller gave for this one."""
+        return replace(self, backend=replace(self.backend, tiles=None), **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfProduct:
+    """The base of a product's derivatives, for `engine.linear` and `engine.derivative`."""
+
+    product: Any
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
 
 
 BY_XLA = Backend(implementation="xla", chip=None, tiles=None)

@@ -1,0 +1,37 @@
+"""Lets TPU interpret mode run kernels under `jax.vmap`, which puts axes in front of the grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interpreted_batches() -> Iterator[None]:
+    """Give the axes that `vmap` adds to a grid their semantics, as the compiler does; jax 0.10 to 0.12 forget them."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    before = calls.interpret_pallas_call
+
+    @functools.wraps(before)
+    def interpret(*args: Any, grid_mapping: Any, compiler_params: Any, **kw: Any) -> Any:
+        semantics = getattr(compiler_params, "dimension_semantics", None)
+        if semantics is not None and len(semantics) < len(grid_mapping.grid):
+            remaining = iter(semantics)
+            full = [
+                # Parallel for the compiler; in order here, where the length of a parallel axis has to be static.
+                "arbitrary" if axis in grid_mapping.vmapped_dims else next(remaining)
+                for axis in range(len(grid_mapping.grid))
+            ]
+            compiler_params = dataclasses.replace(compiler_params, dimension_semantics=tuple(full))
+        return before(*args, grid_mapping=grid_mapping, compiler_params=compiler_params, **kw)
+
+    calls.interpret_pallas_call = interpret
+    try:
+        yield
+    finally:
+        calls.interpret_pallas_call = before
