@@ -13,7 +13,7 @@ from pygments.lexers.shell import BashLexer
 from pygments.token import Name, Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pygments.token import _TokenType
     from sphinx.application import Sphinx
@@ -35,7 +35,7 @@ class CommandLexer(BashLexer):
     """Mark the options of a command, in addition to what a shell's lexer marks."""
 
     def get_tokens_unprocessed(
-        self, text: str, stack: tuple[str, ...] = ("root",)
+        self, text: str, stack: Iterable[str] = ("root",)
     ) -> Iterator[tuple[int, _TokenType, str]]:
         for start, token, value in super().get_tokens_unprocessed(text, stack):
             # Every second part is an option.
