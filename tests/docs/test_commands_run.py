@@ -43,6 +43,7 @@ QUICK = (
     "systolic check my_kernel.py",
     "systolic ladder v3",
     "systolic plan",
+    "systolic run",
     "systolic simulate",
     "systolic step examples/transformer:train --config tiny",
     "systolic table",
@@ -59,6 +60,7 @@ SLOW = (
     "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate --json",  # of slices, what compare reads
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
+    "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes
     "systolic check benchmarks/",  # thirty-two subcores
     "systolic check examples/",  # three chips

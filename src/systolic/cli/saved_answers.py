@@ -21,16 +21,12 @@ _WANTED = "the result of `systolic explain --json FILE`, `systolic simulate --js
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAnswer:
-    """One row of a file: a function on a chip, and its explanation or run.
-
-    Attributes:
-      reason: why there is neither.
-    """
+    """One row of a file: a function on a chip, and its explanation or run."""
 
     function: str
     chip: str
     found: Explanation | SimulatedRun | SliceRun | None
-    reason: str = ""
+    reason: str = ""  # why there is neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,17 +86,20 @@ def simulate(
       systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
-    functions = [named(function, parameters), *([named(against, ())] if against is not None else [])]
+    functions = [
+        named(function, parameters, len(arguments)),
+        *([named(against, (), len(arguments))] if against is not None else []),
+    ]
     names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
+    pairs = [(fn, chip) for chip in chips for fn in functions]
+    calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
-        pairs = [(fn, chip) for chip in chips for fn in functions]
-        calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
         outcomes = Runner(pool, bar).run(
             Experiment(
                 fn=called,

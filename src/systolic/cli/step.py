@@ -108,7 +108,7 @@ def step(
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
     if trials and arguments:
         raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
-    maker = named(function, parameters)
+    maker = named(function, parameters, len(arguments) or 1, [name for name, _ in trials if name != _MESH])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()

@@ -22,11 +22,7 @@ class NoDeviceError(WrongCallError, RuntimeError):
 
 
 def device_of(chip: Chip) -> Any:
-    """Return the first attached `jax.Device` of a chip's kind.
-
-    Raises:
-      NoDeviceError: there is none; the message says what JAX found.
-    """
+    """Return the first attached `jax.Device` of a chip's kind; raise NoDeviceError, which names the others."""
     import jax
 
     devices = jax.local_devices()

@@ -142,7 +142,7 @@ def test_attention(tmp_path: Path) -> None:
 
 def test_a_kind_that_is_not_known(tmp_path: Path) -> None:
     row = read(tmp_path, COPY.replace("copy,", "convolution,").replace("4294967296", "8"))
-    assert "kind 'convolution' is not known; known are copy" in str(program_or_reason(row, published_program))
+    assert "kind 'convolution' is unknown; choose from copy" in str(program_or_reason(row, published_program))
 
 
 # --- rows of tokamax' cache ------------------------------------------------------------------------------------------

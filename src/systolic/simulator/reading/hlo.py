@@ -42,31 +42,19 @@ class HloParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLevelHlo:
-    """The scheduled HLO of a whole program.
+    """The scheduled HLO of a whole program."""
 
-    Attributes:
-      parameters: the entry computation's parameters, by number.
-      shapes: the shape of every instruction that gives one array, by name.
-      operands: names of every instruction's operands, by name.
-      kernels: names of the instructions that are Pallas kernels.
-      scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
-      results: how many arrays the program returns as a tuple; None: one, and no tuple.
-      aliases: results that take the memory of a parameter, by number, and that parameter's number.
-      launches: names of the instructions that start SparseCores, in the order of the schedule.
-      module: the module's name, such as "jit_f".
-      kinds: opcodes of the instructions, and what fusions are made of.
-    """
-
-    parameters: Mapping[int, HloParameter]
-    shapes: Mapping[str, HloShape]
-    operands: Mapping[str, tuple[str, ...]]
-    kernels: frozenset[str]
-    scopes: Mapping[str, str]
-    results: int | None = None
+    parameters: Mapping[int, HloParameter]  # the entry computation's parameters, by number
+    shapes: Mapping[str, HloShape]  # the shape of every instruction that gives one array, by name
+    operands: Mapping[str, tuple[str, ...]]  # names of every instruction's operands, by name
+    kernels: frozenset[str]  # names of the instructions that are Pallas kernels
+    scopes: Mapping[str, str]  # JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general"
+    results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
+    # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    launches: tuple[str, ...] = ()
-    module: str = ""
-    kinds: OperationKinds = field(default_factory=OperationKinds)
+    launches: tuple[str, ...] = ()  # names of the instructions that start SparseCores, in the order of the schedule
+    module: str = ""  # the module's name, such as "jit_f"
+    kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
 
     def flops(self, instruction: str) -> int | None:
         """Return the FLOPs of one call's matrix products; None if it has none, or the text does not say."""
