@@ -35,13 +35,21 @@ class ChipNames(click.ParamType):
 
     name = "chips"
 
+    def __init__(self, *, several: bool = True) -> None:
+        self._several = several
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Chip, ...]:
         if not isinstance(value, str):
             return value
         try:
-            return tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
+            chips = tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             self.fail(str(error), param, ctx)
+        if len(chips) > 1 and not self._several:
+            self.fail(
+                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}", param, ctx
+            )
+        return chips
 
 
 class CompilerFlag(click.ParamType):
@@ -190,14 +198,15 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
     return decorated
 
 
-def chip_option(default: str = DEFAULT_CHIP) -> Callable[[_F], _F]:
+def chip_option(default: str = DEFAULT_CHIP, *, several: bool = True) -> Callable[[_F], _F]:
+    number = "One or several, with commas" if several else "The chip"
     return click.option(
         "--chip",
         "chips",
-        type=ChipNames(),
+        type=ChipNames(several=several),
         default=default,
         show_default=True,
-        help=f"One or several, with commas: {', '.join(chip_names())}.",
+        help=f"{number}: {', '.join(chip_names())}.",
     )
 
 

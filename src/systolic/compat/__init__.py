@@ -15,6 +15,7 @@ from systolic.compat.functions import (
     jit_shardings,
     key_implementation,
     low_jaxpr,
+    static_arguments,
 )
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
@@ -33,5 +34,6 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from systolic.compiler.globals_used import GlobalsUsed, Place, resolved, users_module
+from systolic.compiler.stand_in import StandIn
 
 _MAX_VALUE_BYTES = 2**20  # of the arrays and texts in one value
 _MAX_DEPTH = 20
@@ -151,6 +152,7 @@ class _Hashing:
 
     def digest(self, value: Any, depth: int = 0) -> str:
         self._parts += 1
+        value = value.jitted if isinstance(value, StandIn) else value  # a worker has the original
         if depth > _MAX_DEPTH or self._parts > _MAX_PARTS:
             raise _OpaqueError
         kind, content = self._content(value, depth + 1)

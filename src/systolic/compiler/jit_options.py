@@ -68,3 +68,8 @@ def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
     """Gives a function that was made of another the options of that one."""
     _, options = without_jit_options(fn)
     return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))
+
+
+def giving_away(fn: Callable[..., Any], donated: tuple[int, ...]) -> Any:
+    """The function with these of its arguments donated, as by `jax.jit(fn, donate_argnums=donated)`."""
+    return FunctionWithOptions(fn, JitOptions(donated=donated), function_name(fn)) if donated else fn

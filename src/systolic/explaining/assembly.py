@@ -73,6 +73,7 @@ def explanation_of(
         *(communication_savings(slice_run, tried_meshes=request.try_mesh) if slice_run is not None else ()),
         *replacement_savings(alternatives, run.time_us, product),
     )
+    parts = verdict(run, now, savings, tried=len(tried) + len(alternatives), slice_run=slice_run)
     return Explanation(
         function=name,
         arguments=request.arguments,
@@ -81,7 +82,9 @@ def explanation_of(
         flags=request.chip.given_flags if slice_run is None else slice_run.flags,
         topology=request.topology or "",
         versions=versions(),
-        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives), slice_run=slice_run),
+        verdict=parts.line,
+        cause=parts.cause,
+        advice=parts.advice,
         programs=(this, *alternatives, *changes),
         roofline=chip_limits(request.chip, now.dtype),
         windows=timeline_windows(run),

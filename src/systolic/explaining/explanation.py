@@ -129,7 +129,8 @@ class Explanation(Summarised):
       function: its name.
       arguments: shapes and dtypes, as text.
       flags: what was given to the compiler, for every program.
-      verdict: one line.
+      verdict: one line: the time, its cause, and the first thing to change.
+      cause, advice: the last two parts of the verdict; "" in results of versions that did not store them.
       programs: the function itself, then the others.
       windows: stretches of the function's own timeline, whose spans are in `run`.
       limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
@@ -159,6 +160,8 @@ class Explanation(Summarised):
     notes: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     topology: str = ""
+    cause: str = ""
+    advice: str = ""
     format: int = FORMAT
 
     @property

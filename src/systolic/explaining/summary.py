@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from systolic.explaining.baseline import EquivalentMatmul
 from systolic.explaining.bottleneck import Bottleneck, bottleneck, main_op
@@ -114,6 +115,19 @@ def replacement_savings(
     return savings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The three parts of a verdict: the time, its cause, and the first thing to change."""
+
+    time: str
+    cause: str
+    advice: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.time}: {self.cause}; {self.advice}"
+
+
 def verdict(
     run: SimulatedRun,
     now: FunctionAnalysis,
@@ -121,8 +135,8 @@ def verdict(
     *,
     tried: int,
     slice_run: SliceRun | None = None,
-) -> str:
-    """Says in one line the time, what limits it, and the first thing to change.
+) -> Verdict:
+    """Say the time, what limits it, and the first thing to change.
 
     Args:
       run: the function as it is, on a slice on the slowest device.
@@ -145,11 +159,13 @@ def verdict(
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = _bottleneck(run, now).words
     if slice_run is None:
-        return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
+        time = f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}"
+        return Verdict(time=time, cause=f"{share}; {limit}", advice=advice)
     talk = communication_words(slice_run)
     limits = "; ".join(filter(None, [talk] if is_limit(slice_run) else [talk, limit]))
     place = f"{slice_run.devices} devices of a {slice_run.topology} slice of {slice_run.chip}"
-    return f"simulated {slice_run.time_us:,.1f} µs {slice_run.error.words} on {place}: {share}; {limits}; {advice}"
+    time = f"simulated {slice_run.time_us:,.1f} µs {slice_run.error.words} on {place}"
+    return Verdict(time=time, cause=f"{share}; {limits}", advice=advice)
 
 
 def limiter(run: SimulatedRun, now: FunctionAnalysis, slice_run: SliceRun | None) -> str:

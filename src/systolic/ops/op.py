@@ -19,6 +19,7 @@ from systolic.cost import MadeWith, TimedConfig
 from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import LARGEST_SIZE, SliceMesh, Spec, SpecError
+from systolic.support.choices import unknown_name
 from systolic.support.untrusted import UntrustedError, shown, structured
 
 _NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
@@ -178,9 +179,7 @@ def read_spec(op_name: Any, record: Any) -> Any:
     """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is none."""
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
-        raise UntrustedError(
-            f"op {shown(op_name)} is not known; known are {', '.join(op.name for op in _KEPT.values())}"
-        )
+        raise UntrustedError(unknown_name("op", op_name, [op.name for op in _KEPT.values()]))
     spec = structured(record, op.spec_type)
     for path, value in leaves(dataclasses.asdict(spec)).items():
         if isinstance(value, str) and any(part in path for part in _OF_DTYPES):

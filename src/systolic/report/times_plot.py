@@ -1,4 +1,4 @@
-"""Plot times over a size, with a line for each competitor, in a panel for each chip."""
+"""Plot times over a size, with a line for each competitor, in a panel for each chip, one below the other."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provena
     lines = drawn.transform_filter("!datum.dashed").mark_line(point=alt.OverlayMarkDef(filled=True, size=45))
     alone = len(panels) == 1
     layers = alt.layer(dashed, lines, data=alt.Data(values=rows))
-    layers = layers.properties(width=520 if alone else 300, height=340 if alone else 300)
+    layers = layers.properties(width=520, height=340 if alone else 200)
     if not alone:
-        layers = layers.facet(column=alt.Column("panel:N", title=None, sort=panels))
+        header = alt.Header(orient="top", labelAnchor="start", labelPadding=4)
+        layers = layers.facet(row=alt.Row("panel:N", title=None, sort=panels, header=header))
     return layers.properties(title=title)

@@ -252,6 +252,7 @@ class PreparedProgram:
                 *([_HOST_MODELLED] if any(core.host_bytes for core in cores) else []),
             ),
             sparse_cores=sparse_cores,
+            module=self.hlo.module if self.hlo is not None else "",
         )
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
+from systolic.support.choices import unknown_name
 
 LARGEST_SIZE = 2**31 - 1
 
@@ -40,7 +41,7 @@ def check_sizes(spec: object, *names: str) -> None:
 
 def check_precision(precision: str) -> None:
     if precision not in PASSES:
-        raise SpecError(f"precision={precision!r} is not known; use {', '.join(PASSES)}")
+        raise SpecError(unknown_name("precision=", precision, PASSES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,16 @@ def part_runs(
     return (*runs, _between(core, rest)) if rest > 0 else tuple(runs)
 
 
+def whole_run(run: SimulatedRun) -> PartRun:
+    """Return the whole program as one part, which says what is busiest."""
+    core, total = run.later_core, _Total()
+    for op in core.ops:
+        total.add(op)
+    total.cycles = core.cycles
+    total.hbm_bytes = core.hbm_read_bytes + core.hbm_written_bytes
+    return _part_run("", "all", total, run)
+
+
 def _between(core: CoreRun, cycles: int) -> PartRun:
     """Return the rest, in which the top-level program starts copies and operations, and waits for copies."""
     moved = sum(op.hbm_read_bytes + op.hbm_written_bytes for op in core.ops)

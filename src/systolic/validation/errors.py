@@ -18,6 +18,7 @@ import numpy as np
 
 from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
+from systolic.support.choices import unknown_name
 from systolic.timing import Measurement
 from systolic.validation.published import COLLECTIVE, PublishedRow
 from systolic.validation.seen_rows import in_view
@@ -174,7 +175,7 @@ def compared(
     if not reason and left_us is None:
         reason = f"the published wall clock is within the {dispatch_us:g} µs of dispatch: nothing is left to compare"
     if not reason and row.timing not in TIMINGS:
-        reason = f"timing {row.timing!r} is not known; known are {' and '.join(TIMINGS)}"
+        reason = unknown_name("timing", row.timing, TIMINGS)
     open_words = _LEFT_OPEN.search(row.notes)
     left_open = open_words[0].strip() if open_words else ""
     if not reason and left_open:

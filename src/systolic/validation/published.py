@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from systolic.chips import FlagError, checked_flags
 from systolic.support.call_errors import WrongCallError
@@ -39,6 +39,7 @@ _DEVICE_ARRAY = re.compile(r"\b(f32|bf16)\[(\d{1,10}(?:,\d{1,10}){0,5})\]", re.A
 _LONGEST_LINE = 100_000  # characters
 _LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 _LARGEST_COPY = 2**40  # elements
+_SHOWN_ARRAYS = 3  # of a recorded operation
 
 RAGGED_SOURCE = "openxla/tokamax tuning cache, ragged_dot"
 
@@ -79,10 +80,15 @@ class PublishedRow:
     date: str = ""  # the compiler's, if the form of a program depends on it
     topology: str = ""  # the slice, or the machine, in the source's words
     shape_note: str = ""  # the arrays, in the source's words
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's, by name; see `device_times`
+    config: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's tiles
 
     @property
     def sizes(self) -> str:
-        """m/k/n, or the known ones; for a collective, each device's sizes."""
+        """m/k/n, or the known ones; for a collective, each device's sizes; for a recorded operation, its arrays."""
+        if self.arguments:
+            arrays = [value for value in self.arguments.values() if isinstance(value, str) and value.endswith("]")]
+            return " ".join(arrays[:_SHOWN_ARRAYS])
         if self.device_bytes is not None:
             return f"{self.device_bytes:,} B"
         return "/".join(str(size) for size in (self.m, self.k, self.n) if size is not None)

@@ -82,7 +82,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
-        raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+        raise SpecError(f"implementation={implementation!r} is not known; choose from pallas, xla, interpret and None")
     if chip is not None and not isinstance(chip, (str, Chip)):
         raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
     named_chip = chip_named(chip) if isinstance(chip, str) else chip

@@ -8,6 +8,7 @@ from typing import Literal
 from systolic.spec.dtypes import SpecError, dtype_bytes
 from systolic.spec.matmul import PrecisionName, check_precision, check_sizes
 from systolic.spec.one_dtype import OneDtype
+from systolic.support.choices import unknown_name
 
 # Which matrix is sparse, as MegaBlocks names it: result, left operand, right operand; d is a dense one.
 SparseKind = Literal["dsd", "dds", "sdd"]
@@ -63,7 +64,7 @@ class SparseSpec(OneDtype):
     def __post_init__(self) -> None:
         check_sizes(self, "m", "k", "n", "block_rows", "block_columns", "blocks", "most_blocks")
         if self.kind not in ("dsd", "dds", "sdd"):
-            raise SpecError(f"kind={self.kind!r} is not known; use dsd, dds or sdd")
+            raise SpecError(unknown_name("kind=", self.kind, ("dsd", "dds", "sdd")))
         for dtype in (self.dtype, self.dtype_out):
             dtype_bytes(dtype)
         check_precision(self.precision)

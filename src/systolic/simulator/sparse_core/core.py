@@ -87,7 +87,7 @@ class SparseCore:
         yield begin
         begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
         self._program, self._code_at = program, launch.code
-        self._functions.clear()
+        self._functions = _resident(program)
         machine = self._machine(None, launch.memory(), {})
         waits.append(machine)
         end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
@@ -207,3 +207,10 @@ def _located(running: Running, name: str) -> Running:
         raise SimulationError(f"{name}: control flow depends on {error.why}, which is not followed there") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SimulationError(f"{name}: code that cannot be executed: {error}") from error
+
+
+def _resident(program: SparseProgram) -> dict[int, tuple[SparseFunction, int]]:
+    """Return the functions that the tiles have from the program's launch on, by address."""
+    if program.tec is None or not program.comes_with_tile_code:
+        return {}
+    return {program.symbols[name]: (program.tec, block) for name, block in program.tec.entries.items()}

@@ -46,6 +46,7 @@ class SparseProgram:
     tec: SparseFunction | None  # None where the tiles have nothing to do
     symbols: Mapping[str, int]
     granules: int
+    comes_with_tile_code: bool
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -57,6 +58,7 @@ def translate_sparse(listing: SparseListing) -> SparseProgram:
         tec=_Translator(listing.name, listing.tec, "tec", symbols).translate() if listing.tec.bundles else None,
         symbols=symbols,
         granules=listing.granules,
+        comes_with_tile_code=listing.comes_with_tile_code,
     )
 
 
