@@ -47,15 +47,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     product = equivalent_matmul(request.args, now) if request.topology is None else None
     alternatives = _alternatives(jobs, product, request.against, other)
     shape = request.shape
-    search = WhatIfSearch(
-        pool=pool,
-        fn=request.fn,
-        args=request.args,
-        chip=request.chip,
-        tries=request.tries,
-        shape=shape,
-        progress=progress,
-    )
+    search = WhatIfSearch(pool=pool, request=request, progress=progress)
     tried = search.run(now, run.time_us) if request.tries > 0 else []
     meshes = mesh_candidates(request.fn, request.args, shape) if shape is not None and request.try_mesh else []
     tried = sorted([*search.run_meshes(meshes), *tried], key=tried_time)

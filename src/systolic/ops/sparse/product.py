@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Computed
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend, Computed
 from systolic.ops.sparse.spec import SparseKind, SparseSpec
 from systolic.spec import PrecisionName
+
+# Fields that a product and its spec have in common.
+_OF_SPEC = ("kind", "precision", "dtype_out", "transpose_sparse", "transpose_rhs", "dense_out", "activation")
 
 
 class Places(NamedTuple):
@@ -57,19 +61,26 @@ class SparseProduct(Computed):
             "sdd": {"m": rows, "k": sweep, "n": columns},
         }
         return SparseSpec(
-            kind=self.kind,
             **sizes[self.kind],
             block_rows=block[0],
             block_columns=block[1],
             blocks=max(min(self.expected, most_blocks, self.grid[0] * self.grid[1]), 1),
             most_blocks=most_blocks,
             dtype=dtype,
-            dtype_out=self.dtype_out,
-            precision=self.precision,
-            transpose_sparse=self.transpose_sparse,
-            transpose_rhs=self.transpose_rhs,
-            dense_out=self.dense_out,
             diagonals=self.lower is not None or self.upper is not None,
             bias=bias,
-            activation=self.activation,
+            **{name: getattr(self, name) for name in _OF_SPEC},
+        )
+
+    @staticmethod
+    def of(spec: SparseSpec, backend: Backend) -> SparseProduct:
+        """Return the product that a spec describes."""
+        _, function = activation_of(spec.activation or None)
+        return SparseProduct(
+            backend=backend,
+            shape=spec.stored_shape,
+            block=spec.stored_block,
+            expected=spec.blocks,
+            function=function,
+            **{name: getattr(spec, name) for name in _OF_SPEC},
         )
