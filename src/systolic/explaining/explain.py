@@ -35,13 +35,7 @@ _SPANS = 400  # of each kind, from the beginning and from the end: what the pict
 
 
 def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Progress = QUIET) -> Explanation:
-    """Explains a function with the workers of a pool; see `explain`.
-
-    Args:
-      pool: workers that compile and simulate.
-      request: what is asked.
-      progress: is told of every job.
-    """
+    """Explains a function with the workers of a pool; see `explain`."""
     jobs = _Jobs(pool, request, progress)
     mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS, lines=True)
     analysed = jobs.analysed(request.fn, look_inside=True)

@@ -45,31 +45,19 @@ class WhatIf:
 
 @dataclass(slots=True, kw_only=True)
 class WhatIfSearch:
-    """Simulates changes of `fn(*args)` on one chip, or on a slice.
+    """Simulates changes of `fn(*args)` on one chip, or on a slice."""
 
-    Attributes:
-      pool: workers.
-      tries: the most changes to simulate.
-      shape: of the slice; None: it runs on one device.
-      progress: is told of every simulation.
-    """
-
-    pool: WorkerPool
+    pool: WorkerPool  # workers
     fn: Function
     args: Sequence[Any]
     chip: Chip
-    tries: int
-    shape: SliceShape | None = None
-    progress: Progress = QUIET
+    tries: int  # the most changes to simulate
+    shape: SliceShape | None = None  # of the slice; None: it runs on one device
+    progress: Progress = QUIET  # is told of every simulation
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
-        """Tries changes and returns all of them, the fastest first.
-
-        Args:
-          now: the function as it is.
-          time_us: the time that it takes.
-        """
+        """Tries changes, and returns all of them, the fastest first."""
         promising = self._promising(now)
         calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
         first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)

@@ -30,11 +30,7 @@ class TrustFacts:
 
 
 def trust_page(facts: TrustFacts) -> str:
-    """Write the page, in Markdown.
-
-    Raises:
-      DrawingMissing: the library of its template is not installed.
-    """
+    """Write the page, in Markdown; raise DrawingMissing if the library of its template is not installed."""
     check_drawing()
     import jinja2
 

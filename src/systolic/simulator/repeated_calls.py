@@ -148,11 +148,7 @@ def _alone(
     iterations: IterationBudget,
     timeline: Timeline | None,
 ) -> Execution:
-    """Execute an operation alone.
-
-    Raises:
-      SimulationError: it depends on something else.
-    """
+    """Execute an operation alone; raise SimulationError if it depends on something else."""
     schedule = Schedule()
     dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe_free=pipe_cycles)
     for flag, count in flags:

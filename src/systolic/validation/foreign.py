@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.support.choices import unknown_name
 from systolic.validation.collectives import collective_program
 from systolic.validation.errors import OpError, Rebuilt
 from systolic.validation.published import COLLECTIVE, PublishedRow
@@ -45,7 +46,7 @@ def foreign_program(row: PublishedRow) -> Rebuilt:
         return recorded_program(row)
     of_kind = _KINDS.get(row.kind)
     if of_kind is None:
-        raise OpError(f"kind {row.kind!r} is not known; known are {', '.join(_KINDS)}")
+        raise OpError(unknown_name("kind", row.kind, _KINDS))
     return of_kind(row)
 
 

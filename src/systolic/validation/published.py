@@ -50,33 +50,15 @@ class PublishedFileError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """One published time. None and "" are missing values: the program has none, or the source does not say.
+    """One published time. None and "" are missing values: the program has none, or the source does not say."""
 
-    Attributes:
-      line: of the file, the header being 1.
-      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs with similar
-        errors.
-      n: columns; the elements of a copy.
-      flags: compiler flags that the row or its source states.
-      batch: repetitions, in the source's words.
-      stated_tiles: in the source's words, where they are not three numbers.
-      grouping: number of groups of a ragged or grouped product, and the name of their sizes in its file.
-      group_sizes: rows of each group.
-      input_buffer_count: a ragged kernel's.
-      date: the compiler's, if the form of a program depends on it.
-      topology: the slice, or the machine, in the source's words.
-      shape_note: the arrays, in the source's words.
-      arguments: of a recorded operation, by name; see `device_times`.
-      config: its tiles.
-    """
-
-    line: int
+    line: int  # of the file, the header being 1
     source: str
     chip: str
     op: str
     m: int | None
     k: int | None
-    n: int | None
+    n: int | None  # columns; the elements of a copy
     dtype_lhs: str
     dtype_rhs: str
     dtype_out: str
@@ -86,18 +68,20 @@ class PublishedRow:
     published_us: float
     timing: str
     notes: str = ""
+    # "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs with similar errors.
     kind: str = "pallas product"
-    flags: Mapping[str, str] = field(default_factory=dict)
-    batch: str = ""
-    stated_tiles: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)  # compiler flags that the row or its source states
+    batch: str = ""  # repetitions, in the source's words
+    stated_tiles: str = ""  # in the source's words, where they are not three numbers
+    # Number of groups of a ragged or grouped product, and the name of their sizes in its file.
     grouping: str = ""
-    group_sizes: tuple[int, ...] = ()
-    input_buffer_count: int | None = None
-    date: str = ""
-    topology: str = ""
-    shape_note: str = ""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict)
+    group_sizes: tuple[int, ...] = ()  # rows of each group
+    input_buffer_count: int | None = None  # a ragged kernel's
+    date: str = ""  # the compiler's, if the form of a program depends on it
+    topology: str = ""  # the slice, or the machine, in the source's words
+    shape_note: str = ""  # the arrays, in the source's words
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's, by name; see `device_times`
+    config: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's tiles
 
     @property
     def sizes(self) -> str:

@@ -310,7 +310,7 @@ def test_the_tables_of_calibrate(run: Run, published: Callable[..., Path], tmp_p
     [
         (("--chip", "v5e,v6e"), "constants are fitted for one chip"),
         ((), "--chip"),
-        (("--chip", "v5e", "--fit", "colour"), "'colour' is not known; known are clock_hz"),
+        (("--chip", "v5e", "--fit", "colour"), "'colour' is unknown; choose from clock_hz"),
         (("--chip", "v5e", "--fit", ""), "'' is not known"),
         (("--chip", "v5e"), "v5e has 3 distinct programs with a published time"),
         (("--chip", "v5e", "--out", "/proc/nothing/c.json"), "cannot write /proc/nothing/c.json"),

@@ -89,7 +89,7 @@ def test_an_operation_is_in_one_half_on_every_chip_with_any_tiles() -> None:
         ({"arguments": {**RECORD["arguments"], "weights": "bf16[64,2,256]"}}, "no .* and .k, 2, n."),
         ({"arguments": {**RECORD["arguments"], "x": "bf17[8,128]"}}, "x='bf17.8,128.' is no array"),
         ({"arguments": {**RECORD["arguments"], "x": "bf16[999999999,999999999]"}}, "more elements than any device"),
-        ({"arguments": {**RECORD["arguments"], "activation": "tanh"}}, "activation='tanh' is not known"),
+        ({"arguments": {**RECORD["arguments"], "activation": "tanh"}}, "activation='tanh' is unknown"),
         ({"arguments": {**RECORD["arguments"], "bias": "bf16[8]"}}, "bias='bf16.8.' is not known for this operation"),
         ({"op": "fused_moe"}, "op 'fused_moe' is not known"),
     ],

@@ -28,7 +28,6 @@ def row_of(
     """Return the row of a cell.
 
     Args:
-      cell: the rung and the size.
       outcomes: by the tried tiles; empty without a compiler.
       xla: the opponent: XLA's product of the same size, with the faster of its flags.
       checked: the result of the comparison with float64; None: there was none.

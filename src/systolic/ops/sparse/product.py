@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.backend import Computed
 from systolic.ops.sparse.spec import SparseKind, SparseSpec
 from systolic.spec import PrecisionName
 
@@ -19,7 +19,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProduct:
+class SparseProduct(Computed):
     """All static parameters of a product except its dense operands' shapes; hashable.
 
     Attributes:
@@ -29,7 +29,6 @@ class SparseProduct:
       lower, upper: of a dense result, diagonals outside of which elements are zero: column − row.
     """
 
-    backend: Backend
     kind: SparseKind
     shape: tuple[int, int]
     block: tuple[int, int]
@@ -43,10 +42,6 @@ class SparseProduct:
     upper: int | None = None
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
-
-    def with_planned_tiles(self, **changes: Any) -> SparseProduct:
-        """Change these fields, and leave tiles to the planner: a caller's tiles are for one product."""
-        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
     def grid(self) -> tuple[int, int]:

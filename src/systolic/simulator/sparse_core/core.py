@@ -180,11 +180,7 @@ class SparseCore:
         self.changes += 1
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag of another core.
-
-        Raises:
-          SimulationError: the core is not known.
-        """
+        """Signal a flag of another core; raise SimulationError if the core is not known."""
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
         self._signal(self.number, time, address, amount)

@@ -50,11 +50,7 @@ class SparseProgram:
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
-    """Translate both sections of a listing.
-
-    Raises:
-      SimulationError: an instruction that is not understood; the message quotes it.
-    """
+    """Translate both sections of a listing; raise SimulationError with an instruction that is not understood."""
     symbols = listing.symbols()
     return SparseProgram(
         name=listing.name,

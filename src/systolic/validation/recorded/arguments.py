@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from systolic.support.choices import unknown_name
 from systolic.support.untrusted import shown
 from systolic.validation.errors import OpError
 
@@ -83,7 +84,7 @@ class Arguments:
     def text(self, name: str, *known: str) -> str:
         value = self.values.get(name)
         if value not in known:
-            raise OpError(f"{name}={shown(value)} is not known; known are {', '.join(known)}")
+            raise OpError(unknown_name(f"{name}=", value, known))
         return str(value)
 
     def precision(self, name: str) -> DotPrecision:
