@@ -73,6 +73,7 @@ SLOW_PYTHON = ("check.md", "explain.md", "tune_function.md", "tuning.md")  # the
 NOT_RUN = {
     "systolic validate published_times.csv published_ops.csv": "an hour, of files that are not here",
     "systolic validate published_collectives.csv": "programs on slices, of a file that is not here",
+    "systolic validate published_device_times.jsonl": "hours, of a file that is not here",
     "make": "tests would run tests, and the demo takes an hour",
     "python -m pip install": "it installs into the environment that runs the tests",
     "systolic bench --suite square,llm,fused,edges": "four hundred products on three chips: hours",
