@@ -166,9 +166,7 @@ class _Environment(Environment[Any]):
     """Values in float64, some of them computed again at each use."""
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
-        super().__init__(
-            function, map(widened, arguments), literal=lambda atom: widened(atom.val), constant=widened
-        )
+        super().__init__(function, map(widened, arguments), literal=lambda atom: widened(atom.val), constant=widened)
         self.again: dict[Any, Callable[[], list[Any]]] = {}
 
     def read(self, atom: Any) -> Any:

@@ -24,8 +24,8 @@ from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import mesh_candidates
-from systolic.explaining.request import ExplainRequest
-from systolic.explaining.what_if import Function, WhatIfSearch, tried_time
+from systolic.explaining.request import ExplainRequest, Function
+from systolic.explaining.what_if import WhatIfSearch, tried_time
 from systolic.support.bugs import reports_bugs
 from systolic.timing.experiment import Experiment
 from systolic.timing.opponent import MORE_VMEM_WORDS, faster_xla, opponent_flags, xla_experiments

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip, SliceShape
-from systolic.explaining.what_if import Function
+from systolic.compiler import NamedFunction
 from systolic.timing.sliced import slice_of
+
+Function = Callable[..., Any] | NamedFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from systolic.chips import Chip, SliceShape
 from systolic.compiler import (
     CompilerError,
-    NamedFunction,
     WorkerPool,
     abstract_arguments,
     argument_values,
@@ -21,12 +20,10 @@ from systolic.explaining.candidates import Candidate, Sizes, call_candidates, ti
 from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import MeshCandidate
-from systolic.explaining.request import ExplainRequest
+from systolic.explaining.request import ExplainRequest, Function
 from systolic.explaining.resizing import WithKeywords
 from systolic.timing.experiment import Experiment
 from systolic.timing.runner import QUIET, Progress, Runner
-
-Function = Callable[..., Any] | NamedFunction
 
 _CHUNK = 8  # candidates that a worker looks at in one go
 _MAX_ANALYSES = 160
