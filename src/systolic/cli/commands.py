@@ -36,8 +36,7 @@ TASKS = {
         "chips": "Show the chips that systolic knows; of chips by NAMES also where each number is from.",
     },
     "The model of a chip": {
-        "validate": "Simulate every program of the CSV files, and show how far the times are from those that were "
-        "published.",
+        "validate": "Simulate programs whose times were published, and show how far off the simulated times are.",
         "calibrate": "Fit constants of a chip's model to half of the published programs in CSV, and check them on the "
         "other half.",
     },

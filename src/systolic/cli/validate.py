@@ -90,7 +90,7 @@ def validate(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Simulate the programs of files of published times, and show how far the times are from those.
+    """Simulate programs whose times were published, and show how far off the simulated times are.
 
     A file of JSON lines records operations: {op, chip, arguments, config, time_us, spread, samples}, as tokamax' tuning
     tables have them. Its errors are shown by kind, of the half of the operations that constants may be fitted to and of
