@@ -1,7 +1,7 @@
 """Train a small MLP on points of a sphere: an ordinary script, which `systolic run` times as if on a TPU.
 
-    python examples/train_mlp.py --steps 3
-    systolic run examples/train_mlp.py --chip v6e -- --width 256
+python examples/train_mlp.py --steps 3
+systolic run examples/train_mlp.py --chip v6e -- --width 256
 """
 
 import argparse

@@ -355,7 +355,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
         (("bench", "--from", "/nothing/here.json"), "does not exist"),
         (("plan", "512,512"), "'512,512': give three whole numbers M,K,N"),
         (("plan", "512,512,0"), "give three whole numbers"),
-        (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is unknown; did you mean swish? choose from"),
+        (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is unknown; did you mean swish?"),
         (("plan", "512,512,512", "--dtype", "int8", "--chip", "v4"), "v4 has no matrix multiplication of int8"),
         (("plan", "512,512,512", "--precision", "highest"), "--precision highest is of float32"),
     ],
