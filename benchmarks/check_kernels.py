@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import carried, copies, devices, products, public, rows, subcores
+from checked import carried, copies, devices, products, public, rows, subcores, unreferenced
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -35,6 +35,7 @@ MODULES = {
     "carried": carried,
     "devices": devices,
     "subcores": subcores,
+    "unreferenced": unreferenced,
     "public": public,
 }
 CASES = {module: (*cases_of_module.FAULTS, *cases_of_module.SOUND) for module, cases_of_module in MODULES.items()}

@@ -59,6 +59,11 @@ def _folder(request: pytest.FixtureRequest) -> str:
     return request.path.relative_to(Path(__file__).parent).parts[0]
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Keep bytes out of the names of cases: those of gzip hold the time, and two workers would disagree on names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_exhaustive(items)

@@ -9,19 +9,39 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from docutils import nodes
+from pygments.lexers.shell import BashLexer
+from pygments.token import Name, Text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pygments.token import _TokenType
     from sphinx.application import Sphinx
 
 _PROGRAM = re.compile(r"(?:dask|git|make|pip|pytest|python3?|sed|systolic)\s")
 _COLUMNS = re.compile(r"\S {3,}\S")  # words apart, as in a table
+_OPTION = re.compile(r"(?<![\w-])(--?[a-z][\w-]*)")
 _FINDING = re.compile(r"^ *fix  \S", re.MULTILINE)  # of `systolic check`
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register with Sphinx."""
+    app.add_lexer("command", CommandLexer)
     app.connect("doctree-read", lambda app, tree: mark_commands(tree))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+class CommandLexer(BashLexer):
+    """Mark the options of a command, in addition to what a shell's lexer marks."""
+
+    def get_tokens_unprocessed(
+        self, text: str, stack: Iterable[str] = ("root",)
+    ) -> Iterator[tuple[int, _TokenType, str]]:
+        for start, token, value in super().get_tokens_unprocessed(text, stack):
+            # Every second part is an option.
+            for number, part in enumerate(_OPTION.split(value) if token is Text else [value]):
+                yield start, Name.Attribute if number % 2 else token, part
+                start += len(part)
 
 
 def mark_commands(tree: nodes.document) -> None:
@@ -50,7 +70,7 @@ def _split(block: nodes.literal_block) -> list[nodes.literal_block]:
 
 
 def _block(source: nodes.literal_block, text: str, is_command: bool) -> nodes.literal_block:
-    block = nodes.literal_block(text, text, language="bash" if is_command else "text")
+    block = nodes.literal_block(text, text, language="command" if is_command else "text")
     block.source, block.line = source.source, source.line
     if is_command:
         block["classes"].append("command")

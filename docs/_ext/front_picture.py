@@ -1,6 +1,7 @@
 """Draw the picture of the front page: what systolic does with a kernel, and the times that it finds.
 
-The figures come from the first report of the gallery.
+The figures come from the first report of the gallery. The picture is as narrow as a phone: a wider one would be scaled
+down there, and its words with it.
 """
 
 from __future__ import annotations
@@ -10,33 +11,33 @@ from pictures import COLOURS, INK, box, svg, text
 from systolic import Explanation
 from systolic.explaining.explanation import Program
 
-_WIDTH, _BAR = 780, 360  # pixels
+_WIDTH, _STATION, _BAR = 480, 46, 260  # pixels
 
 
 def front_picture(found: Explanation) -> str:
-    """Draw the steps of `found` from left to right, and below them each program's time as a bar."""
+    """Draw the steps of `found` from top to bottom, and below them each program's time as a bar."""
     stations = (
         ("your kernel", found.function.rpartition(":")[2], "any JAX function"),
         ("the TPU compiler", "is it accepted?", "on Linux, without a TPU"),
         (f"a model of the {found.chip}", "how long, and why?", "executes the program"),
         ("the kernel, changed", "what would be faster?", "compiled and executed too"),
     )
-    parts = [part for number, station in enumerate(stations) for part in _station(10 + number * 196, station)]
-    parts += [_arrow(182 + number * 196) for number in range(len(stations) - 1)]
+    tops = [10 + number * (_STATION + 16) for number in range(len(stations))]
+    parts = [part for top, station in zip(tops, stations, strict=True) for part in _station(top, station)]
+    parts += [_arrow(top + _STATION) for top in tops[:-1]]
     programs = _shown(found)
     longest = max(time_us for _, _, time_us in programs)
     for number, (name, color, time_us) in enumerate(programs):
-        top = 132 + number * 34
+        top = tops[-1] + _STATION + 22 + number * 32
         width = max(2.0, time_us / longest * _BAR)
         parts += [
-            text(10, top + 17, name),
-            box(270, top, width, 24, color, 0.85),
-            text(278 + width, top + 17, f"{time_us:,.1f} µs"),
+            box(10, top, width, 24, color, 0.85),
+            text(18 + width, top + 17, f"{time_us:,.1f} µs: {name}"),
         ]
-    below = 132 + len(programs) * 34
+    below = tops[-1] + _STATION + 22 + len(programs) * 32
     arguments = " · ".join(found.arguments)
-    parts.append(text(10, below + 20, f"{arguments} on {found.chip_title}; simulated, no TPU was there", size=11))
-    return svg(_WIDTH, below + 32, parts, "A kernel is compiled, executed on a model of the chip, and changed")
+    parts.append(text(10, below + 18, f"{arguments} on {found.chip_title}, simulated", size=12))
+    return svg(_WIDTH, below + 30, parts, "A kernel is compiled, executed on a model of the chip, and changed")
 
 
 def _shown(found: Explanation) -> list[tuple[str, str, float]]:
@@ -55,15 +56,15 @@ def _shown(found: Explanation) -> list[tuple[str, str, float]]:
     return [(name, color, program.time_us) for program, name, color in chosen if program.time_us is not None]
 
 
-def _station(left: float, lines: tuple[str, str, str]) -> list[str]:
-    title, question, command = lines
+def _station(top: float, lines: tuple[str, str, str]) -> list[str]:
+    title, question, condition = lines
     return [
-        box(left, 10, 172, 88, "none", 1, stroke=INK),
-        text(left + 12, 36, title, bold=True),
-        text(left + 12, 60, question),
-        text(left + 12, 82, command, size=11),
+        box(10, top, _WIDTH - 20, _STATION, "none", 1, stroke=INK),
+        text(22, top + 28, title, bold=True),
+        text(210, top + 19, question),
+        text(210, top + 37, condition, size=12),
     ]
 
 
-def _arrow(left: float) -> str:
-    return f'<path d="M{left + 2} 54h18m-6 -5l6 5l-6 5" stroke="{INK}" fill="none"/>'
+def _arrow(top: float) -> str:
+    return f'<path d="M110 {top + 1}v14m-5 -5l5 5l5 -5" stroke="{INK}" fill="none"/>'

@@ -8,21 +8,21 @@ from pictures import COLOURS, INK, box, svg, text
 _GROUP_ROWS = (5, 2, 4, 6)
 _PANEL_ROWS = 12
 _ROW, _TOP = 14, 50  # pixels
-_K, _COLUMNS = 110, 150  # widths of k and of all columns, in pixels
-_TILE = 50  # width of a tile of columns
+_K, _COLUMNS = 70, 90  # widths of k and of all columns, in pixels
+_TILE = 30  # width of a tile of columns
 _GROUP_COLOURS = tuple(COLOURS.values())
 
 
 def grouped_picture() -> str:
     """Draw one step of the kernel: one tile of columns, for all groups of one panel."""
-    rows, weights, result = 90, 280, 560
+    rows, weights, result = 80, 196, 382
     parts = [
-        text(rows, 22, "rows, sorted by group", bold=True),
+        text(rows, 22, "sorted rows", bold=True),
         text(weights, 22, "weights of each group", bold=True),
         text(result, 22, "result", bold=True),
-        text(rows, 40, "VMEM holds a panel", size=11),
-        text(weights, 40, "one tile of columns at a time", size=11),
-        text(result, 40, "each row stored once", size=11),
+        text(rows, 40, "a panel in VMEM", size=11),
+        text(weights, 40, "a tile of columns at a time", size=11),
+        text(result, 40, "rows stored once", size=11),
     ]
     top = float(_TOP)
     for number, (count, color) in enumerate(zip(_GROUP_ROWS, _GROUP_COLOURS, strict=True)):
@@ -51,10 +51,10 @@ def grouped_picture() -> str:
     parts += [
         f'<path d="M{rows - 8} {_TOP}h-4V{bottom}h4M{rows - 4} {bottom}h{_K + 8}" stroke="{INK}" fill="none" '
         'stroke-width="2" stroke-dasharray="5 3"/>',
-        text(10, legend, "dashed: the panel · full colour: in use now · pale: before or after", size=12),
-        text(10, legend + 18, "the panel ends within group 3, whose matrix passes again with the next panel", size=12),
+        text(10, legend, "dashed: the panel · full color: in use now · pale: before or after", size=12),
+        text(10, legend + 18, "the panel ends within group 3, whose matrix passes twice", size=12),
     ]
-    return svg(740, int(legend) + 30, parts, "Panels and groups of a grouped product")
+    return svg(480, int(legend) + 30, parts, "Panels and groups of a grouped product")
 
 
 def _arrow(left: float, start: float, right: float, end: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from grouped_picture import grouped_picture
-from pictures import pipeline_picture, rung_picture
+from pictures import blocks_picture, buffers_picture, pipeline_picture
 from source_files import SourceFile, read
 
 from systolic.lessons import LESSONS
@@ -31,10 +31,10 @@ _LADDER_COLUMNS = (
     ("percent_of_peak", "% of peak"),
     ("ratio_to_xla", "XLA's time ÷ this"),
     ("stall_share", "stalls"),
-    ("reason", "reason"),
 )
 _UNKNOWN_ERROR = "? ("  # and the reason, which is longer than a column is wide
 _WHY_UNKNOWN = "?: the error is not known ([why](../../explanation/errors.md#which-programs-are-alike))."
+_SHARES = ("stall_share", "matrix_busy", "waiting_for_copies")
 _INITIALS = ("hbm", "vmem", "vpu", "eup", "xlu")
 _UNITS = {"_us": " µs", "_mb": " MB", "_mib": " MiB", "_percent": " %"}
 
@@ -46,11 +46,12 @@ def lesson_pages() -> dict[str, str]:
     for name, entry in LESSONS.items():
         files = [read(module) for module in entry.files]
         rows = [_without(row, "lesson") for row in results.get("rows", []) if row["lesson"] == name]
-        columns = [(key, _heading(key)) for key in dict.fromkeys(key for row in rows for key in row)]
+        keys = dict.fromkeys(key for row in rows for key in row if key != "reason")
+        columns = [(key, _heading(key)) for key in keys]
         command = f"systolic lessons {name} --chip v5e,v5p,v6e,v7x"
         titles[name] = files[0].title
-        picture = "pipelining" if name == "pipelining" else ""
-        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, results, command), picture)
+        drawn = ["pipelining"] if name == "pipelining" else []
+        pages[f"lessons/{name}"] = _page(files, _shown(rows, columns, results, command), drawn)
     pages["lessons"] = _list(
         "Lessons",
         "Each lesson teaches one idea, with a kernel that you can paste, since it needs only JAX, and with numbers.",
@@ -73,7 +74,7 @@ def rung_pages() -> dict[str, str]:
         plots = sorted(NUMBERS.glob(f"ladder_{name}_*.png"))
         pictures = [f"![{plot.stem}]({_from(f'ladder/{name}', plot)})" for plot in plots]
         titles[name] = file.title
-        pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]), name)
+        pages[f"ladder/{name}"] = _page([file], "\n\n".join([numbers, *pictures]), [name, f"{name}_buffers"])
     pages["ladder"] = _list(
         "The ladder",
         "Eight matmul kernels. Each adds one idea to the previous one. You can paste its file, which needs only JAX.",
@@ -85,14 +86,15 @@ def rung_pages() -> dict[str, str]:
 
 def pictures() -> dict[str, str]:
     """Return name below docs/generated/pictures → SVG."""
-    drawings = {name: rung_picture(rung) for name, rung in RUNGS.items()}
+    drawings = {name: blocks_picture(rung) for name, rung in RUNGS.items()}
+    drawings |= {f"{name}_buffers": buffers_picture(rung) for name, rung in RUNGS.items()}
     return {**drawings, "pipelining": pipeline_picture(), "grouped": grouped_picture()}
 
 
-def _page(files: Sequence[SourceFile], numbers: str, picture: str = "") -> str:
-    """Return the page of a lesson or rung; `picture` is the name of the drawing at its top."""
+def _page(files: Sequence[SourceFile], numbers: str, drawings: Sequence[str]) -> str:
+    """Return the page of a lesson or rung; `drawings` stand at its top, side by side where there is room."""
     main, *parts = files
-    drawn = f"![blocks and buffers](../pictures/{picture}.svg)" if picture else ""
+    drawn = " ".join(f"![{name}](../pictures/{name}.svg)" for name in drawings)
     sections = [f"# {main.title}", drawn, main.prose, "## Numbers", numbers, "## Code", _code(main)]
     for part in parts:
         sections += [f"## {part.title}", part.prose, _code(part)]
@@ -124,16 +126,27 @@ def _numbers(name: str) -> dict[str, Any]:
 def _shown(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[tuple[str, str]], found: Mapping[str, Any], command: str
 ) -> str:
-    """Return the rows as a table, the versions that made them, and the command; or a note that there are no rows."""
+    """Return the rows as a table, the versions that made them, and the command; or a note that there are no rows.
+
+    Reasons are sentences: they stand below the table, and the status has their number.
+    """
     repeat = f"    {command}"
     if not rows:
         return f"There are no numbers yet. This command makes them, in seconds to minutes:\n\n{repeat}"
+    reasons = list(dict.fromkeys(row["reason"] for row in rows if row.get("reason")))
+    numbered = [
+        {**row, "status": f"{row['status']} ({reasons.index(row['reason']) + 1})"} if row.get("reason") else row
+        for row in rows
+    ]
     filled = [(key, title) for key, title in columns if any(row.get(key) not in (None, "") for row in rows)]
-    if all(row.get("status") in (None, "ok") for row in rows):  # a column without information
+    if all(row.get("status") in (None, "ok") for row in numbered):  # a column without information
         filled = [(key, title) for key, title in filled if key != "status"]
     lines = [[title for _, title in filled], ["---"] * len(filled)]
-    lines += [[_cell(row.get(key)) for key, _ in filled] for row in rows]
+    lines += [[_cell(key, row.get(key)) for key, _ in filled] for row in numbered]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    if reasons:
+        notes = [f"({number}) {_escaped(reason)}" for number, reason in enumerate(reasons, start=1)]
+        table = "\n\n".join([table, *notes])
     if any(str(value).startswith(_UNKNOWN_ERROR) for row in rows for value in row.values()):
         table = f"{table}\n\n{_WHY_UNKNOWN}"
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items() if version)
@@ -142,8 +155,7 @@ def _shown(
 
 def _rung_row(row: Mapping[str, Any]) -> dict[str, Any]:
     tiles = "/".join(str(row[f"tile_{side}"]) for side in "mkn")
-    stalls = row["stall_share"]
-    return {**row, "tiles": tiles, "stall_share": None if stalls is None else f"{stalls:.0%}"}
+    return {**row, "tiles": tiles}
 
 
 def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -156,19 +168,25 @@ def _heading(key: str) -> str:
     return " ".join(word.upper() if word in _INITIALS else word for word in words) + _UNITS.get(ending, "")
 
 
-def _cell(value: object) -> str:
+def _cell(key: str, value: object) -> str:
     if value is None or value == "":
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float) and key in _SHARES:
+        return f"{value:.0%}"
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int):
         return f"{value:,}"
     if str(value).startswith(_UNKNOWN_ERROR):
         return "?"
-    # A reason may be somebody else's text; in a table of Markdown a bar or a line's end would break the row.
-    text = " ".join(str(value).split())
+    return _escaped(str(value))
+
+
+def _escaped(text: str) -> str:
+    """Return text, which may be somebody else's, for a table of Markdown: a bar or a line's end would break the row."""
+    text = " ".join(text.split())
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*").replace("_", "\\_")
 
 

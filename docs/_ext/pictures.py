@@ -14,10 +14,10 @@ SIDE = 120  # of a matrix, in pixels
 SIZE, SMALL_SIZE = 4096, 1024  # of the matrices that are drawn; v3's blocks need small ones to be seen
 
 
-def rung_picture(rung: Rung) -> str:
-    """Draw a step of a rung in bfloat16: its blocks in HBM on the left, its buffers in VMEM on the right."""
-    size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
-    spec = MatmulSpec.of(size, size, size, "bfloat16")
+def blocks_picture(rung: Rung) -> str:
+    """Draw the blocks in HBM of a step of a rung in bfloat16."""
+    spec = _spec(rung)
+    size = spec.m
     tiles = rung.default_tiles(spec, 4)
     grid_m, grid_n, grid_k = tiles.grid(spec)
     i, j, kk = (count // 2 for count in (grid_m, grid_n, grid_k))
@@ -29,16 +29,26 @@ def rung_picture(rung: Rung) -> str:
     right, below = 10 + SIDE + 30, 40 + SIDE + 34
     parts = [
         text(10, 22, f"HBM: {size}³, step (i, j, kk) = ({i}, {j}, {kk})", bold=True),
+        text(10, 366, "full color: the step's blocks", size=12),
+        text(10, 384, "pale: on their way for the next steps", size=12),
         *matrix("lhs", 10, below, (grid_m, grid_k), [(i, kk) for i, _, kk in steps]),
         *matrix("rhs", right, 40, (grid_k, grid_n), [(kk, j) for _, j, kk in steps]),
         *matrix("out", right, below, (grid_m, grid_n), [(i, j)]),
     ]
-    parts += buffers(rung, spec)
-    legend = "full colour: the step's blocks · pale: on their way for the next steps"
+    return svg(330, 394, parts, f"{rung.name}: blocks in HBM")
+
+
+def buffers_picture(rung: Rung) -> str:
+    """Draw the buffers in VMEM of a rung in bfloat16."""
+    parts = buffers(rung, _spec(rung))
     if rung.vmem_limit_bytes:
-        legend += " · dashed: subtiles"
-    parts.append(text(330, 350, legend, size=11))
-    return svg(780, 360, parts, f"{rung.name}: {rung.title}")
+        parts.append(text(10, 366, "dashed: subtiles", size=12))
+    return svg(460, 394, parts, f"{rung.name}: buffers in VMEM")
+
+
+def _spec(rung: Rung) -> MatmulSpec:
+    size = SMALL_SIZE if rung.name in ("v1", "v2", "v3") else SIZE
+    return MatmulSpec.of(size, size, size, "bfloat16")
 
 
 def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: list[tuple[int, int]]) -> list[str]:
@@ -57,7 +67,7 @@ def matrix(name: str, left: float, top: float, counts: tuple[int, int], blocks: 
 def buffers(rung: Rung, spec: MatmulSpec) -> list[str]:
     """Draw the buffers as rows of slots, in proportion to their blocks."""
     tiles = rung.default_tiles(spec, 4)
-    left, top = 330.0, 40.0
+    left, top = 10.0, 40.0
     shapes = [text(left, 22, "VMEM: buffers", bold=True)]
     rung_buffers = rung.buffers(spec, tiles)
     scale = 60 / max(side for buffer in rung_buffers for side in buffer.shape)
@@ -104,11 +114,11 @@ def pipeline_picture() -> str:
                 if start > 8:
                     continue
                 color = COLOURS["lhs"] if step % 2 == 0 or not pipelined else COLOURS["rhs"]
-                left = 120 + start * 62
-                parts.append(box(left, top + 14 + row * 40, 58, 30, color, 0.85))
-                parts.append(text(left + 8, top + 34 + row * 40, f"step {step}", size=12, fill="#ffffff"))
+                left = 92 + start * 42
+                parts.append(box(left, top + 14 + row * 40, 40, 30, color, 0.85))
+                parts.append(text(left + 2, top + 34 + row * 40, f"step {step}", size=11, fill="#ffffff"))
     parts.append(text(10, 342, "blue: buffer 0 · orange: buffer 1 · time goes to the right", size=12))
-    return svg(720, 350, parts, "Copies and additions over time, without a pipeline and with one")
+    return svg(480, 350, parts, "Copies and additions over time, without a pipeline and with one")
 
 
 def box(left: float, top: float, width: float, height: float, fill: str, opacity: float, stroke: str = "none") -> str:
@@ -125,5 +135,6 @@ def text(left: float, top: float, words: str, *, bold: bool = False, size: int =
 
 
 def svg(width: int, height: int, parts: list[str], title: str) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif">'
+    sizes = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {sizes} font-family="sans-serif">'
     return "\n".join([head, f"<title>{title}</title>", *parts, "</svg>\n"])

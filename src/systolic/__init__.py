@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from systolic.ops.sparse import BlockMask, BlockSparse, sparse_matmul
     from systolic.ops.sparse.spec import SparseSpec
     from systolic.report import Comparison, compare
+    from systolic.running import ScriptRun, TimedProgram, record
     from systolic.schedule import Tiles
     from systolic.simulator import SimulatedRun
     from systolic.simulator.slice.records import SliceRun
@@ -52,6 +53,7 @@ __all__ = [
     "Program",
     "Quantized",
     "QuantizedSpec",
+    "ScriptRun",
     "SimulatedRun",
     "SliceProgram",
     "SliceRun",
@@ -59,6 +61,7 @@ __all__ = [
     "Step",
     "StepRun",
     "Tiles",
+    "TimedProgram",
     "TuningResult",
     "__version__",
     "check",
@@ -78,6 +81,7 @@ __all__ = [
     "plan",
     "prepare",
     "quantize",
+    "record",
     "simulate",
     "simulate_many",
     "slice_devices",
@@ -106,6 +110,7 @@ _DOORS = {
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.report": ("Comparison", "compare"),
+    "systolic.running": ("ScriptRun", "TimedProgram", "record"),
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),

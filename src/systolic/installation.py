@@ -32,29 +32,19 @@ _MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One thing that this machine has or lacks.
-
-    Attributes:
-      state: "absent" is optional and missing; "broken" should work and does not.
-      about: the finding, in one line.
-      fix: what to do; "": nothing.
-    """
+    """One thing that this machine has or lacks."""
 
     name: str
-    state: State
-    about: str
-    fix: str = ""
+    state: State  # "absent" is optional and missing; "broken" should work and does not
+    about: str  # the finding, in one line
+    fix: str = ""  # what to do; "": nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """This machine, as systolic sees it.
+    """This machine, as systolic sees it."""
 
-    Attributes:
-      versions: of packages that results depend on; None is not installed.
-    """
-
-    versions: dict[str, str | None]
+    versions: dict[str, str | None]  # of packages that results depend on; None is not installed
     platform: str
     executable: str
     parts: tuple[Part, ...]
@@ -67,8 +57,7 @@ class Installation:
 def installation(*, compiles: bool = True) -> Installation:
     """Check everything. Starts no TPU, and changes only files of a damaged cache or store.
 
-    Args:
-      compiles: compile and run a small product too, which takes some seconds; else that is not tried.
+    With `compiles` a small product is compiled and run too, which takes some seconds.
     """
     return Installation(
         versions={**versions(), "numpy": version("numpy")},
@@ -120,11 +109,7 @@ def _simulated(pool: WorkerPool) -> str:
 
 
 def interpreted_product() -> str:
-    """Run the kernel of a small product on the CPU, and compare it with NumPy's. For a worker.
-
-    Raises:
-      ArithmeticError: they differ.
-    """
+    """Run a small product's kernel on the CPU, in a worker; raise ArithmeticError if NumPy's product differs."""
     import numpy as np
 
     from systolic.ops.matmul import matmul

@@ -50,16 +50,11 @@ class NoTimeKeptError(LookupError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTime:
-    """A simulated time, as the file has it.
-
-    Attributes:
-      stalls_us: waiting time by cause.
-      versions: of the packages that compiled and simulated.
-    """
+    """A simulated time, as the file has it."""
 
     time_us: Time
-    stalls_us: dict[str, Amount]
-    versions: dict[str, str]
+    stalls_us: dict[str, Amount]  # waiting time by cause
+    versions: dict[str, str]  # of the packages that compiled and simulated
 
     @classmethod
     def of(cls, run: SimulatedRun) -> KeptTime:
@@ -84,11 +79,7 @@ class TimesFile:
     file: Path
 
     def read(self) -> dict[str, KeptTime]:
-        """Return the times by the name of the test.
-
-        Raises:
-          NoTimeKeptError: the file cannot be read.
-        """
+        """Return the times by the name of the test; raise NoTimeKeptError if the file cannot be read."""
         try:
             content = structured(read_json(read_regular(self.file)), _Content)
             if content.format != FORMAT:

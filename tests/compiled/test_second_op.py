@@ -152,5 +152,5 @@ def test_who_does_not_know_the_op_leaves_its_trials_out(tmp_path: Path, monkeypa
     for known in ("_OPS", "_KEPT"):
         others = {kind: one for kind, one in getattr(op, known).items() if one.name != "expert"}
         monkeypatch.setattr(op, known, others)
-    with pytest.warns(StoreWarning, match="op 'expert' is not known; known are .*matmul"):
+    with pytest.warns(StoreWarning, match="op 'expert' is unknown; choose from .*matmul"):
         assert store.records() == []

@@ -77,6 +77,9 @@ def test_serving_is_all_forward(maker: str, tmp_path: Path) -> None:
     command = ["step", f"{EXAMPLE}:{maker}", "--chip", "v5e", "-q", *SMALL]
     assert main([*command, "--json", str(file), "--trace", str(trace)]) == 0
     assert json.loads(trace.read_text())["traceEvents"]
+    for_xprof = str(tmp_path / "trace.xplane.pb")
+    assert main([*command, "--trace", for_xprof]) == 0
+    assert main(["compare", str(file), for_xprof, "--fail-above", "0.1"]) == 0
     (row,) = json.loads(file.read_text())["rows"]
     run = StepRun.from_json(json.dumps(row["run"]))
     assert run.tokens == (2 * 64 if maker == "prefill" else 2)

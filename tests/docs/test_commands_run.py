@@ -43,6 +43,7 @@ QUICK = (
     "systolic check my_kernel.py",
     "systolic ladder v3",
     "systolic plan",
+    "systolic run",
     "systolic simulate",
     "systolic step examples/transformer:train --config tiny",
     "systolic table",
@@ -59,6 +60,7 @@ SLOW = (
     "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate --json",  # of slices, what compare reads
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
+    "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes
     "systolic check benchmarks/",  # thirty-two subcores
     "systolic check examples/",  # three chips
@@ -71,6 +73,7 @@ SLOW_PYTHON = ("check.md", "explain.md", "tune_function.md", "tuning.md")  # the
 NOT_RUN = {
     "systolic validate published_times.csv published_ops.csv": "an hour, of files that are not here",
     "systolic validate published_collectives.csv": "programs on slices, of a file that is not here",
+    "systolic validate published_device_times.jsonl": "hours, of a file that is not here",
     "make": "tests would run tests, and the demo takes an hour",
     "python -m pip install": "it installs into the environment that runs the tests",
     "systolic bench --suite square,llm,fused,edges": "four hundred products on three chips: hours",
@@ -84,6 +87,7 @@ NOT_RUN = {
     "systolic tune examples/public_kernels.py": "kernels of whole layers on three chips, by up to ten tiles: hours",
     "systolic tune --suite square --chip v5e,v6e --scheduler": "needs a cluster; test_tune_command.py starts one",
     "systolic table profile": "three hundred tiles: an hour",
+    "systolic compare run.json profile": "needs a profile of a TPU; test_cli_compare_trace.py makes one by hand",
     "systolic tpu": "rents a TPU: it needs a project at Google, and costs money",
     "systolic step": "models of billions of weights: minutes of compiling each",
     "python benchmarks/sharded_functions.py": "seventy-five functions on each of four chips: half an hour",

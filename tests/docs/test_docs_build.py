@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
-from browsers import chromium, screenshot
-from playwright.sync_api import Browser, expect
+from browsers import assert_nothing_overflows, chromium, screenshot
+from playwright.sync_api import Browser, Page, expect
 
 import systolic
 from systolic.cli.commands import TASKS
@@ -113,17 +112,79 @@ def test_the_gallery_has_every_report(built: Path) -> None:
     assert "µs" in (built / "_images" / "front.svg").read_text("utf-8")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_front_page_in_a_browser(
-    built: Path, browser: Browser, tmp_path: Path, scheme: Literal["light", "dark"], width: int
-) -> None:
-    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page.goto((built / "index.html").as_uri())
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    expect(page.locator("img[src$='front.svg']")).to_be_visible()
-    screenshot(page, tmp_path, f"front-page-{scheme}-{width}")
+PICTURED = (
+    "index",
+    "first_kernel",
+    "trust",
+    "results/quantized",
+    "generated/readme",
+    "generated/gallery",
+    "generated/ladder/v5",
+    "generated/commands/explain",
+)
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    page = browser.new_page()
+    yield page
     page.close()
+
+
+@pytest.mark.parametrize("name", PICTURED)
+def test_nothing_overflows(built: Path, page: Page, tmp_path: Path, name: str) -> None:
+    page.goto((built / f"{name}.html").as_uri())
+    for width in (1280, 500):
+        page.set_viewport_size({"width": width, "height": 900})
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+            assert_nothing_overflows(page, may_scroll=width < 1280)
+            screenshot(page, tmp_path, f"{name.replace('/', '-')}-{scheme}-{width}")
+
+
+def test_pictures_can_be_read_on_a_phone(built: Path, page: Page) -> None:
+    page.set_viewport_size({"width": 500, "height": 900})
+    for name in ("index", "generated/ladder/v8", "generated/lessons/pipelining"):
+        page.goto((built / f"{name}.html").as_uri())
+        scales = page.evaluate(
+            "[...document.querySelectorAll('article img[src$=svg]')].map((image) => image.width / image.naturalWidth)"
+        )
+        assert scales
+        assert min(scales) > 0.95
+
+
+def test_plots_are_dark_in_the_dark(built: Path, page: Page) -> None:
+    page.emulate_media(color_scheme="dark")
+    page.goto((built / "trust.html").as_uri())
+    plot = page.locator("article img[src$='trust.png']")
+    expect(plot).to_be_visible()
+    assert "invert" in plot.evaluate("(image) => getComputedStyle(image).filter")
+
+
+def test_tables_and_code_of_lessons_fit(built: Path, page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})
+    for name in LESSONS:
+        page.goto((built / "generated" / "lessons" / f"{name}.html").as_uri())
+        assert_nothing_overflows(page, may_scroll=False)
+
+
+def test_a_frame_of_the_gallery_shows_the_first_finding(built: Path, page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto((built / "generated" / "gallery.html").as_uri())
+    frame = page.frame_locator("iframe.report").first
+    finding = frame.locator("#findings tbody tr").first
+    expect(finding).to_be_visible()
+    height = page.locator("iframe.report").first.evaluate("(frame) => frame.clientHeight")
+    assert finding.evaluate("(row) => row.getBoundingClientRect().bottom") < height
+    assert [frame.locator(".verdict dt").nth(row).inner_text() for row in range(3)] == ["time", "cause", "fix"]
+
+
+def test_a_command_breaks_between_its_options(built: Path, page: Page) -> None:
+    page.set_viewport_size({"width": 500, "height": 900})
+    page.goto((built / "explain.html").as_uri())
+    options = page.locator("div.command .na")
+    assert options.count() > 3
+    assert options.evaluate_all("(all) => all.filter((option) => option.getClientRects().length > 1).length") == 0
 
 
 def test_copy_buttons_stand_at_commands_alone(built: Path, browser: Browser) -> None:

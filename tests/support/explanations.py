@@ -26,6 +26,8 @@ from systolic.simulator import SimulatedRun
 
 DATA = Path(__file__).parents[1] / "data"
 HOSTILE = "</script><b id='hacked'>&amp;\"'[red]{{ 7*7 }}"
+CAUSE = "31% of the matrix unit; limited by starting copies, for which the core waits 42% of the time"
+ADVICE = "blocks 1024/1024/1024 would save 38%"
 _SIZE = 2048
 _FLOPS = 2.0 * _SIZE**3
 _KERNEL = "scratch_matmul"
@@ -46,8 +48,9 @@ def an_explanation(run: SimulatedRun | None = None) -> Explanation:
         chip=v6e.name,
         chip_title=v6e.title,
         versions={"systolic": "0.3.0", "jax": "0.10.2", "libtpu": "0.0.21", "python": "3.11.7"},
-        verdict=f"{run.time_us:.1f} µs: HBM sets the pace, and the core waits 42% of the time for its copies. "
-        "Larger blocks would save 38%.",
+        verdict=f"simulated {run.time_us:.1f} µs ± ? on v6e: {CAUSE}; {ADVICE}",
+        cause=CAUSE,
+        advice=ADVICE,
         programs=(
             mine,
             _program("XLA", "xla", xla),
@@ -125,6 +128,8 @@ def a_hostile_one() -> Explanation:
         function=HOSTILE,
         arguments=(HOSTILE,),
         verdict=HOSTILE,
+        cause=HOSTILE,
+        advice=HOSTILE,
         programs=(dataclasses.replace(made.programs[0], label=HOSTILE, run=run), *made.programs[1:]),
         windows=tuple(dataclasses.replace(window, title=HOSTILE, words=HOSTILE) for window in made.windows),
         traffic=tuple(dataclasses.replace(each, kernel=HOSTILE, operand=HOSTILE) for each in made.traffic),

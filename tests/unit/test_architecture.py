@@ -38,6 +38,7 @@ ROOMS = [
     "analysis",
     "checking",
     "steps",
+    "running",
     "explaining",
     "tuning",
     "bench",

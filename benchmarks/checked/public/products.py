@@ -40,6 +40,11 @@ def grouped_gradient(lhs, rhs, sizes):
     return gradient(lambda *both: gmm_with_gradient(*both, sizes, jnp.float32, TILES), 2)(lhs, rhs)
 
 
+def grouped_in_float32(lhs, rhs, sizes):
+    """`grouped` without a kernel, in sums that are said to be of float32."""
+    return jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=jnp.float32)
+
+
 def _rows(sizes, group, length):
     ends = jnp.cumsum(sizes)
     at = jnp.arange(length)
@@ -78,6 +83,7 @@ SOUND: tuple[Case, ...] = (
       for dtype in ("float32", "bfloat16")),
     sound(grouped, array(256, 256), array(4, 128, 256), SIZES, transposed=True,
           reference=lambda *given: grouped_plain(*given, transposed=True)),
+    sound(grouped, *_operands(), SIZES, reference=grouped_in_float32, name="reference in float32"),
     sound(grouped_onto, *_operands(groups=2), SIZES, array(256, 128), reference=_onto_plain),
     sound(grouped_by_columns, array(256, 256), array(256, 128), SIZES, reference=columns_plain),
     sound(grouped_gradient, *_operands(), SIZES, reference=_gradient_plain),

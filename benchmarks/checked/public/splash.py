@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from checked.case import Case, array, sound
@@ -51,6 +52,13 @@ def splash_mqa(q, k, v, *, mask="causal"):
     return kernels.make_splash_mqa(mask=heads_mask, head_shards=1, q_seq_shards=1)(q, k, v)
 
 
+def splash_gqa(q, k, v, segments):
+    """Splash attention with q [groups, heads, length, depth], each group with its own k and v, in packed sequences."""
+    kernel = kernels.make_splash_mqa(mask=_mask("causal", *q.shape[1:3]), head_shards=1, q_seq_shards=1)
+    ids = kernels.SegmentIds(segments[0], segments[0])
+    return jax.vmap(kernel, in_axes=(0, 0, 0, None))(q, k, v, ids)
+
+
 def splash_with_segments(q, k, v, segments):
     """Splash attention within each of several concatenated sequences."""
     kernel = kernels.make_splash_mha(mask=_mask("causal", q.shape[0], q.shape[1]), head_shards=1, q_seq_shards=1)
@@ -75,6 +83,10 @@ def _segments_plain(q, k, v, segments):
     return attention_plain(q, k, v, seen=same & _seen("causal", q.shape[1]), scale=1.0)
 
 
+def _gqa_plain(q, k, v, segments):
+    return jax.vmap(lambda *heads: _segments_plain(*heads, segments))(q, *(x[:, None].repeat(2, 1) for x in (k, v)))
+
+
 def _mqa_plain(q, k, v):
     return _plain(q, jnp.broadcast_to(k, q.shape), jnp.broadcast_to(v, q.shape))
 
@@ -86,6 +98,7 @@ SOUND: tuple[Case, ...] = (
     sound(splash, *HEADS, reference=functools.partial(_plain, cap=20.0), cap=20.0),
     sound(splash, *(array(2, 256, 128, dtype="bfloat16"),) * 3, reference=None, name="no reference"),
     sound(splash_mqa, array(2, 256, 128), *(array(256, 128),) * 2, reference=_mqa_plain),
+    sound(splash_gqa, array(2, 2, 256, 128), *(array(2, 256, 128),) * 2, SEGMENTS, reference=_gqa_plain),
     sound(splash_with_segments, *HEADS, SEGMENTS, reference=_segments_plain),
     sound(splash_gradient, *HEADS, reference=gradient(_plain)),
     sound(splash_gradient, *HEADS, reference=gradient(_plain), fused=True),

@@ -36,22 +36,14 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """Traits of a program, by which similar published programs are found.
+    """Traits of a program, by which similar published programs are found."""
 
-    Attributes:
-      pallas_share: share of its time in Pallas kernels.
-      matrix_share: share of its time in which rows go through the matrix units.
-      hbm_share: share of its time in which bytes cross HBM.
-      copies_per_us: on one core; None: not known.
-      unlike: a property that no published program has, in few words; "": none.
-    """
-
-    pallas_share: float
-    matrix_share: float
-    hbm_share: float
+    pallas_share: float  # share of its time in Pallas kernels
+    matrix_share: float  # share of its time in which rows go through the matrix units
+    hbm_share: float  # share of its time in which bytes cross HBM
     time_us: float
-    copies_per_us: float | None = None
-    unlike: str = ""
+    copies_per_us: float | None = None  # on one core; None: not known
+    unlike: str = ""  # a property that no published program has, in few words; "": none
 
     @property
     def kind(self) -> str:
@@ -64,28 +56,18 @@ class ProgramTraits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedKind:
-    """The comparison of one kind of program with published times, on one chip in one clock state.
-
-    Attributes:
-      kind: of program, see `ProgramTraits.kind`.
-      programs: number of different compared programs.
-      bias_percent: the median of published over simulated time, less 1.
-      error_percent: nine of ten published times lie within so much of the simulated one; None: too few programs.
-      ratio_programs: on this chip, with another one of the same kernel and like sizes, of any kind.
-      ratio_percent: the same as `error_percent` of the ratio of two times of the same kernel.
-      least_us: the shortest program's time.
-      most_copies_per_us: the largest among the programs.
-    """
+    """The comparison of one kind of program with published times, on one chip in one clock state."""
 
     chip: str
-    kind: str
-    programs: Count
-    bias_percent: Change
+    kind: str  # of program, see `ProgramTraits.kind`
+    programs: Count  # number of different compared programs
+    bias_percent: Change  # the median of published over simulated time, less 1
+    # Nine of ten published times lie within so much of the simulated one; None: too few programs.
     error_percent: Amount | None
-    ratio_programs: Count
-    ratio_percent: Amount | None
-    least_us: Time
-    most_copies_per_us: Amount
+    ratio_programs: Count  # on this chip, with another one of the same kernel and like sizes, of any kind
+    ratio_percent: Amount | None  # the same as `error_percent` of the ratio of two times of the same kernel
+    least_us: Time  # the shortest program's time
+    most_copies_per_us: Amount  # the largest among the programs
 
     def unlike(self, traits: ProgramTraits) -> str:
         """Return why a program of this kind differs from the compared ones; "" if it does not."""
@@ -100,17 +82,11 @@ class CheckedKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeErrors:
-    """All errors, and how they were made.
+    """All errors, and how they were made."""
 
-    Attributes:
-      command: made it.
-      versions: the packages' that compiled and compared.
-      machines: each chip's `machine_digest`.
-    """
-
-    command: str
-    versions: Mapping[str, str]
-    machines: Mapping[str, str]
+    command: str  # made it
+    versions: Mapping[str, str]  # the packages' that compiled and compared
+    machines: Mapping[str, str]  # each chip's `machine_digest`
     kinds: tuple[CheckedKind, ...]
     schema: int = SCHEMA
 
@@ -120,11 +96,7 @@ class TimeErrors:
 
     @classmethod
     def from_json(cls, text: str) -> TimeErrors:
-        """Read the text of `as_json`.
-
-        Raises:
-          TimeErrorsError: it is none, or of another schema.
-        """
+        """Read the text of `as_json`; raise TimeErrorsError if it is none, or of another schema."""
         try:
             errors = structured(read_json(text), cls)
         except UntrustedError as error:
@@ -158,21 +130,14 @@ class TimeErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeError:
-    """The error of a simulated time.
+    """The error of a simulated time."""
 
-    Attributes:
-      kind: of the program, in words.
-      percent: nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
-      ratio_percent: the same of the ratio of two times of the same kernel; None: not known.
-      programs: published programs of these numbers.
-      reason: why `percent` is not known, in few words.
-    """
-
-    kind: str = ""
+    kind: str = ""  # of the program, in words
+    # Nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
     percent: Amount | None = None
-    ratio_percent: Amount | None = None
-    programs: Count = 0
-    reason: str = ""
+    ratio_percent: Amount | None = None  # the same of the ratio of two times of the same kernel; None: not known
+    programs: Count = 0  # published programs of these numbers
+    reason: str = ""  # why `percent` is not known, in few words
 
     @property
     def words(self) -> str:

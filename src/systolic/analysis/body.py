@@ -32,14 +32,9 @@ def read_references(jaxpr: Any) -> set[int]:
 
 
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
-    """Computes an operation on scalars for many of them at once, by its own primitive.
+    """Computes an operation on scalars for many of them at once, by its own primitive; None if it is not elementwise.
 
-    Args:
-      equation: an operation on scalars.
-      operands: for each of its operands a number, or an array of as many numbers as the others have.
-
-    Returns:
-      Its results for each of these numbers; None where it is no elementwise operation.
+    Each of `operands` is a number, or an array of as many numbers as the others have.
     """
     if equation.effects:
         return None
@@ -56,23 +51,15 @@ def dot_flops(equation: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """The operations of a body in one step of the grid, as far as its text tells.
+    """The operations of a body in one step of the grid, as far as its text tells."""
 
-    Attributes:
-      flops: operations of its dots; a loop whose length is a value counts once.
-      accesses: reads, writes and copies of memory, counted the same way.
-      terms: the most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
-      roundings: the most iterations of the loops around a dot.
-      is_counted: whether the iterations of all loops around dots are known.
-      float32_dots: equations of the float32 dots at default precision.
-    """
-
-    flops: float = 0.0
-    accesses: int = 0
+    flops: float = 0.0  # operations of its dots; a loop whose length is a value counts once
+    accesses: int = 0  # reads, writes and copies of memory, counted the same way
+    # The most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
     terms: int = 1
-    roundings: int = 1
-    is_counted: bool = True
-    float32_dots: tuple[Any, ...] = ()
+    roundings: int = 1  # the most iterations of the loops around a dot
+    is_counted: bool = True  # whether the iterations of all loops around dots are known
+    float32_dots: tuple[Any, ...] = ()  # equations of the float32 dots at default precision
 
     def __add__(self, other: OpCount) -> OpCount:
         return OpCount(

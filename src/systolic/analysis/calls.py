@@ -43,27 +43,19 @@ def argument_texts(args: Sequence[Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """One array that a kernel sees, whole or block by block.
+    """One array that a kernel sees, whole or block by block."""
 
-    Attributes:
-      name: the kernel's parameter.
-      shape: sizes of the whole array.
-      block: elements of one block along each dimension of the array; 1 where the dimension is squeezed.
-      squeezed: dimensions that the kernel does not see.
-      by_element: dimensions along which the index map gives elements, not blocks.
-      buffers: copies in VMEM that `pl.Buffered` asked for; None: Pallas decides.
-      is_cut: whether it has a block specification that depends on the grid, that is, whether a pipeline brings it.
-    """
-
-    name: str
+    name: str  # the kernel's parameter
     role: Role
     memory: Memory
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # sizes of the whole array
     dtype: str
+    # Elements of one block along each dimension of the array; 1 where the dimension is squeezed.
     block: tuple[int, ...]
-    squeezed: tuple[int, ...] = ()
-    by_element: tuple[int, ...] = ()
-    buffers: int | None = None
+    squeezed: tuple[int, ...] = ()  # dimensions that the kernel does not see
+    by_element: tuple[int, ...] = ()  # dimensions along which the index map gives elements, not blocks
+    buffers: int | None = None  # copies in VMEM that `pl.Buffered` asked for; None: Pallas decides
+    # Whether it has a block specification that depends on the grid, that is, whether a pipeline brings it.
     is_cut: bool = False
 
     @property
@@ -79,40 +71,27 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
-    """One Pallas call in the text of a function.
+    """One Pallas call in the text of a function."""
 
-    Attributes:
-      name: what the launcher calls the kernel, else the name of its function.
-      where: "file.py:12 in launcher", the line of the user's source; "" where it is not known.
-      grid: steps along each axis; None where the number is a value.
-      semantics: "parallel" or "arbitrary" for each grid axis; () if the launcher said nothing. Pallas takes the axes
-        that `jax.vmap` makes for parallel.
-      operands: the kernel's parameters: prefetched scalars, inputs, outputs, scratch.
-      vmem_limit_bytes: the limit that the launcher set; None: the compiler's own.
-      has_cost_estimate: whether XLA was told what the kernel costs.
-      aliases: pairs of an input and the output that takes its place, counted among inputs and outputs.
-      body: the kernel's jaxpr.
-      equation: the call in the function's jaxpr.
-      site: the way to it: positions of equations and numbers of branches, outermost first; see
-        `compiler.PallasOperands`.
-      executions: how often the function runs it; None: that depends on values.
-      vmapped: grid axes that `jax.vmap` made: `pl.program_id` does not count them.
-      unused: outputs, counted among outputs, whose results are not used: launchers ask for memory in this way.
-    """
-
-    name: str
+    name: str  # what the launcher calls the kernel, else the name of its function
+    # "file.py:12 in launcher", the line of the user's source; "" where it is not known.
     where: str
-    grid: tuple[int | None, ...]
+    grid: tuple[int | None, ...]  # steps along each axis; None where the number is a value
+    # "parallel" or "arbitrary" for each grid axis; () if the launcher said nothing. Pallas takes the axes that
+    # `jax.vmap` makes for parallel.
     semantics: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    vmem_limit_bytes: int | None
-    has_cost_estimate: bool
+    operands: tuple[Operand, ...]  # the kernel's parameters: prefetched scalars, inputs, outputs, scratch
+    vmem_limit_bytes: int | None  # the limit that the launcher set; None: the compiler's own
+    has_cost_estimate: bool  # whether XLA was told what the kernel costs
+    # Pairs of an input and the output that takes its place, counted among inputs and outputs.
     aliases: tuple[tuple[int, int], ...]
-    body: Any
-    equation: Any
+    body: Any  # the kernel's jaxpr
+    equation: Any  # the call in the function's jaxpr
+    # The way to it: positions of equations and numbers of branches, outermost first; see `compiler.PallasOperands`.
     site: tuple[int, ...]
-    executions: int | None
-    vmapped: tuple[int, ...] = ()
+    executions: int | None  # how often the function runs it; None: that depends on values
+    vmapped: tuple[int, ...] = ()  # grid axes that `jax.vmap` made: `pl.program_id` does not count them
+    # Outputs, counted among outputs, whose results are not used: launchers ask for memory in this way.
     unused: tuple[int, ...] = ()
 
     @property

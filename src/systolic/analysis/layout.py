@@ -54,10 +54,7 @@ def array_tile_rows(rows: int, dtype: str) -> int:
 def padded_bytes(shape: Sequence[int], dtype: str, *, tile_rows: int | None = None) -> int:
     """Counts the bytes that an array or a block takes in VMEM.
 
-    Args:
-      shape: sizes in elements.
-      dtype: the elements' dtype.
-      tile_rows: rows of the tiles of the array that a block is cut from; None: the rows for an array of this shape.
+    `tile_rows`: rows of the tiles of the array that a block is cut from; None: the rows for an array of this shape.
     """
     bits = element_bits(dtype)
     if not shape:

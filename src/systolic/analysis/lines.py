@@ -65,12 +65,7 @@ class _Line:
 
 
 def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
-    """Counts what the body of a call asks for, line by line.
-
-    Args:
-      call: the call.
-      grid: its steps along each axis; None if they are not known.
-    """
+    """Counts what the body of a call asks for, line by line; `grid` is its steps along each axis, None if not known."""
     steps = math.prod(grid) if grid is not None else None
     is_followed = grid is not None and steps is not None and steps <= _MAX_STEPS
     walk = _Walk(call, grid if is_followed else None)

@@ -20,17 +20,11 @@ from systolic.compat.jaxprs import called_function, functions_inside
 
 @dataclass(slots=True)
 class Memory:
-    """One of a kernel's buffers.
+    """One of a kernel's buffers."""
 
-    Attributes:
-      operand: its number among the parameters.
-      written: whether anything is in it.
-      overwritten: whether its first use overwrites all of it; None: it has not been used.
-    """
-
-    operand: int
-    written: bool
-    overwritten: bool | None = None
+    operand: int  # its number among the parameters
+    written: bool  # whether anything is in it
+    overwritten: bool | None = None  # whether its first use overwrites all of it; None: it has not been used
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +65,11 @@ def _literal(atom: Any) -> Value:
 
 @dataclass(slots=True)
 class StepWalk:
-    """Goes through the body of a kernel at one place of its grid.
+    """Goes through the body of a kernel at one place of its grid."""
 
-    Attributes:
-      step: the place along each axis; None: any.
-      grid: the axes' lengths; None where one is a value.
-      unwritten_uses: uses of memory that nothing has written, where it is certain that they happen.
-    """
-
-    step: Sequence[int | None]
-    grid: Sequence[int | None]
+    step: Sequence[int | None]  # the place along each axis; None: any
+    grid: Sequence[int | None]  # the axes' lengths; None where one is a value
+    # Uses of memory that nothing has written, where it is certain that they happen.
     unwritten_uses: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
     _in_loop: bool = False

@@ -25,14 +25,10 @@ MAX_GRID_STEPS = 4_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visits:
-    """The blocks of one operand, step by step, the last grid axis fastest.
+    """The blocks of one operand, step by step, the last grid axis fastest."""
 
-    Attributes:
-      operand: the operand that is cut into the blocks.
-      starts: int64[steps, rank], the first element of the block along each dimension of the array.
-    """
-
-    operand: Operand
+    operand: Operand  # the operand that is cut into the blocks
+    # int64[steps, rank], the first element of the block along each dimension of the array.
     starts: np.ndarray
 
     @property
@@ -115,14 +111,10 @@ class Visits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GridVisits:
-    """One execution of a kernel call.
+    """One execution of a kernel call."""
 
-    Attributes:
-      grid: steps along each axis.
-      visits: the visits of each operand that has blocks, by its place among the kernel's parameters.
-    """
-
-    grid: tuple[int, ...]
+    grid: tuple[int, ...]  # steps along each axis
+    # The visits of each operand that has blocks, by its place among the kernel's parameters.
     visits: dict[int, Visits]
 
     @property
@@ -156,9 +148,7 @@ class CallOnGrid:
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
     """Lists the Pallas calls of a traced function with what the grid of the first execution of each visits.
 
-    Args:
-      jaxpr: the function, traced.
-      values: what its flat arguments hold; None where only a shape is known.
+    `values` are what its flat arguments hold; None where only a shape is known.
     """
     executions = first_executions(jaxpr, values)
     calls = []

@@ -23,11 +23,7 @@ class Contest:
         return op_of(spec).mesh(spec)
 
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
-        """Return our program and XLA's.
-
-        Raises:
-          SpecError: the description does not hold all of the program.
-        """
+        """Return our program and XLA's; raise SpecError if the spec does not describe all of the program."""
         return op_of(spec).raced(spec, chip)
 
     def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:

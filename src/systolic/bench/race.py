@@ -42,8 +42,6 @@ def race(
     """Return a row for every chip and case, in that order. A case that cannot be run is a row with its reason.
 
     Args:
-      cases: what to compute.
-      chips: to compile for.
       runner: runs both programs; programs that several cases share run once.
       against: nothing; XLA's programs, also with 64 MiB of scoped VMEM, the fastest counts; or all, public
         kernels too, where a case has some.
@@ -76,21 +74,15 @@ def race(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Field:
-    """The programs of one case on one chip.
-
-    Attributes:
-      programs: None: `error` says why there are none.
-      peers: public kernels.
-      flagged: the chip with the further flags that XLA's usual program is raced with.
-    """
+    """The programs of one case on one chip."""
 
     case: Case
     chip: Chip
     against: Against
-    programs: RacedPrograms | None
+    programs: RacedPrograms | None  # None: `error` says why there are none
     error: Exception | None
-    peers: Sequence[Peer]
-    flagged: Chip | None
+    peers: Sequence[Peer]  # public kernels
+    flagged: Chip | None  # the chip with the further flags that XLA's usual program is raced with
 
     @classmethod
     def of(cls, case: Case, chip: Chip, against: Against, xla_default_flags: bool) -> _Field:

@@ -85,27 +85,20 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurTime:
-    """Our program's time, or the reason why there is none.
-
-    Attributes:
-      error: how far the time may be off.
-      even_us: our time at the next larger sizes that tiles divide.
-      hbm_bytes: simulated, read and written.
-      other_ops_us: outside the longest operation: a copy to pad or to transpose.
-      exposed_us: communication that nothing hides.
-    """
+    """Our program's time, or the reason why there is none."""
 
     status: Status
     reason: str = ""
     time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "ours_us"})
-    error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "ours_error"})
-    even_us: Time | None = None
+    error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "ours_error"})  # how far the time may be off
+    even_us: Time | None = None  # our time at the next larger sizes that tiles divide
     even_reason: str = ""
     bundles: Count | None = None
     compile_s: Amount | None = None
-    hbm_bytes: Count | None = None
-    other_ops_us: Amount | None = None
+    hbm_bytes: Count | None = None  # simulated, read and written
+    other_ops_us: Amount | None = None  # outside the longest operation: a copy to pad or to transpose
     stall_share: Amount | None = None
+    # Communication that nothing hides.
     exposed_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "ours_exposed_us"})
 
 

@@ -33,11 +33,6 @@ class ShardedSpec(OneDtype):
     - rows: `x[data, model] @ w[model, -]`, whose result is summed over `model`.
     - gathered: `x[data, -] @ w[data, model]`, whose weight is gathered over `data`, as FSDP keeps weights.
 
-    Attributes:
-      topology: the slice, in chips along each axis.
-      mesh: axes of the mesh with their sizes: `data`, which cuts the m tokens, and `model`; one may be missing.
-      backward: an mlp's results include the gradients of x and all weights.
-
     Raises:
       SliceError: the mesh has other axes, or one that does not divide what it cuts.
     """
@@ -47,9 +42,10 @@ class ShardedSpec(OneDtype):
     k: int
     n: int
     dtype: str
-    topology: str
+    topology: str  # the slice, in chips along each axis
+    # Axes of the mesh with their sizes: `data`, which cuts the m tokens, and `model`; one may be missing.
     mesh: tuple[tuple[str, int], ...]
-    backward: bool = False
+    backward: bool = False  # an mlp's results include the gradients of x and all weights
 
     def __post_init__(self) -> None:
         if other := [name for name, _ in self.mesh if name not in (DATA, MODEL)]:
@@ -120,11 +116,7 @@ def sharded(dtype: str) -> Iterator[Case]:
 
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
-    """Return the suite's cases on a slice.
-
-    Raises:
-      SliceError: a case is not of the suite, or is not cut evenly.
-    """
+    """Return the suite's cases on a slice; raise SliceError if one is not of the suite, or not cut evenly."""
     if other := [case for case in cases if case.suite != SUITE]:
         raise SliceError(
             f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"

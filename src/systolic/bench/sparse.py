@@ -27,17 +27,12 @@ _PADDED_TO = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternSpec:
-    """One product, or both gradients of a dsd, with blocks where a pattern has them.
+    """One product, or both gradients of a dsd, with blocks where a pattern has them."""
 
-    Attributes:
-      planned: the product; in a backward pass the forward one.
-      pattern: random places; those next to the diagonal; a power law over lines; a lower triangle of elements.
-      backward: compute both gradients, in the blocks and in the dense operand.
-    """
-
-    planned: SparseSpec
+    planned: SparseSpec  # the product; in a backward pass the forward one
+    # Random places; those next to the diagonal; a power law over lines; a lower triangle of elements.
     pattern: Pattern
-    backward: bool = False
+    backward: bool = False  # compute both gradients, in the blocks and in the dense operand
 
     @property
     def m(self) -> int:

@@ -17,6 +17,7 @@ from systolic.bench.sharded import sharded
 from systolic.bench.sparse import sparse
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.spec import MatmulSpec, PrecisionName
+from systolic.support.choices import unknown_name
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 
@@ -107,18 +108,9 @@ class UnknownSuiteError(ValueError):
 
 
 def suite(name: str, dtype: str = "bfloat16", precision: PrecisionName = "default") -> tuple[Case, ...]:
-    """Return all cases of a suite.
-
-    Args:
-      name: square, llm, fused, edges, layers, moe, quantized, sparse or sharded.
-      dtype: the operands'.
-      precision: float32's.
-
-    Raises:
-      UnknownSuiteError: no suite of that name.
-    """
+    """Return all cases of a suite, one of `SUITES`; `precision` is float32's. Raise UnknownSuiteError for others."""
     if name not in SUITES:
-        raise UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")
+        raise UnknownSuiteError(unknown_name("suite", name, SUITES))
     contest = _CONTESTS.get(name, OF_OP)
     return tuple(replace(case, contest=contest) for case in SUITES[name](dtype, precision))
 

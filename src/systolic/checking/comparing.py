@@ -24,6 +24,15 @@ A kernel that rounds its running sum, or an intermediate, to the coarser of bflo
 has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
 and no wrong result.
 
+The tolerance is that of independent errors. The limit is that of the worst order of the sum: every rounding is as large
+as it can be, all have one sign, and each term is rounded again in each of k additions. N = 2k changes of response r
+together have at most √N·r, by Cauchy and Schwarz, so the limit is
+
+    2v · |reference| + u · k · √(2k) · r
+
+An error above the tolerance and below the limit is unlikely, and yet no rounding rules it out: it is noted, and
+accuses nobody.
+
 All this takes the function for a straight line within u of its inputs. A softmax of scores around 10^8 is none: where
 one score wins by less than the scores are rounded, another rounding lets another one win. So the reference is also
 changed by u itself, and is not steady where that moves an element further than the line says.
@@ -78,11 +87,13 @@ class Comparison:
       error: |result − reference|; infinite where only one of them is NaN.
       tolerance: what rounding explains.
       coarse: what rounding sums to bfloat16, or to the result's dtype, would explain.
+      limit: what the worst order of the sum would explain; at least the tolerance.
     """
 
     error: np.ndarray
     tolerance: np.ndarray
     coarse: np.ndarray
+    limit: np.ndarray
 
     @property
     def worst(self) -> tuple[float, float] | None:
@@ -231,7 +242,7 @@ def compared(
             difference[result == native] = 0.0
         # A result that is rounded to an integer at the end may be half of one off; one of integers throughout may not.
         allowed = np.zeros(difference.shape) if exact else np.full(difference.shape, 0.5) + _reach(result) * response
-        return Comparison(error=difference, tolerance=allowed, coarse=allowed)
+        return Comparison(error=difference, tolerance=allowed, coarse=allowed, limit=allowed)
     kind = ml_dtypes.finfo(np.float32 if result.dtype.kind == "c" else result.dtype)
     unit_out = float(kind.eps) / 2
     got, right = (
@@ -249,9 +260,11 @@ def compared(
     scale = 2 * (unit_out + own_rounding) * np.nan_to_num(np.abs(right)) + least
     reach = _reach(result)
     response = np.nan_to_num(response)
+    tolerance = scale + reach * _UNIT * response * math.sqrt(terms + 3) / 2
     return Comparison(
         error=error,
-        tolerance=scale + reach * _UNIT * response * math.sqrt(terms + 3) / 2,
+        tolerance=tolerance,
+        limit=np.maximum(tolerance, scale + _UNIT * response * terms * math.sqrt(2 * terms)),
         coarse=scale + reach * max(_UNIT_BFLOAT16, unit_out) * response * math.sqrt(roundings + 3) / 2,
     )
 

@@ -1,17 +1,18 @@
-"""Guesses a reference for a function without one: by its shapes a product, a sum or a copy.
+"""Guesses a reference for a function without one: the known function that its results are closest to.
 
-A guess is tried: all results agree with it, or most, or too few for it to mean anything.
+The candidate of the least median error is compared element by element: all results agree with it, or most, or too few
+for it to mean anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from systolic.checking.comparing import ReferenceFunction, compared
+from systolic.checking.known_functions import KnownFunction, known_functions
 
 # Another function agrees in few results, and one with zeros in it in half of them.
 _MIN_AGREEING_SHARE = 0.6
@@ -22,58 +23,56 @@ class Guess:
     """A function that gives the same results, or most of them.
 
     Attributes:
-      text: as Python has it, "lhs @ rhs".
+      known: the function.
       wrong: which results are others.
     """
 
-    text: str
+    known: KnownFunction
     wrong: np.ndarray
 
+    @property
+    def text(self) -> str:
+        """The function as Python has it."""
+        return self.known.text
 
-def guessed(inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, terms: int, roundings: int) -> Guess | None:
-    """Finds a product, a sum or a copy that all or most results agree with; None: there is none."""
-    if len(outputs) != 1 or not 1 <= len(inputs) <= 2 or not outputs[0].size:
+
+def guessed(
+    inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, terms: int, roundings: int, rounds: bool = True
+) -> Guess | None:
+    """Finds a known function that all or most results agree with; None: there is none.
+
+    Args:
+      inputs: flat.
+      outputs: flat.
+      terms: how many terms an element sums.
+      roundings: how often a running sum is rounded on the way.
+      rounds: whether anything may be rounded to a narrow type.
+    """
+    if len(outputs) != 1 or not outputs[0].size:
         return None
-    guesses = []
-    for text, fn in _candidates([array.shape for array in inputs], outputs[0].shape):
-        expected = ReferenceFunction(fn).evaluated(inputs, 0)
-        native = expected.native[0] if expected.native else None
-        against = compared(
-            outputs[0], expected.values[0], expected.responses[0], terms=terms, roundings=roundings, native=native
-        )
-        wrong = against.error > np.maximum(against.tolerance, against.coarse)
-        guesses.append(Guess(text=text, wrong=wrong))
-    best = min(guesses, key=lambda guess: guess.wrong.mean(), default=None)
-    return best if best is not None and best.wrong.mean() <= 1 - _MIN_AGREEING_SHARE else None
+    closest = _closest(inputs, outputs[0])
+    if closest is None:
+        return None
+    expected = ReferenceFunction(closest.fn).evaluated(inputs, 0)
+    native = expected.native[0] if expected.native else None
+    against = compared(
+        outputs[0], expected.values[0], expected.responses[0], terms=terms, roundings=roundings, native=native
+    )
+    wrong = against.error > (np.maximum(against.limit, against.coarse) if rounds else against.limit)
+    return Guess(known=closest, wrong=wrong) if wrong.mean() <= 1 - _MIN_AGREEING_SHARE else None
 
 
-def _candidates(inputs: Sequence[tuple[int, ...]], out: tuple[int, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    import jax.numpy as jnp
+def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction | None:
+    """Finds the known function of the least median error."""
+    import jax
 
-    if len(inputs) == 2:
-        lhs, rhs = inputs
-        if len(lhs) == len(rhs) == 2:
-            if lhs[1] == rhs[0] and out == (lhs[0], rhs[1]):
-                yield "lhs @ rhs", lambda x, y: _product(x, y)
-            if lhs[1] == rhs[1] and out == (lhs[0], rhs[0]):
-                yield "lhs @ rhs.T", lambda x, y: _product(x, y.T)
-        if lhs == rhs == out:
-            yield "x + y", jnp.add
-        return
-    (shape,) = inputs
-    if out == shape:
-        yield "x", lambda x: x
-    if len(shape) != 2:
-        return
-    if out == shape[::-1]:
-        yield "x.T", jnp.transpose
-    for axis in (0, 1):
-        if out in ((shape[1 - axis],), tuple(1 if at == axis else size for at, size in enumerate(shape))):
-            yield f"x.sum({axis})", lambda x, axis=axis: x.sum(axis).reshape(out)
-
-
-def _product(lhs: Any, rhs: Any) -> Any:
-    import jax.numpy as jnp
-
-    is_integer = jnp.issubdtype(lhs.dtype, jnp.integer) and jnp.issubdtype(rhs.dtype, jnp.integer)
-    return jnp.matmul(lhs, rhs, preferred_element_type=jnp.int32 if is_integer else None)
+    best, least = None, np.inf
+    got = output.astype(np.float64)
+    with jax.enable_x64(True), np.errstate(invalid="ignore", over="ignore"):
+        wide = [array if array.dtype.kind in "iub" else array.astype(np.float64) for array in inputs]
+        for known in known_functions([array.shape for array in inputs], output.shape):
+            error = np.abs(np.asarray(jax.jit(known.fn)(*wide)).astype(np.float64) - got)
+            median = float(np.median(np.nan_to_num(error, nan=np.inf)))
+            if best is None or median < least:
+                best, least = known, median
+    return best

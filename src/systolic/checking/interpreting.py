@@ -27,7 +27,9 @@ from systolic.compat import (
     all_references,
     copies_between_devices_in_order,
     cores_compiled_once,
+    empty_copies,
     interpret_params,
+    interpreted_batches,
     interpreted_failure,
     interpreted_subcores,
     interpreter_reports,
@@ -162,6 +164,7 @@ class Interpreter:
                 cores_compiled_once(self._programs),
                 unkind_interpreter(left_over),
                 copies_between_devices_in_order(),
+                empty_copies(),
                 interpreter_reports() as reports,
             ):
                 # The others are up to the watch.
@@ -203,7 +206,7 @@ class Interpreter:
             grid_point_recorder=lambda *point: self.watch.at_grid_point(*point),
         )
         watch = watched_interpreter(lambda *call: self.watch.called(*call))
-        with pltpu.force_tpu_interpret_mode(params), watch, interpreted_subcores() as meshes:
+        with pltpu.force_tpu_interpret_mode(params), watch, interpreted_batches(), interpreted_subcores() as meshes:
             compiled = _compiled(self._fn, arguments)
         self._on_subcores = bool(meshes)
         self._compiled[conditions] = compiled

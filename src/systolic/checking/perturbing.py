@@ -1,9 +1,10 @@
-"""Evaluates a function with a random relative change at everything that it rounds.
+"""Evaluates a function in float64 with a random relative change at everything that it rounds.
 
 What a reference responds to a change of its inputs alone says nothing of a difference of two equal terms: its result is
 zero, whatever the inputs are, and yet each term is rounded by itself. So every product, sum and elementary function is
 changed, and the operands of products and sums once more at each use, as the terms of a sum are rounded on the way.
-Selections, comparisons, maxima and moves are exact, and stay.
+Selections, comparisons, maxima and moves are exact, and stay. An operation that is not known to be exact rounds.
+Loops and branches are entered, and each round of a loop has changes of its own.
 
 A sum that is used several times gets another change at each use, as if added up again in another order. A kernel
 that needs it in two places may do so, and then what the uses have in common does not cancel.
@@ -20,18 +21,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from systolic.compat.jaxpr_values import Environment, bound
-from systolic.compat.jaxprs import called_function, is_literal
+from systolic.checking.widening import bound_widely, widened
+from systolic.compat.jaxpr_values import Environment, scan_parts, while_parts
+from systolic.compat.jaxprs import called_function, function_of, functions_inside, is_literal
 
-_SUMS = frozenset(("dot_general", "reduce_sum", "cumsum", "conv_general_dilated", "add", "sub", "add_any"))
-_ROUNDED = _SUMS | frozenset(
-    (
-        *("mul", "div", "rem", "square", "sqrt", "rsqrt", "cbrt", "pow", "integer_pow", "exp", "exp2", "expm1", "log"),
-        *("log1p", "tanh", "logistic", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "asinh"),
-        *("acosh", "atanh", "erf", "erfc", "erf_inv", "lgamma", "digamma", "reduce_prod", "cumprod", "cumlogsumexp"),
-    )
-)
-_ADDED_UP = frozenset(("dot_general", "reduce_sum"))
+_SUMS = frozenset(
+    ("dot_general", "ragged_dot", "ragged_dot_general", "reduce_sum", "cumsum", "conv_general_dilated", "scatter-add",
+     "add", "sub", "add_any", "reduce_window_sum", "psum")
+)  # fmt: skip
+_EXACT = frozenset(
+    ("reshape", "transpose", "broadcast_in_dim", "squeeze", "expand_dims", "slice", "dynamic_slice", "pad", "rev",
+     "dynamic_update_slice", "gather", "scatter", "concatenate", "split", "copy", "copy_p", "select_n", "iota", "max",
+     "min", "clamp", "neg", "abs", "sign", "floor", "ceil", "round", "reduce_max", "reduce_min", "cummax", "cummin",
+     "scatter-max", "scatter-min", "reduce_window_max", "reduce_window_min", "sort", "top_k", "convert_element_type",
+     "bitcast_convert_type", "reduce_precision", "real", "imag", "conj", "complex", "stop_gradient", "device_put",
+     "optimization_barrier", "sharding_constraint", "copysign", "nextafter", "all_gather", "all_to_all", "ppermute",
+     "pvary", "pmax", "pmin", "tile", "unstack", "name")
+)  # fmt: skip
+_ADDED_UP = frozenset(("dot_general", "ragged_dot", "ragged_dot_general", "reduce_sum"))
+_SEEDS_OF_ROUNDS = 0.7236  # how far apart the seeds of two rounds of a loop are; the seeds of two samples: 1
 
 
 def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> list[Any]:
@@ -48,13 +56,13 @@ def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> 
 
 
 class _Evaluation:
-    def __init__(self, seed: Any, change: Any) -> None:
+    def __init__(self, seed: Any, change: Any, changes: int = 0) -> None:
         self._seed = seed
         self._change = change
-        self._changes = 0
+        self._changes = changes
 
     def run(self, function: Any, arguments: Sequence[Any]) -> list[Any]:
-        jaxpr = getattr(function, "jaxpr", function)
+        jaxpr = function_of(function).jaxpr
         uses = Counter(
             atom
             for atoms in (*(equation.invars for equation in jaxpr.eqns), jaxpr.outvars)
@@ -84,12 +92,54 @@ class _Evaluation:
         function = called_function(equation)
         if function is not None:
             return self.run(function, operands)
-        loop = name in ("scan", "while")
-        rounded = name in _ROUNDED or loop
-        if name in _SUMS or loop:
+        if name in _FLOWS:
+            return _FLOWS[name](self, equation, operands)
+        opaque = bool(functions_inside(equation)) and name not in _SUMS | _EXACT
+        if name in _SUMS or opaque:
             operands = [self.changed(operand) for operand in operands]
-        results = bound(equation, operands)
-        return [self.changed(result) for result in results] if rounded else results
+        results = bound_widely(equation, operands)
+        return results if name in _EXACT else [self.changed(result) for result in results]
+
+    def _scan(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
+        from jax import lax
+
+        parts = scan_parts(equation, operands)
+
+        def step(state: tuple[Any, list[Any]], sliced: list[Any]) -> tuple[Any, list[Any]]:
+            number, carried = state
+            results = self._in_round(number).run(parts.body, [*parts.constants, *carried, *sliced])
+            return (number + 1, results[: len(carried)]), results[len(carried) :]
+
+        length, reverse = equation.params["length"], equation.params.get("reverse", False)
+        (_, carried), stacked = lax.scan(step, (1, parts.carried), parts.sliced, length=length, reverse=reverse)
+        return [*carried, *stacked]
+
+    def _while(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
+        from jax import lax
+
+        parts = while_parts(equation, operands)
+        exactly = _Evaluation(self._seed, 0.0)
+        _, results = lax.while_loop(
+            lambda state: exactly.run(parts.condition, [*parts.condition_constants, *state[1]])[0],
+            lambda state: (
+                state[0] + 1,
+                self._in_round(state[0]).run(parts.body, [*parts.body_constants, *state[1]]),
+            ),
+            (1, list(parts.carried)),
+        )
+        return results
+
+    def _cond(self, equation: Any, operands: Sequence[Any]) -> list[Any]:
+        from jax import lax
+
+        branches = [
+            lambda *arguments, branch=branch: self.run(branch, arguments) for branch in functions_inside(equation)
+        ]
+        return lax.switch(operands[0], branches, *operands[1:])
+
+    def _in_round(self, number: Any) -> _Evaluation:
+        self._changes += 1
+        return _Evaluation(self._seed + _SEEDS_OF_ROUNDS * number, self._change, 1000 * self._changes)
 
     def changed(self, value: Any, times: Any = 1) -> Any:
         """Changes each element of floats, by `times` the relative change."""
@@ -105,11 +155,18 @@ class _Evaluation:
         return (value * (1 + self._change * times * noise)).astype(jnp.result_type(value))
 
 
+_FLOWS: dict[str, Callable[[_Evaluation, Any, Sequence[Any]], list[Any]]] = {
+    "scan": _Evaluation._scan,
+    "while": _Evaluation._while,
+    "cond": _Evaluation._cond,
+}
+
+
 class _Environment(Environment[Any]):
-    """Values, some of them computed again at each use."""
+    """Values in float64, some of them computed again at each use."""
 
     def __init__(self, function: Any, arguments: Sequence[Any]) -> None:
-        super().__init__(function, arguments)
+        super().__init__(function, map(widened, arguments), literal=lambda atom: widened(atom.val), constant=widened)
         self.again: dict[Any, Callable[[], list[Any]]] = {}
 
     def read(self, atom: Any) -> Any:

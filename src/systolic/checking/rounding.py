@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.analysis import KernelCall, op_count, read_references
+from systolic.analysis import KernelCall, op_count
 from systolic.compat.jaxprs import equations
 from systolic.schedule import LANES
 
@@ -37,22 +37,17 @@ def most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
     return longest, max(1, longest // LANES)
 
 
-def sums_narrowly(call: KernelCall) -> bool:
-    """Says whether a body reads what it writes in a narrow type, as a running sum there is."""
-    read = (call.operands[at] for at in read_references(call.body))
-    return any(operand.role in ("output", "scratch") and _is_narrow(operand.dtype) for operand in read)
-
-
 def has_narrow(call: KernelCall) -> bool:
     """Says whether anything in a call is of a narrow type, or approximate."""
-    if any(_is_narrow(operand.dtype) for operand in call.operands):
+    if any(is_narrow(operand.dtype) for operand in call.operands):
         return True
     return any(
-        _is_narrow(str(getattr(variable.aval, "dtype", ""))) or equation.params.get("approx", False)
+        is_narrow(str(getattr(variable.aval, "dtype", ""))) or equation.params.get("approx", False)
         for equation in equations(call.body)
         for variable in equation.outvars
     )
 
 
-def _is_narrow(dtype: str) -> bool:
+def is_narrow(dtype: str) -> bool:
+    """True for floats of 16 bits and fewer."""
     return dtype in ("bfloat16", "float16") or dtype.startswith("float8")

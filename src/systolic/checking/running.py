@@ -112,7 +112,7 @@ def run_checks(
         raise_own(error)
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
         return RunOutcome(findings=(trace_failure(error),), summary=summary)
-    runs = Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds, started=started)
+    runs = Runs(flat=flat, chip=chip, mesh=mesh, scaled=scaled, seeds=seeds)
     runs.all(Flat(reference, tree, keys) if reference is not None else None)
     worst = runs.judge.worst
     shown = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from systolic.analysis import KernelCall
 from systolic.checking.comparing import Reference, ReferenceFunction
+from systolic.checking.ends import ends, unread_ends
 from systolic.checking.exception_findings import exception_finding, run_failure, scratch_buffers
 from systolic.checking.finding import Finding, Grade
 from systolic.checking.inputs import HARDER, Data, Flat, NoInputError, is_index, made_up
@@ -26,8 +26,10 @@ from systolic.support.bugs import raise_own
 
 _MAX_RUN_SECONDS = 20.0  # the longest that one run may be expected to take
 
-
-_TIME_LIMIT_S = 45.0  # for one run; once so long has gone by, no further one begins
+# All runs together may be expected to take so long. It is counted, not measured: what is run, and so what is found,
+# must not depend on how fast or busy the machine is.
+_BUDGET_S = 45.0
+_TIME_LIMIT_S = 300.0  # for one run that does not come to an end
 
 
 _NOTHING_SAID = "nothing could be said of its results"
@@ -45,12 +47,12 @@ class Runs:
     mesh: Mapping[str, int] | None
     scaled: ScaledArguments
     seeds: tuple[int, ...]
-    started: float
     judge: Judge = field(init=False)
     findings: list[Finding] = field(default_factory=list)
     ran: bool = False
     data: list[Data] = field(default_factory=list)
-    slowest_s: float = 0.0
+    done: int = 0
+    left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.judge = Judge(self.scaled.calls)
@@ -83,15 +85,9 @@ class Runs:
         carried = self._carried() if reference is None else ()
         outputs = len(self.scaled.calls[0].of("output")) if carried else 0
         interpreter = Interpreter(self.flat, self.chip, self.mesh, outputs=outputs)
-        conditions = list(self._conditions(carried))
+        conditions = self._affordable(list(self._conditions(carried)))
         results: list[tuple[Conditions, Interpreted]] = []
         for condition in conditions:
-            if results and not self._has_time():
-                value = f"{len(results)} of {len(conditions)} orders of copies and steps were run: each takes "
-                self._note(
-                    f"{value}{self.slowest_s:.0f} s", "a result that depends on their order may not show", _SMALLER
-                )
-                break
             result = self._interpreted(interpreter, inputs, condition)
             if result is None:
                 return
@@ -106,7 +102,16 @@ class Runs:
             self._harder(interpreter, conditions, wide_reference, prefetches)
         if reference is None and self.judge.calls and not any(finding.grade == "error" for finding in self.findings):
             self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
+            if not any(array.dtype.kind in "iu" for array in inputs) and not self.mesh:
+                self._ends(interpreter, inputs, results[0])
         self.findings += self.judge.of_precision()
+        if self.left_out:
+            self._note(
+                f"{', and '.join(self.left_out)} were left out: a run is estimated at {self.scaled.seconds:.1f} s, and "
+                f"all runs may take {_BUDGET_S:.0f} s by that estimate",
+                "a fault that only these show is not found",
+                _SMALLER,
+            )
 
     def _harder(
         self,
@@ -117,7 +122,9 @@ class Runs:
     ) -> None:
         """Runs the function on inputs that are harder than normal ones, until something is wrong."""
         for data, kind in HARDER.items():
-            if not self._has_time():
+            if not self._is_within_budget(runs=2):
+                remaining = list(HARDER.values())[list(HARDER).index(data) :]
+                self.left_out.append(f"inputs of {len(remaining)} kinds ({'; '.join(remaining)})")
                 return
             inputs = made_up(self.scaled.leaves, self.scaled.values, self.seeds[0], indices=prefetches, data=data)
             results: list[tuple[Conditions, Interpreted]] = []
@@ -136,9 +143,33 @@ class Runs:
             if any(finding.grade == "error" for finding in new_findings):
                 return
 
-    def _has_time(self) -> bool:
-        """True if one more run fits."""
-        return time.perf_counter() - self.started + self.slowest_s < _TIME_LIMIT_S
+    def _ends(
+        self, interpreter: Interpreter, inputs: Sequence[np.ndarray], first: tuple[Conditions, Interpreted]
+    ) -> None:
+        """Looks for ends of the inputs that change no result, while their neighbours do."""
+        condition, base = first
+        count = len(ends(inputs))
+        if not self._is_within_budget(count):
+            self.left_out.append(f"{count} runs with other numbers at the ends of the inputs")
+            return
+
+        def run(arguments: Sequence[np.ndarray]) -> Sequence[np.ndarray] | None:
+            result = self._interpreted(interpreter, arguments, condition)
+            return result.outputs if result is not None else None
+
+        self.findings += map(self.judge.of_unread_end, unread_ends(run, inputs, base.outputs))
+
+    def _is_within_budget(self, runs: int) -> bool:
+        """True if so many more runs fit the budget, by the estimate of `run_seconds`."""
+        return (self.done + runs) * self.scaled.seconds <= _BUDGET_S
+
+    def _affordable(self, conditions: list[Conditions]) -> list[Conditions]:
+        """Keep as many conditions as the budget has room for: the first and the last say more than those between."""
+        count = max(2, int(_BUDGET_S / self.scaled.seconds)) if self.scaled.seconds else len(conditions)
+        if count >= len(conditions):
+            return conditions
+        self.left_out.append(f"{len(conditions) - count} of {len(conditions)} orders of copies and steps")
+        return [*conditions[: count - 1], conditions[-1]]
 
     def _conditions(self, carried: tuple[int, ...]) -> Iterator[Conditions]:
         parallel = any("parallel" in call.semantics for call in self.scaled.calls)
@@ -165,7 +196,7 @@ class Runs:
     def _interpreted(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], conditions: Conditions
     ) -> Interpreted | None:
-        started = time.perf_counter()
+        self.done += 1
         try:
             result = interpreter.run(inputs, conditions, time_limit_s=_TIME_LIMIT_S)
         except TooSlowError as error:
@@ -177,7 +208,6 @@ class Runs:
                 raise_own(error)
             self.findings.append(finding)
             return None
-        self.slowest_s = max(self.slowest_s, time.perf_counter() - started)
         return result
 
     def _wanted(self, reference: ReferenceFunction | None, inputs: Sequence[np.ndarray]) -> Reference | None:

@@ -27,6 +27,7 @@ from systolic.checking.rules.dtypes import dtype_findings
 from systolic.checking.rules.grid import grid_findings
 from systolic.checking.rules.memory import memory_findings
 from systolic.checking.rules.steps import step_findings
+from systolic.checking.rules.sums import sum_findings
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
 from systolic.compat.jaxprs import equations
@@ -123,6 +124,7 @@ def _call_findings(call_on_grid: CallOnGrid, chip: Chip) -> list[Finding]:
         *memory_findings(call, chip),
         *dtype_findings(call, chip),
         *body_findings(call),
+        *sum_findings(call),
     ]
     if isinstance(call_on_grid.visits, GridVisits):
         return [

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-_LARGE = 1e30  # in memory that was never written: far above data, and no sum of a few of them is infinite
+# In memory that was never written: far above data, and no product of three of them, nor a sum of such, is infinite.
+_LARGE = 1e12
 
 
 def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:

@@ -23,6 +23,7 @@ from systolic.chips.v5e import V5E
 from systolic.chips.v5p import V5P
 from systolic.chips.v6e import V6E
 from systolic.chips.v7x import V7X
+from systolic.support.choices import unknown_name
 
 DEFAULT_CHIP = "v5e"  # the default of commands and functions
 CHIPS = {chip.name: chip for chip in (V4, V5E, V5P, V6E, V7X)}
@@ -43,7 +44,7 @@ def chip(name: str) -> Chip:
         (candidate for candidate in CHIPS.values() if key in (candidate.name, *candidate.aliases)), None
     )
     if chip_of_name is None:
-        raise UnknownChipError(f"chip {name!r} is not known; known are {', '.join(CHIPS)}")
+        raise UnknownChipError(unknown_name("chip", name, CHIPS, aliases=[*chip_names(), *_aliases()]))
     return chip_of_name.in_clock_state(state) if at else chip_of_name
 
 
@@ -54,6 +55,10 @@ def chip_names() -> list[str]:
         for chip_record in CHIPS.values()
         for state in chip_record.clock_states or (None,)
     ]
+
+
+def _aliases() -> list[str]:
+    return [alias for chip_record in CHIPS.values() for alias in chip_record.aliases]
 
 
 def known_chip(name: str) -> Chip | None:

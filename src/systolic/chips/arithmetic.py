@@ -15,21 +15,14 @@ _FLOAT8 = frozenset({"float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DotOperands:
-    """Operands of a dot on one chip.
+    """Operands of a dot on one chip."""
 
-    Attributes:
-      floats: floating-point operands.
-      integers: integers that a float may meet: they are converted to it.
-      integer_pairs: dtypes whose pairs are multiplied with an int32 sum.
-      converts: operands are converted first, so that any two are taken, with a sum of either kind.
-      exact_partners: partners of float32 at `Precision.HIGHEST`.
-    """
-
-    floats: frozenset[str]
-    integers: frozenset[str]
-    integer_pairs: frozenset[str]
+    floats: frozenset[str]  # floating-point operands
+    integers: frozenset[str]  # integers that a float may meet: they are converted to it
+    integer_pairs: frozenset[str]  # dtypes whose pairs are multiplied with an int32 sum
+    # Operands are converted first, so that any two are taken, with a sum of either kind.
     converts: bool
-    exact_partners: frozenset[str]
+    exact_partners: frozenset[str]  # partners of float32 at `Precision.HIGHEST`
 
     def refusal(self, lhs: str, rhs: str, total: str, *, exact: bool) -> str | None:
         """Return why a dot of `lhs` and `rhs` with sums of `total` is refused; None if it is taken.

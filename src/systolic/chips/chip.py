@@ -208,7 +208,7 @@ class Chip:
         state = next((state for state in self.clock_states if state.name == name), None)
         if state is None:
             names = ", ".join(f"{self.generation}@{state.name}" for state in self.clock_states)
-            states = f"its states are {names}" if names else f"its clock is no setting: write {self.generation}"
+            states = f"choose from {names}" if names else f"its clock is no setting: write {self.generation}"
             raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {states}")
         default = self.clock_states[0]
         return replace(

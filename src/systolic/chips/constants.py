@@ -14,6 +14,7 @@ from typing import Any
 from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.chips.links import Links
 from systolic.support.call_errors import WrongCallError
+from systolic.support.choices import unknown_name
 from systolic.support.regular_file import read_regular
 from systolic.support.untrusted import UntrustedError, read_json, shown
 
@@ -90,7 +91,7 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     machine: dict[str, Any] = {}
     for name, value in fitted.constants.items():
         if name not in bounds:
-            raise ConstantsError(f"{fitted.source}: constant {name!r} is not known; known are {', '.join(bounds)}")
+            raise ConstantsError(f"{fitted.source}: {unknown_name('constant', name, bounds)}")
         machine[name] = _checked(name, value, fitted.source)
     sources = {**chip.sources, **{f"machine.{name}": fitted.source for name in machine}}
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
@@ -179,11 +180,7 @@ def _checked(name: str, value: Any, source: str) -> float:
 
 
 def load_constants(path: Path) -> FittedConstants:
-    """Read a file of constants. `with_constants` checks whether they suit a chip.
-
-    Raises:
-      ConstantsError: no such file, no JSON, or not of this form.
-    """
+    """Read a file of constants, which `with_constants` checks against a chip; raise ConstantsError for other files."""
     try:
         data = read_json(read_regular(path))
     except OSError as error:

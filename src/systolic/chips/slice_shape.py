@@ -21,32 +21,20 @@ class SliceError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceDevice:
-    """A device of a slice, as JAX shows it.
+    """A device of a slice, as JAX shows it."""
 
-    Attributes:
-      id: `jax.Device.id`.
-      chip: its chip's number.
-      coords: the chip's, along each axis of the slice.
-      core: its index among its chip's devices.
-    """
-
-    id: int
-    chip: int
-    coords: tuple[int, ...]
-    core: int
+    id: int  # `jax.Device.id`
+    chip: int  # its chip's number
+    coords: tuple[int, ...]  # the chip's, along each axis of the slice
+    core: int  # its index among its chip's devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceShape:
-    """A slice of chips of one generation.
+    """A slice of chips of one generation."""
 
-    Attributes:
-      chip: the generation.
-      extents: chips along each axis.
-    """
-
-    chip: Chip
-    extents: tuple[int, ...]
+    chip: Chip  # the generation
+    extents: tuple[int, ...]  # chips along each axis
 
     def __post_init__(self) -> None:
         dimensions = self.links.dimensions
@@ -85,11 +73,7 @@ class SliceShape:
 
     @property
     def links(self) -> Links:
-        """The chip's links.
-
-        Raises:
-          SliceError: it has none that are known.
-        """
+        """The chip's links; raises SliceError if none are known."""
         if self.chip.links is None:
             raise SliceError(f"the links between chips of {self.chip.name} are not known: it has no `links`")
         return self.chip.links

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from systolic.chips.chip import CodeCosts
+from systolic.chips.chip import CloudOffer, CodeCosts
 from systolic.chips.sourced import sourced
 
 DOCS = "Google Cloud TPU documentation, system architecture pages, as of 2026"
@@ -62,6 +62,10 @@ def compiler(topology: str) -> str:
 
 def smem(topology: str) -> str:
     return f"{compiler(topology)}; 261,632 scalars of 32 bits fit, 261,888 do not"
+
+
+def cloud_offer(accelerator_type: str, runtime_version: str) -> CloudOffer:
+    return sourced(CloudOffer(accelerator_type=accelerator_type, runtime_version=runtime_version), CLOUD)
 
 
 CODE_COSTS = CodeCosts(

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from systolic.chips import sources
 from systolic.chips.arithmetic import DotOperands
-from systolic.chips.chip import CloudOffer
 from systolic.chips.sourced import sourced, with_sources
 from systolic.chips.sources import DOCS, LISTING
 from systolic.chips.v5p import V5P, V5P_LINKS
@@ -72,12 +71,7 @@ V4 = with_sources(
             signal_chip_bit=sourced(18, LISTING),
             copy_remote_bit=sourced(15, LISTING),
         ),
-        cloud=sourced(
-            CloudOffer(
-                accelerator_type="v4-8",  # the API counts cores, and the smallest machine has four chips
-                runtime_version="tpu-ubuntu2204-base",
-            ),
-            sources.CLOUD,
-        ),
+        # The API counts cores, and the smallest machine has four chips.
+        cloud=sources.cloud_offer("v4-8", "tpu-ubuntu2204-base"),
     )
 )

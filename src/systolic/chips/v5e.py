@@ -2,7 +2,7 @@
 
 from systolic.chips import sources
 from systolic.chips.arithmetic import DotOperands
-from systolic.chips.chip import Chip, CloudOffer, MachineModel, StepEstimate
+from systolic.chips.chip import Chip, MachineModel, StepEstimate
 from systolic.chips.links import Links
 from systolic.chips.sourced import sourced, with_sources
 from systolic.chips.sources import DOCS, LISTING
@@ -103,12 +103,7 @@ V5E = with_sources(
             sources.STEP_ESTIMATE,
         ),
         code_costs=sources.CODE_COSTS,
-        cloud=sourced(
-            CloudOffer(
-                accelerator_type="v5litepod-1",  # the API counts chips
-                runtime_version="v2-alpha-tpuv5-lite",
-            ),
-            sources.CLOUD,
-        ),
+        # The API counts chips.
+        cloud=sources.cloud_offer("v5litepod-1", "v2-alpha-tpuv5-lite"),
     )
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from systolic.chips import sources
-from systolic.chips.chip import CloudOffer, SparseCoreModel
+from systolic.chips.chip import SparseCoreModel
 from systolic.chips.sourced import sourced, with_sources
 from systolic.chips.sources import DOCS, LISTING, TUNING_CACHE
 from systolic.chips.v5e import V5E, V5E_LINKS
@@ -69,12 +69,7 @@ V5P = with_sources(
         ),
         links=V5P_LINKS,
         step_estimate=sourced(V5E.step_estimate, sources.V5E_STEP_ESTIMATE),
-        cloud=sourced(
-            CloudOffer(
-                accelerator_type="v5p-8",  # the API counts cores, and the smallest machine has four chips
-                runtime_version="v2-alpha-tpuv5",
-            ),
-            sources.CLOUD,
-        ),
+        # The API counts cores, and the smallest machine has four chips.
+        cloud=sources.cloud_offer("v5p-8", "v2-alpha-tpuv5"),
     )
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from systolic.chips import sources
-from systolic.chips.chip import CloudOffer, SparseCoreModel, StepEstimate
+from systolic.chips.chip import SparseCoreModel, StepEstimate
 from systolic.chips.sourced import sourced, with_sources
 from systolic.chips.sources import DOCS, LISTING
 from systolic.chips.v5e import V5E, V5E_LINKS
@@ -94,12 +94,7 @@ V6E = with_sources(
             ),
             sources.STEP_ESTIMATE,
         ),
-        cloud=sourced(
-            CloudOffer(
-                accelerator_type="v6e-1",  # the API counts chips
-                runtime_version="v2-alpha-tpuv6e",
-            ),
-            sources.CLOUD,
-        ),
+        # The API counts chips.
+        cloud=sources.cloud_offer("v6e-1", "v2-alpha-tpuv6e"),
     )
 )

@@ -198,11 +198,7 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
 def _raced(
     cases: Sequence[Case], chips: Sequence[Chip], workers: Workers, quiet: bool, **options: Any
 ) -> tuple[list[BenchRow], bool]:
-    """Return the rows, and whether Ctrl-C came before the last.
-
-    Raises:
-      KeyboardInterrupt: it came before the first.
-    """
+    """Return the rows, and whether Ctrl-C came before the last; raise KeyboardInterrupt if it came before the first."""
     check_available()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:

@@ -19,6 +19,7 @@ from systolic.cli.output import check_target, give, note, versions, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import programs_of, published_options, rows_of
 from systolic.compiler import check_available
+from systolic.support.choices import unknown_name
 from systolic.validation.calibration import (
     BRACKET,
     SPLIT,
@@ -129,7 +130,7 @@ def _constants(names: str, chip: Chip) -> tuple[str, ...]:
     fittable_names = fittable(chip)
     for name in chosen:
         if name not in fittable_names:
-            raise click.UsageError(f"--fit: constant {name!r} is not known; known are {', '.join(fittable_names)}")
+            raise click.UsageError(f"--fit: {unknown_name('constant', name, fittable_names)}")
     return chosen
 
 

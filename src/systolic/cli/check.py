@@ -16,6 +16,8 @@ from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import mesh_option
 from systolic.cli.tables import console
+from systolic.compiler import named_argument
+from systolic.compiler.named_shardings import mesh_axes
 
 
 @click.command()
@@ -68,23 +70,22 @@ def check(
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
-    fn = named(function, parameters)
-    other = named(reference, ()) if reference is not None else None
+    fn = named(function, parameters, len(arguments))
+    other = named(reference, (), len(arguments)) if reference is not None else None
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
+    args = [named_argument(text) for text in arguments]
+    axes = mesh_axes(mesh) if mesh else None
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        from systolic.compiler import named_argument
-        from systolic.compiler.named_shardings import mesh_axes
-
         pending = submit_check(
             pool,
             fn,
-            [named_argument(text) for text in arguments],
+            args,
             chips,
             reference=other,
             run=run,
             compiles=compiles,
             seeds=range(seeds),
-            mesh=mesh_axes(mesh) if mesh else None,
+            mesh=axes,
         )
         bar.planned(len(pending.jobs))
         for job in pending.jobs:

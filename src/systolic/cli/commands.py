@@ -6,6 +6,8 @@ import importlib
 
 import click
 
+from systolic.cli.groups import Group
+
 # By task, command → the first sentence of its own help.
 TASKS = {
     "Products": {
@@ -20,6 +22,7 @@ TASKS = {
         "run on the CPU.",
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
         "and say where time goes.",
+        "run": "Run an unmodified Python script as if on a TPU: each jitted call is timed, and computed on the CPU.",
         "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
         "goes.",
         "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "
@@ -33,8 +36,7 @@ TASKS = {
         "chips": "Show the chips that systolic knows; of chips by NAMES also where each number is from.",
     },
     "The model of a chip": {
-        "validate": "Simulate every program of the CSV files, and show how far the times are from those that were "
-        "published.",
+        "validate": "Simulate programs whose times were published, and show how far off the simulated times are.",
         "calibrate": "Fit constants of a chip's model to half of the published programs in CSV, and check them on the "
         "other half.",
     },
@@ -47,7 +49,7 @@ TASKS = {
 _MODULES = {"table": "trial_table"}  # where a command's file has another name
 
 
-class Commands(click.Group):
+class Commands(Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -11,6 +11,7 @@ import click
 from rich.markup import escape
 
 from systolic.chips import flags_text
+from systolic.cli.compare_trace import compare_trace
 from systolic.cli.options import FiniteFloat, output_options
 from systolic.cli.output import check_target, give, note
 from systolic.cli.saved_answers import SavedAnswer, read_answers
@@ -20,6 +21,7 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.report.compared import ComparedRow, Comparison, compare_explanations, compare_runs
 from systolic.report.time_errors import verdict_text
 from systolic.schedule import MIB
+from systolic.timing.device_trace import is_trace
 
 _COLUMNS: tuple[Column[ComparedRow], ...] = (
     textual("of", lambda row: row.group),
@@ -39,28 +41,47 @@ _NUMBERS: tuple[Column[ComparedRow], ...] = (
 
 
 @click.command()
-@click.argument("before", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("after", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("before", metavar="A.json", type=click.Path(exists=True, path_type=Path))
+@click.argument("after", metavar="B.json|TRACE", type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--fail-above",
     type=FiniteFloat(min=0),
     metavar="PERCENT",
     help="Exit code 1 if B takes more than PERCENT longer than A on any chip, or has no time where A has one.",
 )
+@click.option(
+    "--module",
+    metavar="NAME",
+    help="With TRACE: the program in it, as XProf names it, such as jit_f; needed where it has several.",
+)
 @output_options
-def compare(before: Path, after: Path, fail_above: float | None, json_file: str | None, quiet: bool) -> int:
+def compare(
+    before: Path, after: Path, fail_above: float | None, module: str | None, json_file: str | None, quiet: bool
+) -> int:
     """Compare what `systolic explain --json` wrote of a function before and after a change.
 
     Rows are matched by chip, and by the function's name where a file holds several. Files of `systolic simulate --json`
-    can be compared as well: time and waiting. Times are simulated.
+    and `systolic step --json` can be compared as well: time and waiting. Times are simulated.
+
+    TRACE is a profile of the same program on a TPU, which jax.profiler.trace wrote: a file NAME.xplane.pb or the
+    profiler's folder. Then simulated and measured times are compared operation by operation.
 
     \b
     Examples:
       systolic explain kernel.py:mine --arg "bf16[4096,4096]" --chip v5e,v6e --json before.json
       systolic compare before.json after.json
       systolic compare before.json after.json --fail-above 2 --json -
+      systolic compare run.json profile/ --module jit_mlp
     """
     check_target(json_file)
+    if is_trace(before):
+        raise click.UsageError(f"{before} is a trace: give the result of `systolic simulate --json` first")
+    if is_trace(after):
+        return compare_trace(
+            read_answers(before), after, module=module, fail_above=fail_above, json_file=json_file, quiet=quiet
+        )
+    if module is not None:
+        raise click.UsageError(f"--module names a program in a trace, and {after} is none")
     first, second = read_answers(before), read_answers(after)
     pairs, unmatched = _matched(first, second)
     comparisons = [_compared(mine, other) for mine, other in pairs if mine.found and other.found]

@@ -75,16 +75,16 @@ def explain(
     check_drawing_target(page)
     if try_mesh and asked_slice.topology is None:
         raise click.UsageError("--try-mesh is about a mesh over a slice: give --topology too, such as 2x4")
-    fn = named(function, parameters)
-    other = named(against, ()) if against is not None else None
+    fn = named(function, parameters, len(arguments))
+    other = named(against, (), len(arguments)) if against is not None else None
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
+    calls = [asked_slice.call(fn, arguments, chip) for chip in chips]
     check_available()
     explanations: list[Explanation] = []
     failed: dict[str, str] = {}
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        for chip in chips:
-            called, values = asked_slice.call(fn, arguments, chip)
+        for chip, (called, values) in zip(chips, calls, strict=True):
             request = ExplainRequest(
                 fn=called,
                 args=values,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from systolic.compiler import NamedFunction, check_function_name
+from systolic.compiler import NamedFunction, check_function_name, check_named_call
 from systolic.support.untrusted import shown
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -137,11 +137,19 @@ def argument_options(command: _F) -> _F:
     )(command)
 
 
-def named(function: str, parameters: tuple[tuple[str, Any], ...]) -> NamedFunction:
+def named(
+    function: str, parameters: Sequence[tuple[str, Any]], arguments: int, over: Sequence[str] = ()
+) -> NamedFunction:
     """Return the function by its name, with its static parameters. Imports nothing.
 
+    Args:
+      arguments: how many arguments it is called with.
+      over: further static parameters, whose values are tuned.
+
     Raises:
-      NamedFunctionError: the text names no function; see `check_function_name`.
+      NamedFunctionError: there is no such function, or it does not take this call.
     """
     check_function_name(function)
-    return NamedFunction(function, dict(parameters))
+    named_function = NamedFunction(function, dict(parameters))
+    check_named_call(named_function, arguments, over)
+    return named_function

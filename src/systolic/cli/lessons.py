@@ -14,6 +14,7 @@ from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, show_table
 from systolic.lessons import LESSONS, Lesson, LessonEntry
 from systolic.report.columns import Column, numeric, textual
+from systolic.support.choices import unknown_name
 
 
 @click.command()
@@ -37,7 +38,7 @@ def lessons(names: tuple[str, ...], chips: tuple[Chip, ...], json_file: str | No
         return 0
     unknown = [name for name in names if name not in LESSONS and name != "all"]
     if unknown:
-        raise click.UsageError(f"lesson {unknown[0]!r} is not known; known are {', '.join(LESSONS)} and all")
+        raise click.UsageError(unknown_name("lesson", unknown[0], (*LESSONS, "all")))
     chosen = list(LESSONS) if "all" in names else list(dict.fromkeys(names))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # kernels run in interpret mode
     done: dict[str, Lesson] = {}

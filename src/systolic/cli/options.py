@@ -35,13 +35,21 @@ class ChipNames(click.ParamType):
 
     name = "chips"
 
+    def __init__(self, *, several: bool = True) -> None:
+        self._several = several
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Chip, ...]:
         if not isinstance(value, str):
             return value
         try:
-            return tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
+            chips = tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
             self.fail(str(error), param, ctx)
+        if len(chips) > 1 and not self._several:
+            self.fail(
+                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}", param, ctx
+            )
+        return chips
 
 
 class CompilerFlag(click.ParamType):
@@ -148,17 +156,11 @@ class MemorySize(click.ParamType):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """The compiler processes that a command may start, and what each job may use.
+    """The compiler processes that a command may start, and what each job may use."""
 
-    Attributes:
-      count: processes at most.
-      time_limit_s: CPU time of a job, seconds.
-      memory_limit_bytes: of a process and its children; None: what the machine can bear.
-    """
-
-    count: int
-    time_limit_s: float
-    memory_limit_bytes: int | None
+    count: int  # processes at most
+    time_limit_s: float  # CPU time of a job, seconds
+    memory_limit_bytes: int | None  # of a process and its children; None: what the machine can bear
 
     def pool(self) -> WorkerPool:
         from systolic.compiler import WorkerPool
@@ -196,14 +198,15 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
     return decorated
 
 
-def chip_option(default: str = DEFAULT_CHIP) -> Callable[[_F], _F]:
+def chip_option(default: str = DEFAULT_CHIP, *, several: bool = True) -> Callable[[_F], _F]:
+    number = "One or several, with commas" if several else "The chip"
     return click.option(
         "--chip",
         "chips",
-        type=ChipNames(),
+        type=ChipNames(several=several),
         default=default,
         show_default=True,
-        help=f"One or several, with commas: {', '.join(chip_names())}.",
+        help=f"{number}: {', '.join(chip_names())}.",
     )
 
 

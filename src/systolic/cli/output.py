@@ -33,6 +33,7 @@ __all__ = [
     "note",
     "printable",
     "versions",
+    "write_bytes",
     "write_json",
     "write_text",
     "writing",
@@ -141,9 +142,14 @@ def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, which appears whole or not at all; raise `click.UsageError` if it cannot be written."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, contents: bytes) -> None:
+    """Write a file as `write_text` does."""
     make_folder(path.parent, path)
     with writing(path), whole_file(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(contents)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ import click
 
 from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.sharded import SUITE as SHARDED
-from systolic.bench.suites import SUITES, UnknownSuiteError, suite
+from systolic.bench.suites import SUITES, suite
 from systolic.cli.options import whole_number
 from systolic.ops.op import op_of, read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
+from systolic.support.choices import unknown_name
 from systolic.support.regular_file import read_regular
 from systolic.support.untrusted import UntrustedError, mapping, read_json
 
@@ -84,7 +85,7 @@ class SuiteNames(click.ParamType):
         names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
         for name in names:
             if name not in SUITES:
-                self.fail(str(UnknownSuiteError(f"suite {name!r} is not known; use {', '.join(SUITES)}")), param, ctx)
+                self.fail(unknown_name("suite", name, SUITES), param, ctx)
         return names
 
 

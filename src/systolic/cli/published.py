@@ -1,10 +1,10 @@
-"""Read published rows from CSV files and build their programs, for `validate` and `calibrate`."""
+"""Read published rows from files and build their programs, for `validate` and `calibrate`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ import click
 from systolic.chips import Chip, FlagError, UnknownChipError, flags_text
 from systolic.cli.options import FiniteFloat, worker_options
 from systolic.report.columns import Column, numeric, textual
+from systolic.validation.device_times import SUFFIX, only_kinds, read_device_times, sampled
 from systolic.validation.errors import ComparedRow, PublishedProgram, chip_of, program_or_reason
 from systolic.validation.published import PublishedRow, read_published
 
@@ -44,16 +45,41 @@ def published_options(*, several: bool) -> Callable[[_F], _F]:
         csv_file = click.Path(exists=True, dir_okay=False, path_type=Path)
         name = "csv_files" if several else "csv_file"
         return click.argument(
-            name, metavar="CSV…" if several else "CSV", type=csv_file, nargs=-1 if several else 1, required=True
+            name, metavar="FILE…" if several else "FILE", type=csv_file, nargs=-1 if several else 1, required=True
         )(command)
 
     return decorated
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The rows of the files that a command compares.
+
+    Attributes:
+      kinds: only rows of these kinds; (): of all.
+      sample: rows of each chip and kind; None: all.
+      seed: of the sample.
+    """
+
+    kinds: tuple[str, ...] = ()
+    sample: int | None = None
+    seed: int = 0
+
+    def of(self, rows: Sequence[PublishedRow]) -> tuple[PublishedRow, ...]:
+        known = dict.fromkeys(row.kind for row in rows)
+        if unknown := [kind for kind in self.kinds if kind not in known]:
+            raise click.UsageError(f"--only {unknown[0]}: no row is of this kind; there are {', '.join(known)}")
+        chosen = only_kinds(rows, self.kinds)
+        return chosen if self.sample is None else sampled(chosen, self.sample, self.seed)
+
+
 def rows_of(
-    csv_files: Sequence[Path], chips: Sequence[Chip], flags: Mapping[str, str] | None = None
+    csv_files: Sequence[Path],
+    chips: Sequence[Chip],
+    flags: Mapping[str, str] | None = None,
+    selection: Selection | None = None,
 ) -> tuple[PublishedRow, ...]:
-    """Return the rows of all files, only of these chips if there are any.
+    """Return the rows of all files, only of these chips if there are any, and as the selection says.
 
     Args:
       flags: for every program, in addition to its row's own flags, which they override.
@@ -63,13 +89,17 @@ def rows_of(
       click.UsageError: there is no such row.
     """
     names = {chip.name for chip in chips}
-    all_rows = (row for file in csv_files for row in read_published(file))
+    all_rows = (row for file in csv_files for row in _read(file))
     flagged = (replace(row, flags={**row.flags, **(flags or {})}) for row in all_rows)
     rows = tuple(row for row in flagged if not names or _chip_name(row) in names)
     if not rows:
         of_chips = f" of {', '.join(sorted(names))}" if names else ""
         raise click.UsageError(f"{', '.join(map(str, csv_files))} has no row{of_chips}")
-    return rows
+    return rows if selection is None else selection.of(rows)
+
+
+def _read(file: Path) -> tuple[PublishedRow, ...]:
+    return read_device_times(file) if file.suffix == SUFFIX else read_published(file)
 
 
 def _chip_name(row: PublishedRow) -> str:

@@ -1,4 +1,4 @@
-"""Answers of `systolic explain` and `systolic simulate`, read from the files that `--json` wrote."""
+"""Answers of `systolic explain`, `simulate` and `step`, read from the files that `--json` wrote."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from typing import Any
 from systolic.cli.results import WrongFileError, read_document, wrong_kind
 from systolic.explaining import Explanation, ExplanationError
 from systolic.simulator import SimulatedRun, SliceRun
+from systolic.steps import StepRun
 from systolic.support.ranges import Amount, Count, PositiveCount, Time
 from systolic.support.untrusted import UntrustedError, mapping, structured
 
-_WANTED = "the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
+_WANTED = "the result of `systolic explain --json FILE`, `systolic simulate --json FILE` or `systolic step --json FILE`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedAnswer:
-    """One row of a file: a function on a chip, and its explanation or run.
-
-    Attributes:
-      reason: why there is neither.
-    """
+    """One row of a file: a function on a chip, and its explanation or run."""
 
     function: str
     chip: str
     found: Explanation | SimulatedRun | SliceRun | None
-    reason: str = ""
+    reason: str = ""  # why there is neither
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +96,8 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
     if "clock_hz" in row:
         run = _read_run(row)
         return SavedAnswer(function="", chip=run.chip, found=run)
+    if {"step", "chip", "status"} <= row.keys():
+        return _read_step(row)
     if not {"function", "chip"} <= row.keys() or not {"run", "reason"} & row.keys():
         return None
     try:
@@ -107,6 +106,17 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
         raise ExplanationError(f"this is no row of `systolic simulate`: {error}") from error
     run = _read_run(row["run"]) if "run" in row else None
     return SavedAnswer(function=simulated.function, chip=simulated.chip, found=run, reason=simulated.reason)
+
+
+def _read_step(row: Mapping[str, Any]) -> SavedAnswer:
+    """Return a row of `systolic step`. The step's own record is read with its run, and the run is what is compared."""
+    try:
+        texts = structured({name: row.get(name) or "" for name in ("step", "chip", "reason")}, dict[str, str])
+    except UntrustedError as error:
+        raise ExplanationError(f"this is no row of `systolic step`: {error}") from error
+    step = StepRun.from_json(json.dumps(row["run"])) if "run" in row else None
+    run = None if step is None else step.slice_run or step.run
+    return SavedAnswer(function=texts["step"], chip=texts["chip"], found=run, reason=texts["reason"])
 
 
 def _read_run(document: Any) -> SimulatedRun | SliceRun:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,13 @@ from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
 from systolic.cli.function import function_options, named
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
-from systolic.cli.output import SIMULATED, check_target, give, heading, note, write_text
+from systolic.cli.output import SIMULATED, check_target, give, heading
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.slice_tables import show_slice
 from systolic.cli.tables import console
+from systolic.cli.trace_option import trace_option, write_trace
 from systolic.compiler import NamedFunctionError, check_available
 from systolic.report.time_errors import verdict_text
 from systolic.simulator import same_kernel
@@ -50,12 +50,7 @@ class _Answer:
 @flag_option
 @slice_options
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
-)
+@trace_option
 @click.option(
     "--constants",
     "constants_file",
@@ -91,19 +86,20 @@ def simulate(
       systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
-    if trace_file is not None:
-        check_target(str(trace_file))
-    functions = [named(function, parameters), *([named(against, ())] if against is not None else [])]
+    functions = [
+        named(function, parameters, len(arguments)),
+        *([named(against, (), len(arguments))] if against is not None else []),
+    ]
     names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
+    pairs = [(fn, chip) for chip in chips for fn in functions]
+    calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
-        pairs = [(fn, chip) for chip in chips for fn in functions]
-        calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
         outcomes = Runner(pool, bar).run(
             Experiment(
                 fn=called,
@@ -124,7 +120,11 @@ def simulate(
             raise outcome.error
     summary = _summary(answers, names)
     if trace_file is not None:
-        _write_traces(answers, function, trace_file, several=len(chips) > 1, quiet=quiet)
+        for answer in answers:
+            run = answer.outcome.slice_run or answer.outcome.run
+            if answer.function == function and run is not None:
+                name = answer.chip.name if len(chips) > 1 else None
+                write_trace(run, trace_file, title=function, chip=name, quiet=quiet)
     give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, arguments))
     return 1 if any(answer.outcome.run is None for answer in answers) else 0
 
@@ -229,17 +229,3 @@ def _show(answers: list[_Answer], summary: dict[str, Any], arguments: tuple[str,
         verdict = verdict_text(ratio_verdict(ratio, error), error)
         names = answers[0].function, answers[1].function
         out.print(f"\n{chip}: {names[0]} is {ratio:.2f} × as fast as {names[1]}, {verdict}", markup=False)
-
-
-def _write_traces(answers: list[_Answer], function: str, path: Path, *, several: bool, quiet: bool) -> None:
-    from systolic.report import chrome_trace
-
-    for answer in answers:
-        run = answer.outcome.run
-        if answer.function != function or run is None:
-            continue
-        target = path.with_stem(f"{path.stem}_{answer.chip.name}") if several else path
-        trace = chrome_trace(answer.outcome.slice_run or run, title=function)
-        write_text(target, json.dumps(trace, allow_nan=False))
-        left_out = trace["otherData"]["spans_left_out"]
-        note(f"trace {target}" + (f" ({left_out:,} spans in the middle left out)" if left_out else ""), quiet=quiet)

@@ -21,17 +21,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedSlice:
-    """The slice that a command is about, and the mesh over it.
+    """The slice that a command is about, and the mesh over it."""
 
-    Attributes:
-      topology: "2x4"; None: one device.
-      mesh: "data=2,model=4"; "": none, the function makes its own.
-      explicit: the mesh's axes are explicit, so that types say how arrays are sharded.
-    """
-
-    topology: str | None
-    mesh: str
-    explicit: bool = False
+    topology: str | None  # "2x4"; None: one device
+    mesh: str  # "data=2,model=4"; "": none, the function makes its own
+    explicit: bool = False  # the mesh's axes are explicit, so that types say how arrays are sharded
 
     def check(self, chips: Sequence[Chip]) -> None:
         """Check that each chip has such a slice, before anything is compiled.

@@ -16,6 +16,7 @@ from systolic.cli.output import check_drawing_target, check_target, give
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
 from systolic.cli.step_output import AskedStep, StepAnswer, show_steps, step_record, write_pages, write_traces
+from systolic.cli.trace_option import trace_option
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
 from systolic.compiler.named_shardings import mesh_axes
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, submit_step
@@ -58,12 +59,7 @@ class _Trial(StaticParameter):
     metavar="NAME=VALUE",
     help="Simulate the step with another parameter too, remat=minimal, or mesh=fsdp=4,tensor=2. May be given again.",
 )
-@click.option(
-    "--trace",
-    "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the step's timeline as a Chrome trace, which Perfetto opens. Several chips: the chip's name is added.",
-)
+@trace_option
 @click.option(
     "--out",
     "page",
@@ -107,13 +103,12 @@ def step(
       systolic step step.py:step --chip v6e --topology 2x4 --mesh data=8 --arg "bf16[8192,4096]@data" --tokens 8192
     """
     check_target(json_file)
-    check_target(trace_file)
     check_drawing_target(page)
     short_parameters = {"config": config, "batch": batch, "seq": seq, "remat": remat}
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
     if trials and arguments:
         raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
-    maker = named(function, parameters)
+    maker = named(function, parameters, len(arguments) or 1, [name for name, _ in trials if name != _MESH])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()

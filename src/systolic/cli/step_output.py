@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.markup import escape
 from systolic.chips import Chip, flags_text
 from systolic.cli.output import SIMULATED, heading, note, write_text
 from systolic.cli.tables import console, show_section
+from systolic.cli.trace_option import write_trace
 from systolic.report.step_tables import (
     Prediction,
     changes_table,
@@ -75,15 +75,10 @@ def step_record(answer: StepAnswer) -> dict[str, Any]:
 
 
 def write_traces(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:
-    from systolic.report import chrome_trace
-
     for chip, answer in {answer.asked.chip.name: answer for answer in reversed(answers)}.items():
-        if answer.run is None:
-            continue
-        target = path.with_stem(f"{path.stem}_{chip}") if several else path
-        trace = chrome_trace(answer.run.slice_run or answer.run.run, title=answer.asked.label)
-        write_text(target, json.dumps(trace, allow_nan=False))
-        note(f"trace {target}", quiet=quiet)
+        if answer.run is not None:
+            run, name = answer.run.slice_run or answer.run.run, chip if several else None
+            write_trace(run, path, title=answer.asked.label, chip=name, quiet=quiet)
 
 
 def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, quiet: bool) -> None:

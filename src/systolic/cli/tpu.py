@@ -16,6 +16,7 @@ import click
 
 from systolic.chips import CHIPS, DEFAULT_CHIP
 from systolic.cli.complaints import complain
+from systolic.cli.groups import Group
 from systolic.cli.output import make_folder
 from systolic.cloud import gcloud, jobs
 from systolic.cloud.errors import BusyError, MachineError, MachineNotFoundError, RefusedError
@@ -43,7 +44,7 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
     return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
 
 
-@click.group()
+@click.group(cls=Group)
 def tpu() -> None:
     """Make, use and delete TPU machines of Google Cloud, by gcloud. A machine costs money until it is deleted.
 

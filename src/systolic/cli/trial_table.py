@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from systolic.chips import Chip, chip_names
+from systolic.cli.groups import Group
 from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, give, note, write_json
 from systolic.cli.tables import console, say, show_table
@@ -27,7 +28,7 @@ _STORE = click.option(
 )
 
 
-@click.group(name="table")
+@click.group(name="table", cls=Group)
 def trial_table() -> None:
     """Show, compare, export and import what systolic tune has kept.
 

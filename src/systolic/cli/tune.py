@@ -163,15 +163,17 @@ def tune(
         raise click.UsageError("a function is tuned over static arguments: kernel.py:f --arg … --over block_q=128,256")
     if isinstance(product, str) and (measured or any(stack.keywords.values()) or batch > 1):
         raise click.UsageError("--measure, --batch and what is fused are of products, not of a function")
-    fn = named_by(product, parameters) if isinstance(product, str) else None
+    keywords = [name.partition(".")[0] for name, _ in over]
+    fn = named_by(product, parameters, len(arguments), keywords) if isinstance(product, str) else None
     cases = _cases(product, suites, only, dtype, precision, stack, batch) if spec is None and fn is None else []
     store = TrialStore.at(store_file)
     store.check_writable()  # before an hour of compiling, not after its first trial
     specs: list[tuple[str, Any]] = [("", spec)] if spec is not None else []
     specs += [(case.name, spec_of(case)) for case in cases]
-    check_available()
     if not measured:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # this process only describes arguments
+    values = [named_argument(text) for text in arguments]
+    check_available()
     limits = {"time_limit_s": workers.time_limit_s, "memory_limit_bytes": workers.memory_limit_bytes}
     dask = cluster(scheduler, certificates, **limits) if scheduler is not None else None
     somewhere = dask if dask is not None else nullcontext((None, workers.count))
@@ -187,7 +189,6 @@ def tune(
             return {"chip": chip, **effort, "workers": at_once, **limits, "store": store, "watcher": watcher}
 
         if fn is not None:
-            values = [named_argument(text) for text in arguments]
             searches = [
                 functools.partial(searched, fn, *values, over=dict(over), **options(chip, fn.text)) for chip in chips
             ]

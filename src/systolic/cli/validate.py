@@ -2,75 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.markup import escape
 
-from systolic.chips import Chip, known_chip, with_clock_state
+from systolic.accuracy.kind_errors import KindErrorsTable
+from systolic.chips import Chip, known_chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
-from systolic.cli.output import (
-    SIMULATED,
-    check_drawing_target,
-    check_target,
-    give,
-    heading,
-    note,
-    versions,
-    write_text,
-    writing,
-)
+from systolic.cli.output import check_drawing_target, check_target, give, note, versions, write_text, writing
 from systolic.cli.progress import progress_bar
-from systolic.cli.published import PROGRAM, programs_of, published_options, reason_lines, rows_of
-from systolic.cli.tables import console, show_table
+from systolic.cli.published import Selection, programs_of, published_options, rows_of
+from systolic.cli.validation_tables import show_comparison
 from systolic.compiler import check_available
-from systolic.report.columns import Column, numeric, textual
-from systolic.report.time_errors import error_column, error_lines
 from systolic.timing import Measurement
 from systolic.timing.runner import Runner
-from systolic.validation.errors import (
-    ChipStatistics,
-    ComparedRow,
-    ErrorStatistics,
-    collective_statistics,
-    statistics_by_chip,
-)
+from systolic.validation.errors import ChipStatistics, ComparedRow, collective_statistics, statistics_by_chip
 from systolic.validation.intervals import compared_programs, time_errors
+from systolic.validation.kept_results import KeptResults
+from systolic.validation.kind_statistics import kind_statistics
 from systolic.validation.predictions import compared_rows, simulated
 from systolic.validation.published import COLLECTIVE
 
-_COLUMNS: tuple[Column[ComparedRow], ...] = (
-    *PROGRAM,
-    textual("timing", lambda row: row.timing, droppable=True),
-    numeric("published µs", lambda row: row.published_us, ",.1f"),
-    numeric("simulated µs", lambda row: row.predicted_us, ",.1f"),
-    error_column(lambda row: row.time_error),
-    numeric("error", lambda row: row.error if row.counted or row.error is None else f"({row.error:+.1%})", "+.1%"),
-    textual("in view", lambda row: "yes" if row.in_view else "", droppable=True),
-)
-# A chip, the sizes that count, and the errors at these sizes.
-_Part = tuple[str, str, ErrorStatistics]
-_STATISTICS: tuple[Column[_Part], ...] = (
-    textual("chip", lambda its: its[0]),
-    textual("sizes", lambda its: its[1]),
-    numeric("rows", lambda its: its[2].rows),
-    numeric("programs", lambda its: its[2].programs),
-    numeric("median", lambda its: its[2].median_error, ".1%"),
-    numeric("90th percentile", lambda its: its[2].p90_error, ".1%"),
-    numeric("worst", lambda its: its[2].worst_error, ".1%"),
-    numeric("bias", lambda its: its[2].bias, "+.1%"),
-    numeric("rank correlation", lambda its: its[2].rank_correlation, ".3f", droppable=True),
-)
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @published_options(several=True)
 @click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
+@click.option("--only", "kinds", multiple=True, metavar="KIND", help="Only rows of this kind. May be given again.")
+@click.option(
+    "--sample", type=click.IntRange(min=1), metavar="N", help="N rows of each chip and kind, drawn at random."
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Of the sample. Samples of a seed hold smaller ones."
+)
+@click.option(
+    "--resume",
+    "resume_file",
+    type=_FILE,
+    metavar="FILE.jsonl",
+    help="Keep each result in this file, and do not simulate again what is in it.",
+)
 @xla_flag
 @click.option(
     "--constants",
@@ -87,24 +64,40 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     metavar="FILE.json",
     help="Write how far times of each kind of program are off, as src/systolic/accuracy/time_errors.json holds it.",
 )
+@click.option(
+    "--kinds",
+    "kinds_file",
+    type=_FILE,
+    metavar="FILE.json",
+    help="Write the errors by chip and kind of program, as src/systolic/accuracy/kind_errors.json holds them.",
+)
 @output_options
 def validate(
     csv_files: tuple[Path, ...],
     chips: tuple[Chip, ...],
+    kinds: tuple[str, ...],
+    sample: int | None,
+    seed: int,
+    resume_file: Path | None,
     xla_flags: tuple[tuple[str, str], ...],
     dispatch_us: float,
     constants_file: Path | None,
     plot_file: Path | None,
     page_file: Path | None,
     intervals_file: Path | None,
+    kinds_file: Path | None,
     workers: Workers,
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Simulate every program of the CSV files, and show how far the times are from those that were published.
+    """Simulate programs whose times were published, and show how far off the simulated times are.
 
-    The columns of CSV are source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n, time_us,
-    timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
+    A file of JSON lines records operations: {op, chip, arguments, config, time_us, spread, samples}, as tokamax' tuning
+    tables have them. Its errors are shown by kind, of the half of the operations that constants may be fitted to and of
+    the other. Some operations need the package tokamax.
+
+    A CSV file has the columns source, chip, op, m, k, n, dtype_lhs, dtype_rhs, dtype_out, tile_m, tile_k, tile_n,
+    time_us, timing (wall_clock, device or bandwidth-derived) and notes. Known ops are xla, ladder_v1 to ladder_v5 and
     block_matmul_f32_scratch, some of them followed by _rhs_transposed and _relu. With a column kind, operations of
     other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
     over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
@@ -116,13 +109,16 @@ def validate(
       systolic validate published_times.csv
       systolic validate published_times.csv published_ops.csv --chip v7x,v7x@p7 --json errors.json
       systolic validate published_collectives.csv
+      systolic validate published_device_times.jsonl --sample 30 --resume results.jsonl
       systolic validate published_times.csv --plot docs/trust.png --page docs/trust.md
     """
     check_target(json_file)
     check_drawing_target(plot_file)
     check_drawing_target(page_file)
-    check_target(intervals_file)
-    published = rows_of(csv_files, chips, dict(xla_flags))
+    for file in (intervals_file, kinds_file, resume_file):
+        check_target(file)
+    selection = Selection(kinds=kinds, sample=sample, seed=seed)
+    published = rows_of(csv_files, chips, dict(xla_flags), selection)
     constants = None if constants_file is None else load_constants(constants_file)
     in_use: dict[str, Chip] = {}
     if constants is not None:
@@ -133,18 +129,22 @@ def validate(
             )
         in_use[changed.name] = with_constants(changed, constants)
     check_available()
+    kept = None if resume_file is None else KeptResults(resume_file, versions())
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         programs = programs_of(published)
-        predicted = simulated(Runner(pool, bar), programs, in_use)
+        predicted = simulated(Runner(pool, bar), programs, in_use, kept)
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
     statistics = statistics_by_chip(rows)
     summary = {name: chip_statistics.record() for name, chip_statistics in statistics.items()}
     summary |= {name: asdict(group_statistics) for name, group_statistics in collective_statistics(rows).items()}
-    give(json_file, "validate", map(asdict, rows), summary, lambda: _show(rows, statistics, dispatch_us, constants))
+    recorded = kind_statistics([row for row in rows if row.arguments])
+    summary |= {"kinds": list(map(asdict, recorded))} if recorded else {}
+    show = functools.partial(show_comparison, rows, statistics, dispatch_us, constants, recorded)
+    give(json_file, "validate", map(asdict, rows), summary, show)
     if intervals_file is not None:
         outputs = {"--constants": constants_file, "--intervals": intervals_file}
-        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs, selection)
         timed = {str(program): time for program, time in predicted.items() if isinstance(time, Measurement)}
         # A slice's run is one device's run, which waits for others.
         runs = {name: time.run for name, time in timed.items() if time.run is not None and time.slice_run is None}
@@ -152,53 +152,20 @@ def validate(
         errors = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
         write_text(intervals_file, errors.as_json())
         note(f"intervals {intervals_file}", quiet=quiet)
+    if kinds_file is not None:
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, {"--kinds": kinds_file}, selection)
+        made_with = {name: text for name, text in versions().items() if text}
+        write_text(kinds_file, KindErrorsTable(command=command, versions=made_with, kinds=recorded).as_json())
+        note(f"errors by kind {kinds_file}", quiet=quiet)
     if plot_file is not None:
         note(_plot(rows, plot_file), quiet=quiet)
     if page_file is not None:
         used = [chip for name in statistics if (chip := in_use.get(name) or known_chip(name)) is not None]
         outputs = {"--constants": constants_file, "--plot": plot_file, "--page": page_file}
-        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs)
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs, selection)
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
         note(f"page {page_file}", quiet=quiet)
     return 0 if any(row.predicted_us is not None for row in rows) else 1
-
-
-def _show(
-    rows: Sequence[ComparedRow],
-    statistics: Mapping[str, ChipStatistics],
-    dispatch_us: float,
-    constants: FittedConstants | None,
-) -> None:
-    out = console()
-    heading(out, statistics, f"predicted {SIMULATED}")
-    counted = sum(row.counted for row in rows)
-    out.print(
-        f"{len(rows)} rows: {counted} counted, {len(rows) - counted} not; {dispatch_us:g} µs of dispatch taken off "
-        "wall-clock rows, in the error only"
-    )
-    if constants is not None:
-        values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
-        out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
-    out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
-    for name in statistics:
-        of_chip = [row for row in rows if row.chip == name]
-        out.print(f"[bold]{escape(with_clock_state(name))}[/]: {len(of_chip)} row{'s' * (len(of_chip) != 1)}")
-        show_table(out, _COLUMNS, of_chip)
-        out.print("")
-    parts = [
-        (name, sizes, part)
-        for name, chip_statistics in statistics.items()
-        for sizes, part in (
-            ("all", chip_statistics.every),
-            ("from 2048", chip_statistics.from_2048),
-            ("from 2048, not in view", chip_statistics.from_2048_not_in_view),
-        )
-        if part.rows
-    ]
-    parts += [("all", name, part) for name, part in collective_statistics(rows).items()]
-    show_table(out, _STATISTICS, parts)
-    for line in (*error_lines(row.time_error for row in rows), *reason_lines(rows)):
-        out.print(line, markup=False, soft_wrap=True)
 
 
 def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
@@ -251,11 +218,16 @@ def _command(
     flags: Mapping[str, str],
     dispatch_us: float,
     files: Mapping[str, Path | None],
+    selection: Selection,
 ) -> str:
     """Return the command that makes a file. Absolute paths are cut to names, as it is for other machines too."""
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(chip.name for chip in chips)]
+    for kind in selection.kinds:
+        words += ["--only", kind]
+    if selection.sample is not None:
+        words += ["--sample", str(selection.sample), "--seed", str(selection.seed)]
     for name, value in flags.items():
         words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]

@@ -15,6 +15,7 @@ from systolic.compat.functions import (
     jit_shardings,
     key_implementation,
     low_jaxpr,
+    static_arguments,
 )
 from systolic.compat.interpreter import (
     copies_between_devices_in_order,
@@ -33,38 +34,6 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
+from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores
-
-__all__ = [
-    "abstract_mesh_in_all_threads",
-    "all_references",
-    "assigned_devices",
-    "attached_tpu_chips",
-    "buffer_view",
-    "copies_between_devices_in_order",
-    "cores_compiled_once",
-    "cpu_devices",
-    "donated_arguments",
-    "end_interpreted_kernel",
-    "intercepted",
-    "interpret_mode_is_forced",
-    "interpret_params",
-    "interpreted_effects",
-    "interpreted_failure",
-    "interpreted_subcores",
-    "interpreter_reports",
-    "is_pipeline_write_back",
-    "jit_shardings",
-    "key_implementation",
-    "left_over_memory",
-    "low_jaxpr",
-    "races_found",
-    "semaphore_waits",
-    "shape_with_mesh_axes",
-    "swap_past_the_end",
-    "tensorcore_mesh",
-    "unkind_interpreter",
-    "varying_alike",
-    "watched_interpreter",
-]

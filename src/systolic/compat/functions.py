@@ -31,6 +31,15 @@ def donated_arguments(fn: Any) -> tuple[int, ...]:
     return tuple(getattr(getattr(fn, "_jit_info", None), "donate_argnums", ()))
 
 
+def static_arguments(fn: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the numbers and names of the static arguments of a function of `jax.jit`, which public JAX does not say.
+
+    JAX has completed one by the other: an argument that has both is in both.
+    """
+    info = fn._jit_info
+    return tuple(info.static_argnums), tuple(info.static_argnames)
+
+
 def jit_shardings(fn: Any) -> tuple[Any, Any]:
     """Shardings of the arguments and of the results that a function of `jax.jit` was given; None where it has none.
 

@@ -31,9 +31,7 @@ def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
     """Makes TPU interpret mode as unkind as a TPU is, while a function is traced and while it runs.
 
     A window that an output's block was written back from holds anything afterwards: the next block has another window.
-
-    Args:
-      left_over: makes the content of memory that was never written, by `uninitialized_memory`; see `checking.unkind`.
+    `left_over` makes the content of memory that was never written; see `checking.unkind`.
     """
     import jax.numpy as jnp
     import numpy as np

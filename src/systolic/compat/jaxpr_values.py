@@ -56,11 +56,9 @@ class Environment(Generic[T]):
 def evaluate(
     function: Any, inputs: Iterable[T], step: Callable[[Any, list[T]], Iterable[T]], **reading: Any
 ) -> list[T]:
-    """Carry values of any kind through a jaxpr to its results.
+    """Carry values of any kind through a jaxpr, open or closed, to its results.
 
     Args:
-      function: the jaxpr, open or closed.
-      inputs: the values of its arguments.
       step: the values of an equation's results, from the equation and the values of its operands.
       **reading: how literals, constants and missing variables are read; see `Environment`.
     """
@@ -82,13 +80,7 @@ def as_traced(equation: Any) -> Iterator[None]:
 
 
 def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
-    """Run an equation, or trace it.
-
-    Args:
-      equation: any.
-      operands: arrays, tracers or references.
-      params: in the place of the equation's.
-    """
+    """Run an equation, or trace it, with other parameters in the place of its own."""
     primitive = equation.primitive
     with as_traced(equation):
         made = primitive.bind(*operands, **primitive.get_bind_params(equation.params if params is None else params))

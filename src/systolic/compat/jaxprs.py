@@ -22,15 +22,10 @@ CALLS = PLAIN_CALLS | frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A jaxpr with its constants, if it is closed.
+    """A jaxpr with its constants, if it is closed."""
 
-    Attributes:
-      jaxpr: as JAX has it, open.
-      consts: the values of its first variables.
-    """
-
-    jaxpr: Any
-    consts: Sequence[Any] = ()
+    jaxpr: Any  # as JAX has it, open
+    consts: Sequence[Any] = ()  # the values of its first variables
 
     @property
     def variables(self) -> list[Any]:
@@ -70,19 +65,13 @@ def called_function(equation: Any) -> Function | None:
 
 @dataclass(frozen=True, slots=True)
 class EquationSite:
-    """An equation and the way to it.
+    """An equation and the way to it."""
 
-    Attributes:
-      equation: in `jaxpr`.
-      jaxpr: the innermost one.
-      path: positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
-      callers: the equations around it, outermost first.
-    """
-
-    equation: Any
-    jaxpr: Any
+    equation: Any  # in `jaxpr`
+    jaxpr: Any  # the innermost one
+    # Positions of equations in their jaxprs, and after a `cond` the number of the branch, outermost first.
     path: tuple[int, ...]
-    callers: tuple[Any, ...]
+    callers: tuple[Any, ...]  # the equations around it, outermost first
 
 
 def equation_sites(jaxpr: Any, enter: Callable[[Any, Function], bool] = lambda *_: True) -> Iterator[EquationSite]:
@@ -127,9 +116,7 @@ def iterations(equation: Any) -> int | None:
 def with_functions(params: Mapping[str, Any], change: Callable[[Any, int], Any]) -> Mapping[str, Any]:
     """Return an equation's parameters with other functions, or the same where none changes.
 
-    Args:
-      params: of the equation.
-      change: the jaxpr, open or closed as it was, in the place of one; is given its number in a tuple of several.
+    `change` gives the jaxpr in the place of one, open or closed as it was; it gets its number in a tuple of several.
     """
 
     def changed(value: Any, number: int = 0) -> Any:

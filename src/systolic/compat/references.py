@@ -18,15 +18,8 @@ _Place = tuple[Any, Any, Any, Any, Any]  # a token, the device, the core, the me
 def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: Any) -> Any:
     """A part of a buffer of the kernel that TPU interpret mode runs, to be read and written unnoticed by it.
 
-    Args:
-      memory: the number of its memory space; None: of any.
-      buffer: its number.
-      device: whose it is.
-      core: the number of the core.
-      transforms: which part, as interpret mode gives it to its functions.
-
-    Returns:
-      A view; None: there is no such buffer.
+    It is None if there is no such buffer. Without a number of its memory space it may be of any; `transforms` say which
+    part, as interpret mode gives it to its functions.
     """
     held = _held(memory, buffer, device, core)
     if held is None:

@@ -110,6 +110,8 @@ def _elements(shape: tuple[int, ...], transforms: Sequence[Any], dtype: Any) -> 
 
 def _boxes(elements: np.ndarray, shape: tuple[int, ...]) -> list[_Box]:
     """The boxes, evenly spaced along each dimension, that together are the elements with these numbers."""
+    if not elements.size:
+        return []  # a slice of a length that is known when the kernel runs may be empty
     return _boxes_of(np.stack(np.unravel_index(np.unique(elements), shape), axis=1))
 
 

@@ -34,7 +34,7 @@ from systolic.compiler.errors import (
     check_available,
     compiler_is_there,
 )
-from systolic.compiler.jit_options import row_major, with_jit_options, with_options_of
+from systolic.compiler.jit_options import giving_away, row_major, with_jit_options, with_options_of
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
@@ -43,73 +43,15 @@ from systolic.compiler.named import (
     function_name,
     named_argument,
 )
+from systolic.compiler.named_calls import check_named_call
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
 from systolic.compiler.slice_calls import check_sharded_call, with_slice_options
 from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
+from systolic.compiler.stand_in import StandIn
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
 from systolic.compiler.typical import typical
 from systolic.support.versions import versions
-
-__all__ = [
-    "WALL_TIMES",
-    "CacheWarning",
-    "CompiledProgram",
-    "CompilerCrash",
-    "CompilerError",
-    "CompilerFlagError",
-    "CompilerMissing",
-    "CompilerOutOfMemory",
-    "CompilerRefusal",
-    "CompilerTimeout",
-    "Deferred",
-    "DeviceExecutions",
-    "FunctionExit",
-    "Missing",
-    "NamedFunction",
-    "NamedFunctionError",
-    "PallasOperands",
-    "PlacedArray",
-    "ProgramCache",
-    "RefusalKind",
-    "ShardedFunction",
-    "Target",
-    "TaskError",
-    "Topology",
-    "WorkerEnded",
-    "WorkerPool",
-    "abstract_arguments",
-    "argument_values",
-    "at_stage",
-    "cache_folder",
-    "check_available",
-    "check_function_name",
-    "check_sharded_call",
-    "compile_function",
-    "compiler_is_there",
-    "device_executions",
-    "function_name",
-    "is_kernel_code",
-    "named_argument",
-    "pallas_operands",
-    "row_major",
-    "short_place",
-    "slice_devices",
-    "slice_mesh",
-    "source_line",
-    "submit_compilation",
-    "topology_of",
-    "traced_jaxpr",
-    "tracing_settings",
-    "typical",
-    "under_settings",
-    "versions",
-    "with_jit_options",
-    "with_options_of",
-    "with_slice_options",
-    "with_virtual_devices",
-    "written_at",
-]

@@ -25,14 +25,9 @@ class PlacedArray:
 
 @runs_user_code  # JAX says what is no argument of a traced function
 def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
-    """The arguments with every array replaced by its shape and dtype.
+    """The arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
 
-    Args:
-        args: pytrees of arrays, `jax.ShapeDtypeStruct`s and Python numbers.
-        shardings: whether they are kept, those over the devices of a slice.
-
-    Returns:
-        The same pytrees, with a `jax.ShapeDtypeStruct` at each leaf.
+    Their shardings over the devices of a slice are kept if `shardings`.
     """
     import jax
 

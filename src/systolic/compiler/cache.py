@@ -36,15 +36,10 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCache:
-    """Compiled programs in one file, shared by any number of processes. Picklable; holds nothing open between calls.
+    """Compiled programs in one file, shared by any number of processes. Picklable; holds nothing open between calls."""
 
-    Attributes:
-        folder: where the file is; None: `cache_folder()`, asked again at each use.
-        size_limit_bytes: size of the file past which the entries used longest ago go.
-    """
-
-    folder: Path | None = None
-    size_limit_bytes: int = CACHE_SIZE_LIMIT_BYTES
+    folder: Path | None = None  # where the file is; None: `cache_folder()`, asked again at each use
+    size_limit_bytes: int = CACHE_SIZE_LIMIT_BYTES  # size of the file past which the entries used longest ago go
 
     def get(self, key: str) -> CompiledProgram | CompilerRefusal | None:
         """Return the entry of `key`, or None. Warns with `CacheWarning`, and returns None, if it cannot be read."""

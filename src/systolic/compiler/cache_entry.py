@@ -55,11 +55,7 @@ class EntryError(ValueError):
 
 
 def encode(key: str, outcome: CompiledProgram | CompilerRefusal) -> bytes:
-    """The entry of `outcome` under `key`.
-
-    Raises:
-        EntryError: it is larger than `decode` would read.
-    """
+    """Return the entry of `outcome` under `key`; raise EntryError if it is larger than `decode` would read."""
     texts: list[tuple[str, str, bytes]] = []
     if isinstance(outcome, CompiledProgram):
         small: dict[str, Any] = {name: getattr(outcome, name) for name in _PROGRAM}

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from systolic.compiler.globals_used import GlobalsUsed, Place, resolved, users_module
+from systolic.compiler.stand_in import StandIn
 
 _MAX_VALUE_BYTES = 2**20  # of the arrays and texts in one value
 _MAX_DEPTH = 20
@@ -45,25 +46,15 @@ class ChangedGlobalWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SentGlobal:
-    """A global on its way to a worker.
-
-    Attributes:
-        digest: of its value; of one without, the type.
-        value: pickled; None: it cannot be.
-    """
+    """A global on its way to a worker."""
 
     place: Place
-    digest: str
-    value: bytes | None
+    digest: str  # of its value; of one without, the type
+    value: bytes | None  # pickled; None: it cannot be
 
 
 def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
-    """Return the globals that functions may read.
-
-    Args:
-        roots: the functions, and what else holds code.
-        dump: pickles a value.
-    """
+    """Return the globals that functions, and what else holds code, may read; `dump` pickles a value."""
     used = GlobalsUsed()
     used.add(roots)
     return tuple(_sent(place, value, dump) for place, value in used.values.items())
@@ -161,6 +152,7 @@ class _Hashing:
 
     def digest(self, value: Any, depth: int = 0) -> str:
         self._parts += 1
+        value = value.jitted if isinstance(value, StandIn) else value  # a worker has the original
         if depth > _MAX_DEPTH or self._parts > _MAX_PARTS:
             raise _OpaqueError
         kind, content = self._content(value, depth + 1)

@@ -25,11 +25,7 @@ _MAX_CONSTANT_BYTES = 1 << 24
 
 
 def program_constants(executable: bytes) -> bytes:
-    """The segment of constants; empty where the program has none, or where it is not found for certain.
-
-    Args:
-        executable: the program's binary, as JAX serialises it.
-    """
+    """The segment of constants of a binary that JAX serialised; empty where none is found for certain."""
     binary = _without_block_headers(executable)
     constants_found = {
         constants for message in _MESSAGE.finditer(binary) for constants in _constants(binary, message.start())

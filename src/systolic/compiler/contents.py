@@ -29,18 +29,13 @@ _MAX_ELEMENTS = 1 << 26  # of an array that is worked out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PallasOperands:
-    """One execution of a Pallas call.
+    """One execution of a Pallas call."""
 
-    Attributes:
-        site: which call in the function's text it is an execution of; a loop executes the same one many times.
-        equation: of that call.
-        shapes: of the operands, in the order of the compiled operation's.
-        operands: their contents: arrays, or `Missing`. Those that are `local` may be others on other devices.
-    """
-
+    # Which call in the function's text it is an execution of; a loop executes the same one many times.
     site: tuple[int, ...]
-    equation: Any
-    shapes: tuple[tuple[int, ...], ...]
+    equation: Any  # of that call
+    shapes: tuple[tuple[int, ...], ...]  # of the operands, in the order of the compiled operation's
+    # Their contents: arrays, or `Missing`. Those that are `local` may be others on other devices.
     operands: tuple[Deferred, ...]
 
 

@@ -229,11 +229,7 @@ def _program(
     memory = compiled.memory_analysis()
     cost = compiled.cost_analysis() or {}
     return CompiledProgram(
-        listings=left.listings,
-        utilization=left.utilization,
-        sparse_listings=left.sparse_listings,
-        vmem_report=left.vmem_report,
-        top_level_hlo=left.top_level_hlo,
+        **asdict(left),
         generated_code_bytes=memory.generated_code_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         argument_bytes=memory.argument_size_in_bytes,

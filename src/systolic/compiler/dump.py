@@ -55,21 +55,13 @@ def dump_flags(folder: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dump:
-    """The files of one compilation.
+    """The files of one compilation."""
 
-    Attributes:
-        listings: the final instruction listing of every part, by name.
-        utilization: for each of them, how many instructions every bundle issues on which unit.
-        top_level_hlo: the scheduled HLO.
-        vmem_report: what is in VMEM, operation by operation, as JSON; "" if the compiler left none.
-        sparse_listings: the final listing of every program of the SparseCores, by name, in the order in which they were
-            compiled.
-    """
-
-    listings: dict[str, str]
-    utilization: dict[str, str]
-    top_level_hlo: str
-    vmem_report: str
+    listings: dict[str, str]  # the final instruction listing of every part, by name
+    utilization: dict[str, str]  # for each of them, how many instructions every bundle issues on which unit
+    top_level_hlo: str  # the scheduled HLO
+    vmem_report: str  # what is in VMEM, operation by operation, as JSON; "" if the compiler left none
+    # The final listing of every program of the SparseCores, by name, in the order in which they were compiled.
     sparse_listings: dict[str, str]
 
 

@@ -18,15 +18,11 @@ _PREFIX = "systolic-worker-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFolder:
-    """A worker's dump folder and standard error, locked for as long as the process that made it lives.
+    """A worker's dump folder and standard error, locked for as long as the process that made it lives."""
 
-    Attributes:
-        path: the folder.
-        lock: descriptor that holds the lock. The kernel lets go of it when the process dies, however it dies; a process
-            id, which is used again and means nothing in another container, could not tell that.
-    """
-
-    path: Path
+    path: Path  # the folder
+    # Descriptor that holds the lock. The kernel lets go of it when the process dies, however it dies; a process id,
+    # which is used again and means nothing in another container, could not tell that.
     lock: int
 
     @property

@@ -23,17 +23,11 @@ _MAX_OBJECTS = 20_000  # that are looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a global.
+    """The place of a global."""
 
-    Attributes:
-        module: its name.
-        owner: the class in it whose attribute it is, "Outer.Inner"; "": it is the module's.
-        name: of the global, or of the attribute.
-    """
-
-    module: str
-    owner: str
-    name: str
+    module: str  # its name
+    owner: str  # the class in it whose attribute it is, "Outer.Inner"; "": it is the module's
+    name: str  # of the global, or of the attribute
 
     def __str__(self) -> str:
         return ".".join(filter(None, (self.module, self.owner, self.name)))
@@ -41,13 +35,9 @@ class Place:
 
 @dataclass(slots=True)
 class GlobalsUsed:
-    """A walk from functions to the globals that they read.
+    """A walk from functions to the globals that they read."""
 
-    Attributes:
-        values: what stands at each place.
-    """
-
-    values: dict[Place, Any] = field(default_factory=dict)
+    values: dict[Place, Any] = field(default_factory=dict)  # what stands at each place
     _seen: dict[int, Any] = field(default_factory=dict)  # holds the objects, so that no id is used again
     _waiting: list[Any] = field(default_factory=list)
 

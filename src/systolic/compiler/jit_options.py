@@ -12,21 +12,14 @@ from systolic.compiler.named import function_name
 
 @dataclass(frozen=True, slots=True)
 class JitOptions:
-    """Options of a `jax.jit`, which the function forgets on its way to a worker.
+    """Options of a `jax.jit`, which the function forgets on its way to a worker."""
 
-    Attributes:
-        donated: numbers of the arguments that it gives away, whose memory its results then take.
-        in_shardings: of the arguments, as `jax.jit` takes them; None: it says none.
-        out_shardings: of the results.
-        mesh: that is set while the function is traced, as by `jax.set_mesh`; None: none.
-        is_row_major: whether arguments and results on one device lie in memory in the order of their dimensions, as
-            `jax.device_put` stores them with a `Layout`; else in the order that the compiler prefers.
-    """
-
-    donated: tuple[int, ...] = ()
-    in_shardings: Any = None
-    out_shardings: Any = None
-    mesh: Any = None
+    donated: tuple[int, ...] = ()  # numbers of the arguments that it gives away, whose memory its results then take
+    in_shardings: Any = None  # of the arguments, as `jax.jit` takes them; None: it says none
+    out_shardings: Any = None  # of the results
+    mesh: Any = None  # that is set while the function is traced, as by `jax.set_mesh`; None: none
+    # Whether arguments and results on one device lie in memory in the order of their dimensions, as `jax.device_put`
+    # stores them with a `Layout`; else in the order that the compiler prefers.
     is_row_major: bool = False
 
     @property
@@ -75,3 +68,8 @@ def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
     """Gives a function that was made of another the options of that one."""
     _, options = without_jit_options(fn)
     return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))
+
+
+def giving_away(fn: Callable[..., Any], donated: tuple[int, ...]) -> Any:
+    """The function with these of its arguments donated, as by `jax.jit(fn, donate_argnums=donated)`."""
+    return FunctionWithOptions(fn, JitOptions(donated=donated), function_name(fn)) if donated else fn

@@ -27,30 +27,21 @@ LimitKind = Literal["cpu", "wall", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a job.
+    """The limits of a job."""
 
-    Attributes:
-        cpu_s: CPU time of the worker and its children, seconds. Where the system does not tell it (it has no /proc):
-            wall-clock time.
-        wall_s: wall-clock time, seconds.
-        memory_bytes: resident memory of the worker and its children; None: no limit.
-    """
-
+    # CPU time of the worker and its children, seconds. Where the system does not tell it (it has no /proc): wall-
+    # clock time.
     cpu_s: float
-    wall_s: float
-    memory_bytes: int | None
+    wall_s: float  # wall-clock time, seconds
+    memory_bytes: int | None  # resident memory of the worker and its children; None: no limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUse:
-    """The resources that a group of processes has used so far.
+    """The resources that a group of processes has used so far."""
 
-    Attributes:
-        cpu_s: CPU time, seconds.
-        resident_bytes: memory that they have now. Pages that processes share count for each of them.
-    """
-
-    cpu_s: float
+    cpu_s: float  # CPU time, seconds
+    # Memory that they have now. Pages that processes share count for each of them.
     resident_bytes: int
 
 

@@ -15,12 +15,7 @@ _SHARE = 0.9  # the rest is the parent's
 def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
     """The memory that each of `workers` processes may use, at least 2 GiB, so that all of them have room.
 
-    Args:
-        workers: processes at most.
-        root: of the file system that tells.
-
-    Returns:
-        Bytes, or None where the system does not tell what is free.
+    None where the file system at `root` does not tell what is free.
     """
     free = [*_free_on_machine(root), *_free_in_groups(root)]
     return max(_MIN_FREE_BYTES, int(min(free) * _SHARE) // workers) if free else None

@@ -15,15 +15,10 @@ KEEPS_VALUE = frozenset({"pvary", "pcast", "sharding_constraint", "reshard", "me
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshPlace:
-    """The place of a device on a mesh.
+    """The place of a device on a mesh."""
 
-    Attributes:
-        sizes: of the mesh's axes, by name, in the mesh's order.
-        at: the device's index along each.
-    """
-
-    sizes: Mapping[str, int]
-    at: Mapping[str, int]
+    sizes: Mapping[str, int]  # of the mesh's axes, by name, in the mesh's order
+    at: Mapping[str, int]  # the device's index along each
 
     @staticmethod
     def of(mesh: Any, partition: int) -> MeshPlace:

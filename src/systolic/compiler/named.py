@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -22,6 +21,7 @@ from systolic.compiler.written_values import ArgumentValueError, checked_array, 
 from systolic.spec import LARGEST_SIZE
 from systolic.support.bugs import runs_user_code
 from systolic.support.call_errors import WrongCallError
+from systolic.support.choices import did_you_mean
 from systolic.support.printable import printable
 from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import shown
@@ -42,15 +42,10 @@ class NamedFunctionError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NamedFunction:
-    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else.
+    """A function by its name, which only the worker looks up: the user's code is not imported anywhere else."""
 
-    Attributes:
-        text: its name.
-        parameters: static keyword arguments to bind.
-    """
-
-    text: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    text: str  # its name
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # static keyword arguments to bind
 
     @property
     def __name__(self) -> str:  # type: ignore[override]
@@ -83,7 +78,7 @@ def check_function_name(text: str) -> None:
             f"{shown(text)} names no function: write FILE.py:FUNCTION, FOLDER:FUNCTION or package.module:FUNCTION"
         )
     try:
-        names = names_in(_source(place))
+        names = names_in(source_of_place(place))
     except FileNotFoundError as error:
         raise NamedFunctionError(f"there is no file {_short(place)}") from error
     except ModuleNotFoundError as error:
@@ -117,15 +112,13 @@ def named_function(text: str) -> Callable[..., Any]:
 
 
 def _no_function(place: str, name: str, callables: Sequence[str], listed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, callables, n=3)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
     public = [name_in_file for name_in_file in listed if not name_in_file.startswith("_")]
     rest = f" and {len(public) - _MAX_NAMES} more" if len(public) > _MAX_NAMES else ""
     names = ", ".join(public[:_MAX_NAMES]) or "none"
-    return f"{_short(place)} has no function {shown(name)}; {meant}it has {names}{rest}"
+    return f"{_short(place)} has no function {shown(name)}; {did_you_mean(name, callables)}it has {names}{rest}"
 
 
-def _source(place: str) -> Path:
+def source_of_place(place: str) -> Path:
     """The file of a module: it is named itself, or the folder that is a package, or the module."""
     if place.endswith(".py"):
         return Path(place)

@@ -15,11 +15,7 @@ _WHOLE = "-"
 
 
 def mesh_axes(text: str) -> dict[str, int]:
-    """The axes that a text such as `data=2,model=4` gives a mesh, with their sizes.
-
-    Raises:
-        SliceError: it is no such text, or has an axis twice.
-    """
+    """Return the axes and sizes of a mesh from text such as `data=2,model=4`; raise SliceError for other text."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         match = _AXIS.fullmatch(part.strip())

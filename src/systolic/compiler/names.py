@@ -18,15 +18,10 @@ class UnknownNamesError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleNames:
-    """Yield the names that a module's statements bind, in their order, reached or not.
+    """Yield the names that a module's statements bind, in their order, reached or not."""
 
-    Attributes:
-        all: every name.
-        functions: names of its own functions and classes.
-    """
-
-    all: tuple[str, ...]
-    functions: tuple[str, ...]
+    all: tuple[str, ...]  # every name
+    functions: tuple[str, ...]  # names of its own functions and classes
 
 
 def source_of_module(module: str) -> Path:

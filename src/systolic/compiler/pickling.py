@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from systolic.compiler.caller_globals import SentGlobal, packed_globals
+from systolic.compiler.stand_in import StandIn, imported, jitted_again
 
 
 def dumps(value: Any) -> bytes:
@@ -46,6 +47,10 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         self._functions.append(obj)
+        if isinstance(obj, StandIn):
+            if obj.place is not None:
+                return imported, obj.place
+            return jitted_again, (obj.function, obj.static_argnums, obj.static_argnames)
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(obj, jax.custom_vjp):
             # Its constructor wants the function that pickle hands over only later, as part of its state.

@@ -13,18 +13,13 @@ class ShardedFunction:
 
     The mesh is made where the devices are known: `compile_function` takes the devices of the target's topology, a call
     the devices of the process.
-
-    Attributes:
-        fn: of one device's parts, as for `jax.shard_map`.
-        mesh: of the devices, in the order in which they come, to the `jax.sharding.Mesh` to use.
-        in_specs: of each argument, how it is cut.
-        out_specs: of the results.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., Any]  # of one device's parts, as for `jax.shard_map`
+    # Of the devices, in the order in which they come, to the `jax.sharding.Mesh` to use.
     mesh: Callable[[Sequence[Any]], Any]
-    in_specs: tuple[Any, ...]
-    out_specs: Any
+    in_specs: tuple[Any, ...]  # of each argument, how it is cut
+    out_specs: Any  # of the results
 
     def on(self, devices: Sequence[Any]) -> Callable[..., Any]:
         """The function of whole arrays on these devices."""

@@ -138,11 +138,7 @@ def libtpu_devices(topology: Topology) -> Sequence[Any]:
 
 
 def new_libtpu_devices(topology: Topology) -> Sequence[Any]:
-    """The devices of a slice as libtpu has them. Only for a worker.
-
-    Raises:
-        CompilerError: libtpu does not know the slice.
-    """
+    """Return libtpu's devices of a slice, in a worker; raise CompilerError if libtpu does not know the slice."""
     import jax
     from jax.experimental import topologies
 

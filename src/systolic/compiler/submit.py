@@ -46,17 +46,8 @@ def submit_compilation(
 ) -> Future[CompiledProgram]:
     """Compile `fn(*args)` for one device of `target` in a worker of `pool`, under this process's JAX settings.
 
-    Args:
-        pool: where.
-        fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
-        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype are sent.
-        target: the chip.
-        cache: where to look first, and to keep the program or the refusal; None: compile.
-        label: what to call the job in an error; "": the function's name and the chip's.
-        time_limit_s: seconds it may take; None: the pool's limit.
-
-    Returns:
-        A future of the program. It raises what `compile_function` and `WorkerPool.submit` say.
+    Takes and raises what `compile_function` and `WorkerPool.submit` do. Without a label the job is called by the names
+    of the function and the chip.
     """
     task = functools.partial(compile_function, cache=cache, settings=tracing_settings())
     name = label or f"{function_name(fn)} for {target.name}"

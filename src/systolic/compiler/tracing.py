@@ -11,6 +11,7 @@ from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.errors import CompilerError
 from systolic.compiler.jit_options import JitOptions, without_jit_options
 from systolic.compiler.named import NamedFunction
+from systolic.compiler.named_calls import explained_call
 from systolic.compiler.program import Target, Topology
 from systolic.compiler.sharded import ShardedFunction
 from systolic.compiler.slice_devices import libtpu_devices, new_libtpu_devices
@@ -46,11 +47,7 @@ def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def devices_of(target: Target) -> Sequence[Any]:
-    """The devices to compile for, as libtpu has them.
-
-    Raises:
-        CompilerError: libtpu does not know them, or knows them as others than the target says.
-    """
+    """Return libtpu's devices of a target; raise CompilerError if it does not know them, or knows others."""
     import jax
 
     topology = target.slice or Topology(name=target.topology, config=target.topology_config)
@@ -89,13 +86,21 @@ def trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: 
     Args:
         sharded: whether its arguments, or the function, say how they are sharded; else it is for the first device.
     """
+    inner, options = without_jit_options(fn)
+    if isinstance(inner, NamedFunction):
+        loaded = inner.load()
+        options = replace(without_jit_options(loaded)[1], mesh=options.mesh)
+        with explained_call(inner, loaded, args):
+            return _trace_loaded(loaded, options, args, devices, sharded=sharded)
+    return _trace_loaded(inner, options, args, devices, sharded=sharded)
+
+
+def _trace_loaded(
+    inner: Callable[..., Any], options: JitOptions, args: Sequence[Any], devices: Sequence[Any], *, sharded: bool
+) -> Any:
     import jax
     from jax.experimental.layout import Format, Layout
 
-    inner, options = without_jit_options(fn)
-    if isinstance(inner, NamedFunction):
-        inner = inner.load()
-        options = replace(without_jit_options(inner)[1], mesh=options.mesh)
     if isinstance(inner, ShardedFunction):
         return _traced(inner.on(devices), abstract_arguments(args), options)
     if sharded:

@@ -42,30 +42,17 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """The outcome of one job: the pickled result or exception, and the warnings that the task gave.
+    """The outcome of one job: the pickled result or exception, and the warnings that the task gave."""
 
-    Attributes:
-        ok: whether `value` is a result.
-        value: pickled result or exception.
-        remote_traceback: the exception's traceback in the worker, as text.
-        where: the user's line that raised it, "file.py:12 in name", or "".
-        warnings: those that the task gave.
-    """
-
-    ok: bool
-    value: bytes
-    remote_traceback: str = ""
-    where: str = ""
-    warnings: tuple[Warned, ...] = ()
+    ok: bool  # whether `value` is a result
+    value: bytes  # pickled result or exception
+    remote_traceback: str = ""  # the exception's traceback in the worker, as text
+    where: str = ""  # the user's line that raised it, "file.py:12 in name", or ""
+    warnings: tuple[Warned, ...] = ()  # those that the task gave
 
 
 def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None:
-    """Write one message.
-
-    Raises:
-        BrokenPipeError: there is no reader.
-        Exception: whatever `check` raises.
-    """
+    """Write one message; raise BrokenPipeError if there is no reader, or what `check` raises."""
     data = memoryview(_LENGTH.pack(len(message)) + message)
     while data:
         _wait(descriptor, select.POLLOUT, check)
@@ -74,12 +61,7 @@ def send(descriptor: int, message: bytes, *, check: Check | None = None) -> None
 
 
 def receive(descriptor: int, *, check: Check | None = None) -> bytes:
-    """Read one message.
-
-    Raises:
-        EOFError: the writer has gone.
-        Exception: whatever `check` raises.
-    """
+    """Read one message; raise EOFError if the writer has gone, or what `check` raises."""
     (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size, check))
     return _read(descriptor, length, check)
 

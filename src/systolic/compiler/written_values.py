@@ -71,11 +71,7 @@ def exact_values(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
 
 
 def checked_array(array: np.ndarray) -> np.ndarray:
-    """Return an array, if JAX takes it as it is.
-
-    Raises:
-        ArgumentValueError: its dtype is none of JAX's, or it has integers that JAX would wrap around.
-    """
+    """Return an array; raise ArgumentValueError for a dtype or integers that JAX does not take as they are."""
     import jax
 
     try:

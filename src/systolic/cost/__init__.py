@@ -9,32 +9,3 @@ from systolic.cost.ranking import TimedConfig, estimated_config, ranked_configs,
 from systolic.cost.roofline import Roofline, dtype_on, machine_roofline, repeated_us, roofline
 from systolic.cost.search_space import MAX_BUNDLES, SKINNY_ROWS
 from systolic.cost.step_cost import CostProvenance, step_cost
-
-__all__ = [
-    "MAX_BUNDLES",
-    "SKINNY_ROWS",
-    "CostProvenance",
-    "Kind",
-    "MadeWith",
-    "ModelledTime",
-    "Profile",
-    "ProfiledTile",
-    "Profiles",
-    "Roofline",
-    "StepCost",
-    "TimedConfig",
-    "code_bundles",
-    "dtype_on",
-    "estimated_config",
-    "estimated_cost",
-    "least_time_us",
-    "machine_roofline",
-    "pipeline_time",
-    "profiled_configs",
-    "ranked_configs",
-    "repeated_us",
-    "roofline",
-    "shipped_profiles",
-    "step_cost",
-    "timed_config",
-]

@@ -25,36 +25,26 @@ PROFILE_SCHEMA = 2  # of the shipped files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Cycles of one core if no copy takes any time.
+    """Cycles of one core if no copy takes any time."""
 
-    Attributes:
-      call: the program around the steps.
-      first: the very first step, which adds up its products chunk by chunk if there are `fill_chunks`.
-      step: any other step.
-      end: any other step that ends an output tile, where the epilogue may be code of its own.
-    """
-
-    call: Amount
+    call: Amount  # the program around the steps
+    # The very first step, which adds up its products chunk by chunk if there are `fill_chunks`.
     first: Amount
-    step: Amount
+    step: Amount  # any other step
+    # Any other step that ends an output tile, where the epilogue may be code of its own.
     end: Amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class ProfiledTile:
-    """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent.
-
-    Attributes:
-      whole_k: True if one tile covers all of k: nothing is added up, by code of its own.
-      fill_chunks: chunks of the first step.
-    """
+    """A tile with its subtiles. Stages and the order of the grid change a step by less than half a per cent."""
 
     tiles: Tiles
     subtile_m: Count
     subtile_n: Count
-    whole_k: bool
+    whole_k: bool  # True if one tile covers all of k: nothing is added up, by code of its own
     pipeline: Pipeline
-    fill_chunks: Count
+    fill_chunks: Count  # chunks of the first step
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig) -> ProfiledTile:

@@ -26,17 +26,12 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RepeatedLoop:
-    """A loop whose rounds may repeat each other.
+    """A loop whose rounds may repeat each other."""
 
-    Attributes:
-      length: steps of a round.
-      compares: a round that begins like the one before is a repetition of it; False: rounds are only sampled.
-      marks: beginnings of rounds.
-    """
-
-    length: int
+    length: int  # steps of a round
+    # A round that begins like the one before is a repetition of it; False: rounds are only sampled.
     compares: bool = True
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)  # beginnings of rounds
 
     def repeated(self, mark: Mark) -> Mark | None:
         """Return the mark since which all that was done will be done again; None if that is not known yet."""

@@ -14,25 +14,3 @@ from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap,
 from systolic.explaining.request import ExplainRequest
 from systolic.explaining.resizing import records_with, with_fields
 from systolic.explaining.timeline_windows import timeline_windows
-
-__all__ = [
-    "Communication",
-    "ExplainRequest",
-    "Explanation",
-    "ExplanationError",
-    "FunctionAnalysis",
-    "LineTime",
-    "OperandTraffic",
-    "Program",
-    "Region",
-    "Saving",
-    "VmemMap",
-    "VmemPart",
-    "Window",
-    "analyse_function",
-    "explain",
-    "explain_with_pool",
-    "records_with",
-    "timeline_windows",
-    "with_fields",
-]

@@ -44,10 +44,7 @@ def summed_over(call: KernelCall, grid_visits: GridVisits) -> tuple[int, ...]:
 def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:
     """Rewrites the parameters of a Pallas call with its sum in scratch memory.
 
-    Args:
-      params: the call's parameters.
-      axes: the axes over which it sums; see `summed_over`.
-      operands: abstract values of the call's operands.
+    `axes` are those over which it sums, see `summed_over`; `operands` abstract values of the call's operands.
     """
     import jax
 

@@ -49,17 +49,7 @@ def explanation_of(
     alternatives: list[Program],
     tried: list[WhatIf],
 ) -> Explanation:
-    """Makes the record.
-
-    Args:
-      request: what was asked.
-      name: of the function.
-      outcome: what came of it as it is; it has a run.
-      now: the analysis of its traced program.
-      product: what it seems to compute.
-      alternatives: programs of the same result.
-      tried: changes of it, the fastest first.
-    """
+    """Makes the record; `now` is the analysis of the traced program, and `tried` has the fastest change first."""
     run, slice_run = outcome.required(), outcome.slice_run
     flops = product.flops if product is not None else now.flops or 0.0
     label = "this kernel" if slice_run is None else "this function"
@@ -83,6 +73,7 @@ def explanation_of(
         *(communication_savings(slice_run, tried_meshes=request.try_mesh) if slice_run is not None else ()),
         *replacement_savings(alternatives, run.time_us, product),
     )
+    parts = verdict(run, now, savings, tried=len(tried) + len(alternatives), slice_run=slice_run)
     return Explanation(
         function=name,
         arguments=request.arguments,
@@ -91,7 +82,9 @@ def explanation_of(
         flags=request.chip.given_flags if slice_run is None else slice_run.flags,
         topology=request.topology or "",
         versions=versions(),
-        verdict=verdict(run, now, savings, tried=len(tried) + len(alternatives), slice_run=slice_run),
+        verdict=parts.line,
+        cause=parts.cause,
+        advice=parts.advice,
         programs=(this, *alternatives, *changes),
         roofline=chip_limits(request.chip, now.dtype),
         windows=timeline_windows(run),

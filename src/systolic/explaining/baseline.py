@@ -16,19 +16,12 @@ _TRANSPOSES = ((False, False), (False, True), (True, False), (True, True))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquivalentMatmul:
-    """A function of two matrices that seems to be their product.
+    """A function of two matrices that seems to be their product."""
 
-    Attributes:
-      transposes: whether lhs and rhs are stored transposed.
-      flops: operations of the product.
-      dtype_out: the result's dtype.
-      precision: the precision that the kernels ask for; None: the default.
-    """
-
-    transposes: tuple[bool, bool]
-    flops: float
-    dtype_out: str
-    precision: str | None = None
+    transposes: tuple[bool, bool]  # whether lhs and rhs are stored transposed
+    flops: float  # operations of the product
+    dtype_out: str  # the result's dtype
+    precision: str | None = None  # the precision that the kernels ask for; None: the default
 
     @property
     def words(self) -> str:

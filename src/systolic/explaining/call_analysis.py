@@ -31,33 +31,24 @@ class GridOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnalysis:
-    """One Pallas call: what it costs, and what could be changed of it.
-
-    Attributes:
-      moved_bytes: bytes of all copies of blocks; None where they depend on values.
-      orders: other legal orders of the grid that move other amounts, the least first.
-      independent: for each axis, whether its steps write different output blocks.
-      vmem_bytes: an estimate.
-      single: inputs and outputs, by place, that have only one buffer.
-      scratch: names and bytes of its buffers in VMEM.
-      sum_axes: axes over which it sums in its output block, where the sum could move to scratch memory.
-      executions: how often the function runs it; None: that depends on values. All else is of its first execution.
-    """
+    """One Pallas call: what it costs, and what could be changed of it."""
 
     site: tuple[int, ...]
     name: str
     where: str
     grid: tuple[int, ...] | None
     semantics: tuple[str, ...]
-    moved_bytes: int | None
-    orders: tuple[GridOrder, ...]
-    independent: tuple[bool, ...]
-    vmem_bytes: int
+    moved_bytes: int | None  # bytes of all copies of blocks; None where they depend on values
+    orders: tuple[GridOrder, ...]  # other legal orders of the grid that move other amounts, the least first
+    independent: tuple[bool, ...]  # for each axis, whether its steps write different output blocks
+    vmem_bytes: int  # an estimate
     vmem_limit_bytes: int
     sets_limit: bool
-    single: tuple[int, ...]
-    scratch: tuple[tuple[str, int], ...]
+    single: tuple[int, ...]  # inputs and outputs, by place, that have only one buffer
+    scratch: tuple[tuple[str, int], ...]  # names and bytes of its buffers in VMEM
+    # Axes over which it sums in its output block, where the sum could move to scratch memory.
     sum_axes: tuple[int, ...]
+    # How often the function runs it; None: that depends on values. All else is of its first execution.
     executions: int | None
 
 

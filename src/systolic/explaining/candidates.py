@@ -35,23 +35,14 @@ Sizes = tuple[tuple[TileParameter, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One change, or several that belong together.
+    """One change, or several that belong together."""
 
-    Attributes:
-      title: one line.
-      change: what to write, as the user would.
-      why: what is expected of it.
-      sizes: tile sizes by parameter.
-      changes: changes of Pallas calls.
-      where: the line of the call that it is about.
-    """
-
-    title: str
-    change: str
-    why: str
-    sizes: Sizes = ()
-    changes: tuple[CallChange, ...] = ()
-    where: str = ""
+    title: str  # one line
+    change: str  # what to write, as the user would
+    why: str  # what is expected of it
+    sizes: Sizes = ()  # tile sizes by parameter
+    changes: tuple[CallChange, ...] = ()  # changes of Pallas calls
+    where: str = ""  # the line of the call that it is about
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
         """Makes the change to a function."""
@@ -63,9 +54,7 @@ class Candidate:
 def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 2, 3)) -> list[Sizes]:
     """Lists combinations of tile sizes to look at: multiples of what they are now, no larger than the arrays.
 
-    Args:
-      parameters: the tile sizes.
-      counts: how many of them are changed together; of many parameters only one and two are.
+    So many of them as `counts` says are changed together; of many parameters only one and two are.
     """
     options = {parameter: _sizes(parameter) for parameter in parameters}
     combinations: dict[Sizes, None] = {}
@@ -88,15 +77,7 @@ def _sizes(parameter: TileParameter) -> list[int]:
 def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
     """Makes a candidate of these tile sizes, with the VMEM limit that they need.
 
-    Args:
-      sizes: by parameter.
-      changed: the function with these tiles.
-      now: the function as it is.
-      chip: the chip on which it is to run.
-
-    Returns:
-      The candidate; None if a core has not as much VMEM, or if the result has another shape: then the parameter is not
-      only a tile size.
+    None if a core has not as much VMEM, or if the result has another shape: then the parameter is not only a tile size.
     """
     if changed.out != now.out:
         return None

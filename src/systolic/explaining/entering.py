@@ -18,18 +18,13 @@ from systolic.compiler import is_kernel_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A variable that is no argument of the function itself.
+    """A variable that is no argument of the function itself."""
 
-    Attributes:
-      module: the name of the module.
-      function: the qualified name of the function whose argument it is; "": it is a constant of the module.
-      name: of the variable.
-      where: "file.py:12 in name", where the function begins, or one that reads the constant.
-    """
-
-    module: str
+    module: str  # the name of the module
+    # The qualified name of the function whose argument it is; "": it is a constant of the module.
     function: str
-    name: str
+    name: str  # of the variable
+    # "file.py:12 in name", where the function begins, or one that reads the constant.
     where: str = field(compare=False)
 
 

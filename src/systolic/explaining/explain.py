@@ -24,8 +24,8 @@ from systolic.explaining.baseline import EquivalentMatmul, equivalent_matmul
 from systolic.explaining.explanation import Explanation, Program, ProgramRole
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import mesh_candidates
-from systolic.explaining.request import ExplainRequest
-from systolic.explaining.what_if import Function, WhatIfSearch, tried_time
+from systolic.explaining.request import ExplainRequest, Function
+from systolic.explaining.what_if import WhatIfSearch, tried_time
 from systolic.support.bugs import reports_bugs
 from systolic.timing.experiment import Experiment
 from systolic.timing.opponent import MORE_VMEM_WORDS, faster_xla, opponent_flags, xla_experiments
@@ -35,13 +35,7 @@ _SPANS = 400  # of each kind, from the beginning and from the end: what the pict
 
 
 def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Progress = QUIET) -> Explanation:
-    """Explains a function with the workers of a pool; see `explain`.
-
-    Args:
-      pool: workers that compile and simulate.
-      request: what is asked.
-      progress: is told of every job.
-    """
+    """Explains a function with the workers of a pool; see `explain`."""
     jobs = _Jobs(pool, request, progress)
     mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS, lines=True)
     analysed = jobs.analysed(request.fn, look_inside=True)
@@ -53,15 +47,7 @@ def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Pr
     product = equivalent_matmul(request.args, now) if request.topology is None else None
     alternatives = _alternatives(jobs, product, request.against, other)
     shape = request.shape
-    search = WhatIfSearch(
-        pool=pool,
-        fn=request.fn,
-        args=request.args,
-        chip=request.chip,
-        tries=request.tries,
-        shape=shape,
-        progress=progress,
-    )
+    search = WhatIfSearch(pool=pool, request=request, progress=progress)
     tried = search.run(now, run.time_us) if request.tries > 0 else []
     meshes = mesh_candidates(request.fn, request.args, shape) if shape is not None and request.try_mesh else []
     tried = sorted([*search.run_meshes(meshes), *tried], key=tried_time)

@@ -32,19 +32,12 @@ class ExplanationError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """The communication of a program on a slice.
+    """The communication of a program on a slice."""
 
-    Attributes:
-      exposed_us: time in which the slowest device waits for others and does nothing else.
-      hidden_us: the rest of the time of its collectives.
-      link_bytes: over the busiest link, in one direction.
-      link_us: in which it carries them.
-    """
-
-    exposed_us: Amount
-    hidden_us: Amount
-    link_bytes: Count
-    link_us: Amount
+    exposed_us: Amount  # time in which the slowest device waits for others and does nothing else
+    hidden_us: Amount  # the rest of the time of its collectives
+    link_bytes: Count  # over the busiest link, in one direction
+    link_us: Amount  # in which it carries them
 
     @staticmethod
     def of(run: SliceRun) -> Communication:
@@ -116,23 +109,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """One finding: what costs time, and what changing it brings.
+    """One finding: what costs time, and what changing it brings."""
 
-    Attributes:
-      title: one line: "tiles 1024/2048/1024".
-      why: what in the run says so, with numbers.
-      change: the flag or line to change, as the user would write it.
-      time_us: after the change; None where it was not tried.
-      saving: share of this function's time that the change saves; negative: it costs; None: not known.
-      provenance: how `saving` is known.
-    """
-
-    title: str
-    why: str
-    change: str
-    time_us: Time | None
+    title: str  # one line: "tiles 1024/2048/1024"
+    why: str  # what in the run says so, with numbers
+    change: str  # the flag or line to change, as the user would write it
+    time_us: Time | None  # after the change; None where it was not tried
+    # Share of this function's time that the change saves; negative: it costs; None: not known.
     saving: Change | None
-    provenance: Literal["simulated", "modelled"]
+    provenance: Literal["simulated", "modelled"]  # how `saving` is known
     where: str = ""
 
 
@@ -144,7 +129,8 @@ class Explanation(Summarised):
       function: its name.
       arguments: shapes and dtypes, as text.
       flags: what was given to the compiler, for every program.
-      verdict: one line.
+      verdict: one line: the time, its cause, and the first thing to change.
+      cause, advice: the last two parts of the verdict; "" in results of versions that did not store them.
       programs: the function itself, then the others.
       windows: stretches of the function's own timeline, whose spans are in `run`.
       limiter: what limits it, in few words: "HBM bandwidth"; "": nothing does.
@@ -174,6 +160,8 @@ class Explanation(Summarised):
     notes: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     topology: str = ""
+    cause: str = ""
+    advice: str = ""
     format: int = FORMAT
 
     @property

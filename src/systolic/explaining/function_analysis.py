@@ -41,45 +41,33 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dots:
-    """The properties that the products of a function have in common.
+    """The properties that the products of a function have in common."""
 
-    Attributes:
-      dtype: the operands' dtype in the largest; "bfloat16" where there are none.
-      transposes: whether lhs and rhs are contracted as if stored transposed; None: the products differ, or something is
-        transposed by itself.
-      precision: the precision that all ask for; None: the default, or they differ.
-    """
-
-    dtype: str = "bfloat16"
+    dtype: str = "bfloat16"  # the operands' dtype in the largest; "bfloat16" where there are none
+    # Whether lhs and rhs are contracted as if stored transposed; None: the products differ, or something is
+    # transposed by itself.
     transposes: tuple[bool, bool] | None = None
-    precision: str | None = None
+    precision: str | None = None  # the precision that all ask for; None: the default, or they differ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionAnalysis:
-    """The analysis of a function's traced program.
-
-    Attributes:
-      program: a digest of the traced program, equal for equal ones in any process.
-      modelled_us: time for arithmetic, traffic and steps of the kernels; it only decides what is simulated first.
-      least_us: the same without the steps: no kernel is faster.
-      flops: operations of all products, on a slice one device's share; None where some run an unknown number of times.
-      dtype: the products' operands' dtype; "bfloat16" where there are none.
-      out: shapes and dtypes of the results.
-    """
+    """The analysis of a function's traced program."""
 
     calls: tuple[CallAnalysis, ...]
     parameters: tuple[TileParameter, ...]
     traffic: tuple[OperandTraffic, ...]
     lines: tuple[LineOps, ...]
+    # Operations of all products, on a slice one device's share; None where some run an unknown number of times.
     flops: float | None
-    dtype: str
+    dtype: str  # the products' operands' dtype; "bfloat16" where there are none
     dots: Dots
     findings: tuple[Finding, ...]
-    program: str
+    program: str  # a digest of the traced program, equal for equal ones in any process
+    # Time for arithmetic, traffic and steps of the kernels; it only decides what is simulated first.
     modelled_us: float
-    least_us: float
-    out: tuple[tuple[tuple[int, ...], str], ...]
+    least_us: float  # the same without the steps: no kernel is faster
+    out: tuple[tuple[tuple[int, ...], str], ...]  # shapes and dtypes of the results
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -100,12 +88,8 @@ def analyse_function(
     ask of one device.
 
     Args:
-      fn: the function, or its name.
-      args: abstract arguments.
       values: what the flat arguments hold; None where it is not known.
-      chip: the chip for which it is traced.
       settings: JAX's settings to trace under.
-      shape: of the slice; None: it runs on one device.
       look_inside: find tile sizes in the functions that it calls, and in constants, as well.
 
     Raises:

@@ -33,13 +33,7 @@ class MeshCandidate:
 def mesh_candidates(fn: Any, args: Sequence[Any], shape: SliceShape) -> list[MeshCandidate]:
     """Lists other meshes and shardings to try, one of each kind in turn: sizes, orders, specs of an argument.
 
-    Args:
-      fn: the function, perhaps a `jax.jit` with shardings.
-      args: arrays or shapes with shardings over one mesh.
-      shape: the slice.
-
-    Returns:
-      The candidates; none where the call names no mesh, or several.
+    There are none where the call names no mesh, or several.
     """
     call = with_jit_options(fn), tuple(args)
     mesh = only_mesh(*call)

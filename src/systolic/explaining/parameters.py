@@ -21,17 +21,11 @@ _LEAST = 8  # smaller numbers are counts of something more often than tiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place among what a function takes that is chosen.
+    """A place among what a function takes that is chosen."""
 
-    Attributes:
-      name: the argument, or the constant.
-      part: the place in a tuple, or the field of a record; None: the argument itself.
-      home: the variable, where it is no keyword argument of the function; None: it is one.
-    """
-
-    name: str
-    part: Part = None
-    home: Home | None = None
+    name: str  # the argument, or the constant
+    part: Part = None  # the place in a tuple, or the field of a record; None: the argument itself
+    home: Home | None = None  # the variable, where it is no keyword argument of the function; None: it is one
 
     @staticmethod
     def of(text: str) -> Place:
@@ -47,15 +41,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileParameter(Place):
-    """A tile size.
+    """A tile size."""
 
-    Attributes:
-      value: what it is now.
-      largest: the largest dimension that is cut into blocks of this size.
-    """
-
-    value: int
-    largest: int
+    value: int  # what it is now
+    largest: int  # the largest dimension that is cut into blocks of this size
 
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -77,10 +66,7 @@ def tile_parameters(
 ) -> list[TileParameter]:
     """Finds the numbers that are sizes of blocks.
 
-    Args:
-      fn: the function.
-      calls: its Pallas calls.
-      inside: what the functions inside of it were entered with, in order; see `values_seen`.
+    `inside`: what the functions inside of it were entered with, in order; see `values_seen`.
     """
     inside = inside or {}
     largest = _blocks(calls)

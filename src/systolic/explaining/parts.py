@@ -49,23 +49,16 @@ class VmemMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """One stretch of straight code of a kernel, over all its executions.
-
-    Attributes:
-      name: "in the loop, bundles 17 to 85".
-      where: the line that most of its bundles came from, "kernel.py:45"; "" where none is known.
-      executions: how often it ran.
-      cycles: all executions together, stalls included.
-      issued: instructions by unit.
-    """
+    """One stretch of straight code of a kernel, over all its executions."""
 
     op: str
-    name: str
+    name: str  # "in the loop, bundles 17 to 85"
     bundles: Count
-    executions: Count
-    cycles: Count
+    executions: Count  # how often it ran
+    cycles: Count  # all executions together, stalls included
     matrix_stall_cycles: Count
-    issued: Mapping[str, Count]
+    issued: Mapping[str, Count]  # instructions by unit
+    # The line that most of its bundles came from, "kernel.py:45"; "" where none is known.
     where: str = ""
 
 
@@ -75,18 +68,12 @@ class LineTime:
 
     The simulator knows what a stretch of straight code takes. That is shared out evenly among its bundles, and in a
     bundle among the lines of its instructions: the compiler mixes instructions of several lines.
-
-    Attributes:
-      where: "kernel.py:45"; "": code without a line, such as Pallas' pipeline around the kernel.
-      text: the line itself; "" where the file is not there.
-      cycles: matrix stalls included.
-      share: of the operation's time.
-      bundles: of the listing, however often they are executed.
     """
 
     op: str
+    # "kernel.py:45"; "": code without a line, such as Pallas' pipeline around the kernel.
     where: str
-    text: str
-    cycles: Count
-    share: Amount
-    bundles: Amount
+    text: str  # the line itself; "" where the file is not there
+    cycles: Count  # matrix stalls included
+    share: Amount  # of the operation's time
+    bundles: Amount  # of the listing, however often they are executed

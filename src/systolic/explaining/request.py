@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from systolic.chips import Chip, SliceShape
-from systolic.explaining.what_if import Function
+from systolic.compiler import NamedFunction
 from systolic.timing.sliced import slice_of
+
+Function = Callable[..., Any] | NamedFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainRequest:
-    """A function to explain.
+    """A function to explain."""
 
-    Attributes:
-      fn: the function.
-      args: arrays or shapes.
-      arguments: the same, as text.
-      chip: the chip on which it is to run.
-      topology: of a slice of such chips, "2x4", over which it is sharded; None: it runs on one device.
-      against: another function of the same arguments, to compare with.
-      tries: the most changes to simulate.
-      try_mesh: whether to simulate other meshes and shardings as well, as many at the most.
-      xla_default_flags: compare with XLA's default flags only.
-    """
-
-    fn: Function
-    args: Sequence[Any]
-    arguments: tuple[str, ...]
-    chip: Chip
+    fn: Function  # the function
+    args: Sequence[Any]  # arrays or shapes
+    arguments: tuple[str, ...]  # the same, as text
+    chip: Chip  # the chip on which it is to run
+    # Of a slice of such chips, "2x4", over which it is sharded; None: it runs on one device.
     topology: str | None = None
-    against: Function | None = None
-    tries: int = 12
-    try_mesh: bool = False
-    xla_default_flags: bool = False
+    against: Function | None = None  # another function of the same arguments, to compare with
+    tries: int = 12  # the most changes to simulate
+    try_mesh: bool = False  # whether to simulate other meshes and shardings as well, as many at the most
+    xla_default_flags: bool = False  # compare with XLA's default flags only
 
     @property
     def shape(self) -> SliceShape | None:

@@ -67,12 +67,7 @@ def _holding(
 
 
 class WithKeywords:
-    """A function with sizes bound over what is bound already. May be sent to a worker.
-
-    Args:
-      fn: the function, or its name.
-      sizes: by `Place`.
-    """
+    """A function with sizes, by `Place`, bound over what is bound already. May be sent to a worker."""
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[Any, Any]) -> None:
         self._fn = fn

@@ -20,32 +20,20 @@ from systolic.support.bugs import runs_user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallChange:
-    """Changes of one Pallas call; None leaves a parameter as it is.
+    """Changes of one Pallas call; None leaves a parameter as it is."""
 
-    Attributes:
-      site: the way to the call; see `KernelCall`.
-      vmem_limit_bytes: what the kernel may use of VMEM.
-      buffers: copies of a block, by the operand's place among the inputs and outputs.
-      order: for each axis of the new grid, the axis that it was.
-      semantics: the semantics of each axis of the new grid.
-      sum_axes: move the sum over these axes (of the old grid) from the output block to scratch memory.
-    """
-
-    site: tuple[int, ...]
-    vmem_limit_bytes: int | None = None
+    site: tuple[int, ...]  # the way to the call; see `KernelCall`
+    vmem_limit_bytes: int | None = None  # what the kernel may use of VMEM
+    # Copies of a block, by the operand's place among the inputs and outputs.
     buffers: tuple[tuple[int, int], ...] = ()
-    order: tuple[int, ...] | None = None
-    semantics: tuple[str, ...] | None = None
+    order: tuple[int, ...] | None = None  # for each axis of the new grid, the axis that it was
+    semantics: tuple[str, ...] | None = None  # the semantics of each axis of the new grid
+    # Move the sum over these axes (of the old grid) from the output block to scratch memory.
     sum_axes: tuple[int, ...] = ()
 
 
 class ChangedFunction:
-    """A function whose Pallas calls are changed. May be sent to a worker.
-
-    Args:
-      fn: the function.
-      changes: at most one for each call.
-    """
+    """A function whose Pallas calls are changed, each at most once. May be sent to a worker."""
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, changes: Sequence[CallChange]) -> None:
         self._fn = fn

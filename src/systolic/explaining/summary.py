@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from systolic.explaining.baseline import EquivalentMatmul
 from systolic.explaining.bottleneck import Bottleneck, bottleneck, main_op
@@ -21,10 +22,7 @@ _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication | None = None) -> list[Saving]:
     """Lists what changes of the function's own parameters save, by simulation, the most first.
 
-    Args:
-      tried: the changes, the fastest first.
-      time_us: the time of the function as it is.
-      now: what it says to other devices as it is.
+    `tried` has the fastest change first, and `now` what the function says to other devices as it is.
     """
     savings: list[Saving] = []
     tiles = 0
@@ -87,13 +85,7 @@ def _is_kernel(scope: str) -> bool:
 def replacement_savings(
     alternatives: Sequence[Program], time_us: float, product: EquivalentMatmul | None
 ) -> list[Saving]:
-    """Lists other functions that are faster.
-
-    Args:
-      alternatives: their programs.
-      time_us: the time of the function as it is.
-      product: what the function seems to compute.
-    """
+    """Lists other functions that are faster; `product` is what this one seems to compute."""
     words: dict[str, str] = {}
     if product is not None:
         by_xla = product.written_by_xla
@@ -123,6 +115,19 @@ def replacement_savings(
     return savings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The three parts of a verdict: the time, its cause, and the first thing to change."""
+
+    time: str
+    cause: str
+    advice: str
+
+    @property
+    def line(self) -> str:
+        return f"{self.time}: {self.cause}; {self.advice}"
+
+
 def verdict(
     run: SimulatedRun,
     now: FunctionAnalysis,
@@ -130,8 +135,8 @@ def verdict(
     *,
     tried: int,
     slice_run: SliceRun | None = None,
-) -> str:
-    """Says in one line the time, what limits it, and the first thing to change.
+) -> Verdict:
+    """Say the time, what limits it, and the first thing to change.
 
     Args:
       run: the function as it is, on a slice on the slowest device.
@@ -154,11 +159,13 @@ def verdict(
     share = f"{unit:.0%} of the matrix unit" if unit else f"{run.copy_busy_share:.0%} of HBM's bandwidth"
     limit = _bottleneck(run, now).words
     if slice_run is None:
-        return f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}: {share}; {limit}; {advice}"
+        time = f"simulated {run.time_us:,.1f} µs {run.error.words} on {run.chip}"
+        return Verdict(time=time, cause=f"{share}; {limit}", advice=advice)
     talk = communication_words(slice_run)
     limits = "; ".join(filter(None, [talk] if is_limit(slice_run) else [talk, limit]))
     place = f"{slice_run.devices} devices of a {slice_run.topology} slice of {slice_run.chip}"
-    return f"simulated {slice_run.time_us:,.1f} µs {slice_run.error.words} on {place}: {share}; {limits}; {advice}"
+    time = f"simulated {slice_run.time_us:,.1f} µs {slice_run.error.words} on {place}"
+    return Verdict(time=time, cause=f"{share}; {limits}", advice=advice)
 
 
 def limiter(run: SimulatedRun, now: FunctionAnalysis, slice_run: SliceRun | None) -> str:

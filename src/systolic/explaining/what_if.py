@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,6 @@ import numpy as np
 from systolic.chips import Chip, SliceShape
 from systolic.compiler import (
     CompilerError,
-    NamedFunction,
     WorkerPool,
     abstract_arguments,
     argument_values,
@@ -21,11 +20,10 @@ from systolic.explaining.candidates import Candidate, Sizes, call_candidates, ti
 from systolic.explaining.explanation import Communication
 from systolic.explaining.function_analysis import FunctionAnalysis, analyse_function
 from systolic.explaining.meshes import MeshCandidate
+from systolic.explaining.request import ExplainRequest, Function
 from systolic.explaining.resizing import WithKeywords
 from systolic.timing.experiment import Experiment
 from systolic.timing.runner import QUIET, Progress, Runner
-
-Function = Callable[..., Any] | NamedFunction
 
 _CHUNK = 8  # candidates that a worker looks at in one go
 _MAX_ANALYSES = 160
@@ -45,39 +43,23 @@ class WhatIf:
 
 @dataclass(slots=True, kw_only=True)
 class WhatIfSearch:
-    """Simulates changes of `fn(*args)` on one chip, or on a slice.
-
-    Attributes:
-      pool: workers.
-      tries: the most changes to simulate.
-      shape: of the slice; None: it runs on one device.
-      progress: is told of every simulation.
-    """
+    """Simulates changes of the function of a request."""
 
     pool: WorkerPool
-    fn: Function
-    args: Sequence[Any]
-    chip: Chip
-    tries: int
-    shape: SliceShape | None = None
-    progress: Progress = QUIET
+    request: ExplainRequest
+    progress: Progress = QUIET  # is told of every simulation
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
-        """Tries changes and returns all of them, the fastest first.
-
-        Args:
-          now: the function as it is.
-          time_us: the time that it takes.
-        """
-        promising = self._promising(now)
-        calls = call_candidates(now, self.chip)[: self.tries - bool(promising)]
-        first = _first(promising, (2 * (self.tries - len(calls)) + 2) // 3)
+        """Tries changes, and returns all of them, the fastest first."""
+        promising, tries = self._promising(now), self.request.tries
+        calls = call_candidates(now, self.request.chip)[: tries - bool(promising)]
+        first = _first(promising, (2 * (tries - len(calls)) + 2) // 3)
         self._simulate([*calls, *first])
-        self._neighbours(promising, self.tries - len(self.tried) - bool(calls))  # one is for the best of both together
-        if self.tries > len(self.tried):
+        self._neighbours(promising, tries - len(self.tried) - bool(calls))  # one is for the best of both together
+        if tries > len(self.tried):
             self._combine(calls, time_us)
-        self._neighbours(promising, self.tries - len(self.tried))
+        self._neighbours(promising, tries - len(self.tried))
         return sorted(self.tried, key=tried_time)
 
     def _neighbours(self, promising: Sequence[Candidate], limit: int) -> None:
@@ -102,20 +84,18 @@ class WhatIfSearch:
         candidates: list[tuple[Candidate, float]] = []
         for sizes_of_candidate, analysis in (*alone, *self._looked_at(rest)):
             if analysis is not None and analysis.program != now.program:
-                candidate = tile_candidate(sizes_of_candidate, analysis, now, self.chip)
+                candidate = tile_candidate(sizes_of_candidate, analysis, now, self.request.chip)
                 if candidate is not None:
                     candidates.append((candidate, analysis.modelled_us))
         return [candidate for candidate, _ in sorted(candidates, key=lambda pair: pair[1])]
 
     def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Sizes, FunctionAnalysis | None]]:
         """Traces the function with each of these sizes; None where that cannot be, or a rule forbids it."""
-        shapes, values = abstract_arguments(self.args, shardings=self.shape is not None), argument_values(self.args)
-        settings = tracing_settings()
+        args, chip, shape = self.request.args, self.request.chip, self.request.shape
+        call = (abstract_arguments(args, shardings=shape is not None), argument_values(args), chip, tracing_settings())
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
         jobs = [
-            self.pool.submit(
-                analyse_sizes, self.fn, chunk, shapes, values, self.chip, settings, self.shape, label="looking at tiles"
-            )
+            self.pool.submit(analyse_sizes, self.request.fn, chunk, *call, shape, label="looking at tiles")
             for chunk in chunks
         ]
         analyses: list[tuple[Sizes, FunctionAnalysis | None]] = []
@@ -127,19 +107,21 @@ class WhatIfSearch:
         return analyses
 
     def _simulate(self, candidates: Sequence[Candidate]) -> None:
-        self.tried += self._simulated([(candidate, candidate.applied(self.fn), self.args) for candidate in candidates])
+        self.tried += self._simulated(
+            [(candidate, candidate.applied(self.request.fn), self.request.args) for candidate in candidates]
+        )
 
     def run_meshes(self, meshes: Sequence[MeshCandidate]) -> list[WhatIf]:
         """Tries up to `tries` other meshes and shardings, and returns them."""
         return self._simulated(
-            [(mesh_change.candidate, mesh_change.fn, mesh_change.args) for mesh_change in meshes[: self.tries]]
+            [(mesh_change.candidate, mesh_change.fn, mesh_change.args) for mesh_change in meshes[: self.request.tries]]
         )
 
     def _simulated(self, calls: Sequence[tuple[Candidate, Function, Sequence[Any]]]) -> list[WhatIf]:
         """Simulates functions with their arguments, each for the change that it is."""
-        topology = self.shape.name if self.shape is not None else None
+        chip, topology = self.request.chip, self.request.topology
         outcomes = Runner(self.pool, self.progress).run(
-            Experiment(fn=fn, args=args, chip=self.chip, topology=topology, label=candidate.title)
+            Experiment(fn=fn, args=args, chip=chip, topology=topology, label=candidate.title)
             for candidate, fn, args in calls
         )
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.compat import shape_with_mesh_axes
 from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, scratch_buffers
-from systolic.spec import MatmulSpec, Operands
+from systolic.spec import MatmulSpec, Operands, Spec
+
+Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
@@ -23,6 +26,12 @@ def from_hbm(array: Array) -> Array:
     By default XLA often copies a whole operand to VMEM before the call, from where blocks move more slowly.
     """
     return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+
+
+def read_from_hbm(operands: Arrays, *names: str) -> Arrays:
+    """Return the operands, those with these names to be read from HBM by blocks."""
+    arrays = {name: getattr(operands, name) for name in names}
+    return operands._replace(**{name: from_hbm(array) for name, array in arrays.items() if array is not None})
 
 
 def on_cores(cores: int, **compiler_params: Any) -> dict[str, Any]:
@@ -81,3 +90,35 @@ def launch(
     )
     with jax.named_scope("systolic.matmul"):
         return run(operands)[0]
+
+
+def launch_to_hbm(
+    kernel: Callable[..., None],
+    operands: Arrays,
+    places: Arrays,
+    shape: tuple[int, ...],
+    dtype_out: str,
+    spec: Spec,
+    **rest: Any,
+) -> Array:
+    """Return the output of a kernel that copies it to HBM itself.
+
+    Args:
+      kernel: called with the refs of the operands and of the output, and with the scratch.
+      places: block specs of all operands; those of absent ones are left out.
+      shape, dtype_out: the output's.
+      rest: further arguments of `pallas_call`.
+    """
+    in_specs = jax.tree.map(
+        lambda array, place: None if array is None else place, operands, places, is_leaf=lambda array: array is None
+    )
+    return pl.pallas_call(
+        kernel,
+        in_specs=(in_specs,),
+        out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+        out_shape=shape_with_mesh_axes(shape, jnp.dtype(dtype_out), jax.tree.leaves(operands)),
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+        ),
+        **rest,
+    )(operands)

@@ -34,20 +34,14 @@ F = TypeVar("F", bound=Front)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ring:
-    """Slots and the copies that go through them.
+    """Slots and the copies that go through them."""
 
-    Attributes:
-      slots: number of slots.
-      copies: calls its second argument with each copy of an item. An item is the number of the copy, which uses the
-        slot of that number modulo `slots`, or what the kernel knows a copy by.
-      reuse_distance: steps for which a block stays in its slot.
-      described_first: whether a copy is described before the condition under which it starts or is waited for, instead
-        of under it.
-    """
-
-    slots: int
+    slots: int  # number of slots
+    # Calls its second argument with each copy of an item. An item is the number of the copy, which uses the slot of
+    # that number modulo `slots`, or what the kernel knows a copy by.
     copies: Callable[[Any, Act], None]
-    reuse_distance: int = 1
+    reuse_distance: int = 1  # steps for which a block stays in its slot
+    # Whether a copy is described before the condition under which it starts or is waited for, instead of under it.
     described_first: bool = False
 
     def slot(self, number: Any) -> Any:

@@ -16,17 +16,11 @@ from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LessonEntry:
-    """A row of the table of lessons.
+    """A row of the table of lessons."""
 
-    Attributes:
-      name: its module's, which has `lesson(chips)`.
-      title: one line.
-      kernels: files of `kernels/`, in reading order.
-    """
-
-    name: str
-    title: str
-    kernels: tuple[str, ...] = ()
+    name: str  # its module's, which has `lesson(chips)`
+    title: str  # one line
+    kernels: tuple[str, ...] = ()  # files of `kernels/`, in reading order
 
     @property
     def module(self) -> str:
@@ -42,65 +36,38 @@ class LessonEntry:
         return import_module(self.module).lesson(chips)
 
 
+def _lesson(name: str, title: str, *kernels: str) -> LessonEntry:
+    """Return a lesson with these files of `kernels/`, or with the one of its own name."""
+    return LessonEntry(name=name, title=title, kernels=kernels or (name,))
+
+
 _ALL = (
-    LessonEntry(name="block_matmul", title="Block multiplication in NumPy", kernels=("block_matmul",)),
-    LessonEntry(name="first_matmul", title="The first matmul, as a template", kernels=("first_matmul",)),
+    _lesson("block_matmul", "Block multiplication in NumPy"),
+    _lesson("first_matmul", "The first matmul, as a template"),
     LessonEntry(name="roofline", title="Roofline arithmetic of a product"),
-    LessonEntry(
-        name="pipelining",
-        title="Memory spaces and pipelining: x + y, 8192 × 4096 float32",
-        kernels=("pipelining",),
+    _lesson("pipelining", "Memory spaces and pipelining: x + y, 8192 × 4096 float32"),
+    _lesson("reductions", "Reductions: the sum of 8 matrices, 512² and 4096² float32"),
+    _lesson(
+        "scalar_prefetch",
+        "Blocks that are looked up and steps that are skipped: 8192³ bfloat16 in blocks of 512",
+        "scalar_prefetch",
+        "block_sparse",
+        "output_mask",
     ),
-    LessonEntry(
-        name="reductions",
-        title="Reductions: the sum of 8 matrices, 512² and 4096² float32",
-        kernels=("reductions",),
+    _lesson(
+        "grouped", "Grouped products: rows of 16 groups, 4096 × 2048 × 2048 bfloat16, each with a matrix of its own"
     ),
-    LessonEntry(
-        name="scalar_prefetch",
-        title="Blocks that are looked up and steps that are skipped: 8192³ bfloat16 in blocks of 512",
-        kernels=("scalar_prefetch", "block_sparse", "output_mask"),
+    _lesson("numbers_on_chip", "Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8"),
+    _lesson(
+        "unpacking", "Quantized weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits"
     ),
-    LessonEntry(
-        name="grouped",
-        title="Grouped products: rows of 16 groups, 4096 × 2048 × 2048 bfloat16, each with a matrix of its own",
-        kernels=("grouped",),
+    _lesson("cores", "Cores: what dimension_semantics brings where a device has two"),
+    _lesson("refs", "Refs: places in memory instead of values, 8192 × 5120 float32"),
+    _lesson("pl_kernel", "pl.kernel: x @ y, 4096³ bfloat16, by a pipeline inside a kernel on a mesh of cores"),
+    _lesson(
+        "between_chips", "Between chips: all-gather and reduce-scatter round a ring, 1 MiB a block, float32", "rings"
     ),
-    LessonEntry(
-        name="numbers_on_chip",
-        title="Precision: float32 in passes of bfloat16, sums in bfloat16 and float32, int8",
-        kernels=("numbers_on_chip",),
-    ),
-    LessonEntry(
-        name="unpacking",
-        title="Quantized weights, and what unpacking them costs: 16 × 4096 × 14336, weights of 16, 8 and 4 bits",
-        kernels=("unpacking",),
-    ),
-    LessonEntry(
-        name="cores",
-        title="Cores: what dimension_semantics brings where a device has two",
-        kernels=("cores",),
-    ),
-    LessonEntry(
-        name="refs",
-        title="Refs: places in memory instead of values, 8192 × 5120 float32",
-        kernels=("refs",),
-    ),
-    LessonEntry(
-        name="pl_kernel",
-        title="pl.kernel: x @ y, 4096³ bfloat16, by a pipeline inside a kernel on a mesh of cores",
-        kernels=("pl_kernel",),
-    ),
-    LessonEntry(
-        name="between_chips",
-        title="Between chips: all-gather and reduce-scatter round a ring, 1 MiB a block, float32",
-        kernels=("rings",),
-    ),
-    LessonEntry(
-        name="sparse_core",
-        title="SparseCore: 32,768 rows of 512 bytes by their numbers",
-        kernels=("sparse_core",),
-    ),
+    _lesson("sparse_core", "SparseCore: 32,768 rows of 512 bytes by their numbers"),
 )
 
 LESSONS = {entry.name: entry for entry in _ALL}

@@ -56,23 +56,14 @@ _RUN_ROWS, _RUN_COLUMNS = 16, 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One function of the lesson.
+    """One function of the lesson."""
 
-    Attributes:
-      name: in tables.
-      kernel: computes one device's part.
-      reduces: its argument has a block for every device on each.
-      ways: number of directions.
-      reference: computes it of the whole argument, in float64, for eight devices.
-      finds: what the run must find, if the kernel is wrong on purpose.
-    """
-
-    name: str
-    kernel: Callable[..., Any]
-    reduces: bool
-    ways: int
-    reference: Callable[..., Any]
-    finds: str = ""
+    name: str  # in tables
+    kernel: Callable[..., Any]  # computes one device's part
+    reduces: bool  # its argument has a block for every device on each
+    ways: int  # number of directions
+    reference: Callable[..., Any]  # computes it of the whole argument, in float64, for eight devices
+    finds: str = ""  # what the run must find, if the kernel is wrong on purpose
 
     @property
     def function(self) -> ShardedFunction:

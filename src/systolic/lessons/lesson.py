@@ -31,27 +31,20 @@ def everywhere(chip: Chip) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One function that a lesson shows: run in TPU interpret mode, compiled, and simulated on each chip.
+    """One function that a lesson shows: run in TPU interpret mode, compiled, and simulated on each chip."""
 
-    Attributes:
-      name: in tables: "pipelined".
-      fn: a function of arrays; static arguments are bound.
-      args: arrays or shapes, of real sizes, to compile and simulate with. Contents matter if a kernel branches.
-      run_args: to run in interpret mode with; None: `args`, made smaller. ()  with `args` not empty: it is not run.
-      reference: computes it in float64; None: no comparison.
-      finds: rules that the run must find if the part is wrong on purpose: {"nan"}; else it must find no error.
-      lacks: what a chip lacks for this part; "" for nothing. Such a chip is named and left out.
-      simulated: compile and simulate it.
-    """
-
-    name: str
-    fn: Callable[..., Any]
+    name: str  # in tables: "pipelined"
+    fn: Callable[..., Any]  # a function of arrays; static arguments are bound
+    # Arrays or shapes, of real sizes, to compile and simulate with. Contents matter if a kernel branches.
     args: tuple[Any, ...]
+    # To run in interpret mode with; None: `args`, made smaller. ()  with `args` not empty: it is not run.
     run_args: tuple[Any, ...] | None = None
-    reference: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None  # computes it in float64; None: no comparison
+    # Rules that the run must find if the part is wrong on purpose: {"nan"}; else it must find no error.
     finds: frozenset[str] = frozenset()
+    # What a chip lacks for this part; "" for nothing. Such a chip is named and left out.
     lacks: Callable[[Chip], str] = everywhere
-    simulated: bool = True
+    simulated: bool = True  # compile and simulate it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from systolic.lessons.kernels.first_matmul import first_matmul, identity
 from systolic.lessons.ladder import RUNGS
 from systolic.schedule import Tiles
 from systolic.spec import MatmulSpec
+from systolic.support.choices import unknown_name
 from systolic.validation.errors import OpError, Rebuilt
 from systolic.validation.foreign import foreign_program, sizes_of
 from systolic.validation.published import PublishedRow
@@ -73,7 +74,7 @@ def _base_and_suffixes(op: str) -> tuple[str, tuple[str, ...]]:
     known_ops = ("xla", *_RUNG_OF)
     if base not in known_ops:
         raise OpError(
-            f"op {op!r} is not known; known are {', '.join(known_ops)}; xla, ladder_v5 and block_matmul_f32_scratch "
+            f"{unknown_name('op', op, known_ops)}; xla, ladder_v5 and block_matmul_f32_scratch "
             f"also with {_TRANSPOSED} and {_RELU}"
         )
     if endings and base != "xla" and _RUNG_OF[base] != "v5":

@@ -17,22 +17,14 @@ from systolic.store import Trial, best_first, fastest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTrials:
-    """The trials of a product on a chip, and XLA's program.
+    """The trials of a product on a chip, and XLA's program."""
 
-    Attributes:
-      spec: the requested product.
-      computed: the kernel's product, to which configurations belong.
-      trials: fastest first.
-      xla: XLA's program; None if it was not requested or has no time.
-      xla_us: its time in repeated calls, where its early copy overlaps with the call before.
-    """
-
-    spec: Any
-    computed: Any
+    spec: Any  # the requested product
+    computed: Any  # the kernel's product, to which configurations belong
     chip: str
-    trials: tuple[Trial, ...]
-    xla: Trial | None
-    xla_us: float | None
+    trials: tuple[Trial, ...]  # fastest first
+    xla: Trial | None  # XLA's program; None if it was not requested or has no time
+    xla_us: float | None  # its time in repeated calls, where its early copy overlaps with the call before
 
     @classmethod
     def of(cls, spec: Spec, chip: Chip, trials: Iterable[Trial], **more: Any) -> Self:

@@ -19,6 +19,7 @@ from systolic.cost import MadeWith, TimedConfig
 from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import LARGEST_SIZE, SliceMesh, Spec, SpecError
+from systolic.support.choices import unknown_name
 from systolic.support.untrusted import UntrustedError, shown, structured
 
 _NAMES = re.compile(r"[\w<>., -]{0,200}")  # of functions, with commas
@@ -35,37 +36,23 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The grid, the traffic and the memory of a configuration on one device.
+    """The grid, the traffic and the memory of a configuration on one device."""
 
-    Attributes:
-      axes: names of the grid's axes, the outermost first; a "batch" of 1 is not shown.
-      grid: steps along each axis.
-      hbm_bytes: read and written by the kernel.
-      vmem_bytes: of its buffers.
-      vmem_limit_bytes: the limit to ask the compiler for.
-      profiles: versions that made the profiles for products of this kind; None: there are none.
-      link_bytes: sent over links to other devices of the slice.
-    """
-
-    axes: tuple[str, ...]
-    grid: tuple[int, ...]
-    hbm_bytes: int
-    vmem_bytes: int
-    vmem_limit_bytes: int
+    axes: tuple[str, ...]  # names of the grid's axes, the outermost first; a "batch" of 1 is not shown
+    grid: tuple[int, ...]  # steps along each axis
+    hbm_bytes: int  # read and written by the kernel
+    vmem_bytes: int  # of its buffers
+    vmem_limit_bytes: int  # the limit to ask the compiler for
+    # Versions that made the profiles for products of this kind; None: there are none.
     profiles: MadeWith | None = None
-    link_bytes: int = 0
+    link_bytes: int = 0  # sent over links to other devices of the slice
 
 
 class Kept(Protocol):
-    """A kind of spec that a store has trials of: a product, or a user's function.
+    """A kind of spec that a store has trials of: a product, or a user's function."""
 
-    Attributes:
-      name: the name under which specs of this kind are stored.
-      spec_type: the class of its specs.
-    """
-
-    name: str
-    spec_type: type[Any]
+    name: str  # the name under which specs of this kind are stored
+    spec_type: type[Any]  # the class of its specs
 
     @abstractmethod
     def words(self, spec: Any) -> tuple[str, str, str]:
@@ -122,11 +109,7 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def judge(self, computed: Any, config: KernelConfig, chip: Chip) -> TimedConfig:
-        """Return a configuration from elsewhere, with the time of the model of `search`.
-
-        Raises:
-          IllegalTilesError: it breaks rules; the message has each of them.
-        """
+        """Return a configuration with its time by the model of `search`; raise IllegalTilesError if it breaks rules."""
         ...
 
     @abstractmethod
@@ -145,20 +128,12 @@ class Op(Kept, Protocol):
 
     @abstractmethod
     def programs(self, spec: Any, chip: Chip) -> Programs:
-        """Return the programs that `tune` compiles.
-
-        Raises:
-          SpecError: the spec does not describe the whole program, such as a function without a name in systolic.
-        """
+        """Return the programs that `tune` compiles; raise SpecError if the spec does not describe the whole program."""
         ...
 
     @abstractmethod
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
-        """Return the programs that `bench` compares.
-
-        Raises:
-          SpecError: as `programs`.
-        """
+        """Return the programs that `bench` compares; raise SpecError as `programs` does."""
         ...
 
     def peers(self, spec: Any, chip: Chip) -> Iterable[Peer]:
@@ -204,9 +179,7 @@ def read_spec(op_name: Any, record: Any) -> Any:
     """Return the spec in a record that `untrusted.read_json` has read; raise UntrustedError if it is none."""
     op = next((op for op in _KEPT.values() if op.name == op_name), None)
     if op is None:
-        raise UntrustedError(
-            f"op {shown(op_name)} is not known; known are {', '.join(op.name for op in _KEPT.values())}"
-        )
+        raise UntrustedError(unknown_name("op", op_name, [op.name for op in _KEPT.values()]))
     spec = structured(record, op.spec_type)
     for path, value in leaves(dataclasses.asdict(spec)).items():
         if isinstance(value, str) and any(part in path for part in _OF_DTYPES):

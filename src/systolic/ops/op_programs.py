@@ -21,21 +21,15 @@ class Shardings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """The programs that compute a spec. They can be pickled, because worker processes compile them.
+    """The programs that compute a spec. They can be pickled, because worker processes compile them."""
 
-    Attributes:
-      computed: `Op.computed` of the spec, with the counts of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each whole operand; an array if its values matter, such as group sizes.
-      pallas: the Pallas kernel, called with a configuration and the operands.
-      xla: XLA's program.
-      shardings: over the mesh, whose axes are explicit for the kernel and left to XLA for its program; None: it runs on
-        one device.
-    """
-
-    computed: Any
+    computed: Any  # `Op.computed` of the spec, with the counts of the programs
+    # A `jax.ShapeDtypeStruct` for each whole operand; an array if its values matter, such as group sizes.
     arguments: tuple[Any, ...]
-    pallas: Callable[..., Any]
-    xla: Callable[..., Any]
+    pallas: Callable[..., Any]  # the Pallas kernel, called with a configuration and the operands
+    xla: Callable[..., Any]  # XLA's program
+    # Over the mesh, whose axes are explicit for the kernel and left to XLA for its program; None: it runs on one
+    # device.
     shardings: Shardings | None = None
 
     def kernel(self, config: KernelConfig) -> Callable[..., Any]:
@@ -44,36 +38,25 @@ class Programs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RacedPrograms:
-    """The programs that `bench` compares. They can be pickled, because worker processes compile them.
+    """The programs that `bench` compares. They can be pickled, because worker processes compile them."""
 
-    Attributes:
-      spec: the spec with the counts of the programs.
-      arguments: a `jax.ShapeDtypeStruct` for each operand, as users have them; an array if its values matter.
-      ours: the user's call, with the planner's configuration.
-      xla: plain JAX, as a user without systolic would write it.
-      xla_forms: other ways to write it, by name. The fastest of all counts.
-      shardings: as in `Programs`.
-    """
-
-    spec: Any
+    spec: Any  # the spec with the counts of the programs
+    # A `jax.ShapeDtypeStruct` for each operand, as users have them; an array if its values matter.
     arguments: tuple[Any, ...]
-    ours: Callable[..., Any]
-    xla: Callable[..., Any]
+    ours: Callable[..., Any]  # the user's call, with the planner's configuration
+    xla: Callable[..., Any]  # plain JAX, as a user without systolic would write it
+    # Other ways to write it, by name. The fastest of all counts.
     xla_forms: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
-    shardings: Shardings | None = None
+    shardings: Shardings | None = None  # as in `Programs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A public kernel to race against.
-
-    Attributes:
-      config: its configuration, if there is a choice.
-      program: takes `arguments`, or the arguments of XLA's program; None: there is none, and `reason` says why.
-    """
+    """A public kernel to race against."""
 
     name: str
-    config: str = ""
+    config: str = ""  # its configuration, if there is a choice
+    # Takes `arguments`, or the arguments of XLA's program; None: there is none, and `reason` says why.
     program: Callable[..., Any] | None
     arguments: tuple[Any, ...] | None = None
     reason: str = ""

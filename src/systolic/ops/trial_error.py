@@ -13,11 +13,8 @@ from systolic.store import Trial
 def trial_error(trial: Trial, computed: Spec, chip: Chip) -> TimeError | None:
     """Return the error of a trial's simulated time; None if it is measured, or the error is unknown.
 
-    A store does not record how long the matrix units were busy: here they are busy for the least time of the products,
-    at the simulator's clock. The number of copies is not recorded either.
-
-    Args:
-      computed: the product that the kernel computes.
+    A store does not record how long the matrix units were busy: here they are busy for the least time of the products
+    that the kernel computes, at the simulator's clock. The number of copies is not recorded either.
     """
     if trial.measured_us is not None or not trial.simulated_us:
         return None

@@ -12,19 +12,12 @@ from systolic.report.written import percent, us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceiling:
-    """One limit of one program, on one device.
+    """One limit of one program, on one device."""
 
-    Attributes:
-      name: the limiting unit.
-      amount: the work, with its unit.
-      rate: the unit's rate, with its unit.
-      least_us: the least time.
-    """
-
-    name: str
-    amount: str
-    rate: str
-    least_us: float
+    name: str  # the limiting unit
+    amount: str  # the work, with its unit
+    rate: str  # the unit's rate, with its unit
+    least_us: float  # the least time
 
 
 def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:

@@ -14,27 +14,17 @@ NOTHING = "–"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-      title: its heading, with the unit.
-      value: a row's number or text; None shows as a dash.
-      form: a number's format: a format spec, or a function such as `written.us`.
-      kind: "text", "code" (text that was written for a compiler), or "number".
-      share: the share of a row that a page draws as a bar under the cell.
-      style: a row's color in a terminal.
-      droppable: left out if a terminal is too narrow; the last such column goes first.
-      optional: left out if no row has a value.
-    """
-
-    title: str
-    value: Callable[[Row], Any]
-    form: str | Callable[[float], str] = ""
+    title: str  # its heading, with the unit
+    value: Callable[[Row], Any]  # a row's number or text; None shows as a dash
+    form: str | Callable[[float], str] = ""  # a number's format: a format spec, or a function such as `written.us`
+    # "text", "code" (text that was written for a compiler), or "number".
     kind: Literal["text", "code", "number"] = "number"
-    share: Callable[[Row], float | None] | None = None
-    style: Callable[[Row], str] | None = None
-    droppable: bool = False
-    optional: bool = False
+    share: Callable[[Row], float | None] | None = None  # the share of a row that a page draws as a bar under the cell
+    style: Callable[[Row], str] | None = None  # a row's color in a terminal
+    droppable: bool = False  # left out if a terminal is too narrow; the last such column goes first
+    optional: bool = False  # left out if no row has a value
 
     def text(self, row: Row) -> str:
         value = self.value(row)

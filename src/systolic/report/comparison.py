@@ -19,16 +19,11 @@ FORMAT = 1  # of `Comparison.to_json`
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """One quantity before and after; None where one side has none.
+    """One quantity before and after; None where one side has none."""
 
-    Attributes:
-      group: "time", "waiting", "communication", "collective", "memory", "units", "traffic".
-      unit: "µs", "cycles", "share", "bytes", "bundles", "Tflop/s".
-    """
-
-    group: str
+    group: str  # "time", "waiting", "communication", "collective", "memory", "units", "traffic"
     quantity: str
-    unit: str
+    unit: str  # "µs", "cycles", "share", "bytes", "bundles", "Tflop/s"
     before: Amount | None
     after: Amount | None
 

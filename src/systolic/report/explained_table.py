@@ -24,14 +24,7 @@ class ExplainedTable(Generic[Row]):
 def explained_table(
     columns: tuple[Column[Row], ...], items: Iterable[Row], *, most: int | None = None, more: int = 0
 ) -> ExplainedTable[Row]:
-    """Make a table of items, at most `most` of them, without empty optional columns.
-
-    Args:
-      columns: its columns.
-      items: its rows.
-      most: rows to show; None: all.
-      more: rows that were left out before.
-    """
+    """Make a table of at most `most` items, without empty optional columns; `more` rows were left out before."""
     all_rows = tuple(items)
     shown = all_rows[:most]
     shown_columns = tuple(column for column in columns if not (column.optional and all(map(column.is_empty, shown))))

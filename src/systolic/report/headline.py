@@ -41,7 +41,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
         Figure(
             title=f"{explanation.run.provenance} time",
             value=us(run.time_us),
-            unit=f"µs {error.words}",
+            unit="µs" if error.percent is None else f"µs {error.words}",
             beside=f"{run.cycles:,} cycles at {run.clock_hz / 1e9:.2f} GHz"
             + (f"; a first call {us(run.prefetch_us)} µs longer" if run.prefetch_cycles else ""),
         )

@@ -18,17 +18,11 @@ from systolic.support.extras import check_drawing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One plot of the page.
+    """One plot of the page."""
 
-    Attributes:
-      name: the name of its HTML elements.
-      title: the caption.
-      words: the text for readers who do not see it.
-    """
-
-    name: str
-    title: str
-    words: str
+    name: str  # the name of its HTML elements
+    title: str  # the caption
+    words: str  # the text for readers who do not see it
     spec: charts.Spec
     key: tuple[charts.KeyItem, ...] = ()
     zooms: bool = False
@@ -44,7 +38,6 @@ def render(template: str, drawn: Iterable[Plot], *, command: str, title: str, **
       template: a file of this folder that extends `shell.html.j2`.
       drawn: all plots that the page shows.
       command: the command that writes such pages.
-      title: of the page.
       values: the template's values.
 
     Raises:

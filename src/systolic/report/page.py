@@ -28,14 +28,7 @@ class WindowPart:
 
 
 def explanation_page(explanation: Explanation) -> str:
-    """Write the page: HTML of about a megabyte, mostly the library that draws the plots.
-
-    It loads nothing and sends nothing: its Content-Security-Policy forbids it. Plots can be moved and zoomed; without
-    JavaScript the tables remain.
-
-    Raises:
-      DrawingMissing: a library that draws is not installed.
-    """
+    """Write the page of an explanation; see `html.render`."""
     windows = _windows(explanation)
     plots = _plots(explanation)
     return render(

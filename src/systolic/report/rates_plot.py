@@ -27,16 +27,12 @@ def rates_plot(
     peak_tflops: float,
     xla_tflops: Mapping[int, float],
 ) -> Any:
-    """Draw a kernel's and XLA's rates over sizes, and the peak as a line; sizes without a rate are marked.
+    """Draw, for `save_png`, a kernel's and XLA's rates over sizes, and the peak as a line; mark sizes without a rate.
 
     Args:
-      points: in the order of the plot.
       provenance: how the times are known: modelled, simulated or measured.
       peak_tflops: the chip's peak for the operands' dtype.
       xla_tflops: XLA's rate by size.
-
-    Returns:
-      An Altair chart, for `save_png`.
     """
     import altair as alt
 

@@ -27,13 +27,7 @@ _BAR_PX = 30
 def step_page(label: str, run: StepRun, trials: Sequence[step_tables.Prediction] = ()) -> str:
     """Write the page of a step on one chip: parts, memory, communication, timeline; see `html.render`.
 
-    Args:
-      label: the step's name.
-      run: the step.
-      trials: steps with one change each.
-
-    Raises:
-      DrawingMissing: a library that draws is not installed.
+    `trials` are steps with one change each.
     """
     plots = _plots(run)
     slice_run = run.slice_run

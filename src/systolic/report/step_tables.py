@@ -32,17 +32,11 @@ class KindOfCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """A step, or one that differs from it in one parameter, with its outcome.
+    """A step, or one that differs from it in one parameter, with its outcome."""
 
-    Attributes:
-      label: the function, or the difference.
-      run: None: there is none.
-      reason: why there is none.
-    """
-
-    label: str
-    run: StepRun | None
-    reason: str = ""
+    label: str  # the function, or the difference
+    run: StepRun | None  # None: there is none
+    reason: str = ""  # why there is none
 
 
 def ms_of(run: StepRun, cycles: float) -> str:

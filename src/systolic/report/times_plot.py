@@ -1,4 +1,4 @@
-"""Plot times over a size, with a line for each competitor, in a panel for each chip."""
+"""Plot times over a size, with a line for each competitor, in a panel for each chip, one below the other."""
 
 from __future__ import annotations
 
@@ -13,33 +13,23 @@ _OTHERS = ("#bc4c00", "#8250df", "#bf8700", "#cf222e", "#1b7c83", "#bf3989", "#5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePoint:
-    """One time of one competitor.
+    """One time of one competitor."""
 
-    Attributes:
-      x: the size.
-      series: the competitor, as in the legend.
-      panel: the chip, where there are several panels.
-      dashed: its line is a baseline.
-    """
-
-    x: float
+    x: float  # the size
     time_us: float
-    series: str
-    panel: str = ""
-    dashed: bool = False
+    series: str  # the competitor, as in the legend
+    panel: str = ""  # the chip, where there are several panels
+    dashed: bool = False  # its line is a baseline
 
 
 def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provenance: str) -> Any:
-    """Draw a line for each series, both axes logarithmic.
+    """Draw, for `save_png`, a line for each series, both axes logarithmic.
 
     Args:
       points: at least one. Lines of one name have one color in all panels, and are in the legend in order of
         appearance.
       x_title: the size, with its unit.
       provenance: how the times are known.
-
-    Returns:
-      An Altair chart, for `save_png`.
     """
     import altair as alt
 
@@ -65,7 +55,8 @@ def times_plot(points: Sequence[TimePoint], *, title: str, x_title: str, provena
     lines = drawn.transform_filter("!datum.dashed").mark_line(point=alt.OverlayMarkDef(filled=True, size=45))
     alone = len(panels) == 1
     layers = alt.layer(dashed, lines, data=alt.Data(values=rows))
-    layers = layers.properties(width=520 if alone else 300, height=340 if alone else 300)
+    layers = layers.properties(width=520, height=340 if alone else 200)
     if not alone:
-        layers = layers.facet(column=alt.Column("panel:N", title=None, sort=panels))
+        header = alt.Header(orient="top", labelAnchor="start", labelPadding=4)
+        layers = layers.facet(row=alt.Row("panel:N", title=None, sort=panels, header=header))
     return layers.properties(title=title)

@@ -9,10 +9,10 @@ from typing import Any
 from systolic.report.slice_tables import devices_text, link_name
 from systolic.report.slice_timeline import collective_spans
 from systolic.report.timeline import pack
-from systolic.simulator import SimulatedRun, SliceRun, Span
+from systolic.simulator import CoreRun, SimulatedRun, SliceRun, Span, SparseCoreRun
 
 # Rows of the picture, from above, by what is drawn in them. Copies overlap each other and get as many rows as it takes.
-_ROWS = {"op": 0, "round": 1, "matrix": 2, "stall": 3}
+ROWS = {"op": 0, "round": 1, "matrix": 2, "stall": 3}
 _NAMES = {0: "operations", 1: "rounds of the outermost loop", 2: "straight code, matrix units", 3: "stalls"}
 _FIRST_COPY_ROW = 10
 
@@ -25,7 +25,7 @@ def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
 
     Numbers of spans that the timeline left out are in the metadata: `spans_left_out`.
     """
-    processes = _of_a_slice(run) if isinstance(run, SliceRun) else _of_a_device(run)
+    processes = _of_a_slice(run) if isinstance(run, SliceRun) else device_processes(run)
     scale = 1e6 / run.clock_hz
     events: list[dict[str, Any]] = []
     for number, process in enumerate(processes):
@@ -35,7 +35,7 @@ def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
         for row, span in process.spans:
             events.append(
                 {
-                    "name": _label(span),
+                    "name": span_label(span),
                     "cat": span.kind,
                     "ph": "X",
                     "ts": span.begin_cycles * scale,
@@ -52,54 +52,64 @@ def chrome_trace(run: SimulatedRun | SliceRun, *, title: str) -> dict[str, Any]:
             "chip": run.chip,
             "provenance": run.provenance,
             "clock_hz": run.clock_hz,
-            "spans_left_out": sum(process.left_out for process in processes),
+            "spans_left_out": spans_left_out(run),
             **({"topology": run.topology, "way": run.way} if isinstance(run, SliceRun) else {}),
         },
     }
 
 
+def spans_left_out(run: SimulatedRun | SliceRun) -> int:
+    """Return the number of spans that the timeline of a run does not have."""
+    processes = _of_a_slice(run) if isinstance(run, SliceRun) else device_processes(run)
+    return sum(process.left_out for process in processes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """A process of the trace: its rows by number, and what is in them."""
+class Process:
+    """A process of the trace: its rows by number, and their spans; `core` is None unless it is one core's."""
 
     name: str
     provenance: str
     rows: Mapping[int, str]
     spans: Sequence[tuple[int, Span]]
     left_out: int
+    core: CoreRun | SparseCoreRun | None = None
 
 
-def _of_a_device(run: SimulatedRun, of: str = "") -> list[_Process]:
+def device_processes(run: SimulatedRun, of: str = "") -> list[Process]:
     """Make the processes of a device; `of` names the devices that it represents."""
-    cores = [(f"{of}TensorCore {core.core}", "simulated", core.spans, core.spans_left_out) for core in run.cores]
-    cores += [(f"{of}SparseCore {core.core}", "modelled", core.spans, core.spans_left_out) for core in run.sparse_cores]
+    cores: list[tuple[str, str, CoreRun | SparseCoreRun]] = [
+        *((f"{of}TensorCore {core.core}", "simulated", core) for core in run.cores),
+        *((f"{of}SparseCore {core.core}", "modelled", core) for core in run.sparse_cores),
+    ]
     processes = []
-    for name, provenance, spans, left_out in cores:
-        copies = [span for span in spans if span.kind == "copy"]
+    for name, provenance, core in cores:
+        copies = [span for span in core.spans if span.kind == "copy"]
         lanes = dict(zip(map(id, copies), pack(copies), strict=True))
-        rows = [_ROWS[span.kind] if span.kind in _ROWS else _FIRST_COPY_ROW + lanes[id(span)] for span in spans]
+        rows = [ROWS[span.kind] if span.kind in ROWS else _FIRST_COPY_ROW + lanes[id(span)] for span in core.spans]
         processes.append(
-            _Process(
+            Process(
                 name=name,
                 provenance=provenance,
                 rows={**_NAMES, **{_FIRST_COPY_ROW + lane: f"copies {lane}" for lane in sorted(set(lanes.values()))}},
-                spans=list(zip(rows, spans, strict=True)),
-                left_out=left_out,
+                spans=list(zip(rows, core.spans, strict=True)),
+                left_out=core.spans_left_out,
+                core=core,
             )
         )
     return processes
 
 
-def _of_a_slice(run: SliceRun) -> list[_Process]:
+def _of_a_slice(run: SliceRun) -> list[Process]:
     processes = []
     for device_class in run.classes:
         of = f"device{'s' * (len(device_class.devices) > 1)} {devices_text(device_class.devices)}, "
-        processes += _of_a_device(device_class.run, of)
+        processes += device_processes(device_class.run, of)
     spans = collective_spans(run)
     rows = dict(enumerate(dict.fromkeys(span.label for span in spans)))
     places = {name: row for row, name in rows.items()}
     processes.append(
-        _Process(
+        Process(
             name=f"collectives of device {run.slowest_class.devices[0]}",
             provenance=run.provenance,
             rows=rows,
@@ -115,7 +125,7 @@ def _of_a_slice(run: SliceRun) -> list[_Process]:
         rows |= {first + lane: f"{link_name(link)} ({link.axis})" for lane in range(max(lanes, default=0) + 1)}
         spans += [(first + lane, span) for lane, span in zip(lanes, link.spans, strict=True)]
     processes.append(
-        _Process(
+        Process(
             name="links",
             provenance=run.provenance,
             rows=rows,
@@ -130,7 +140,7 @@ def _named(what: str, core: int, row: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": core, "tid": row, "args": {"name": name}}
 
 
-def _label(span: Span) -> str:
+def span_label(span: Span) -> str:
     if span.kind == "stall":
         return f"waits: {span.label}"
     if span.kind == "matrix":

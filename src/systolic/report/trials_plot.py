@@ -28,16 +28,13 @@ def trials_plot(
     xla_us: float | None,
     axis: str = "volume of a tile, m · k · n",
 ) -> Any:
-    """Draw times over tile volumes: a color for each limit, the fastest ringed, XLA as a line.
+    """Draw, for `save_png`, times over tile volumes: a color for each limit, the fastest ringed, XLA as a line.
 
     Args:
       points: at least one.
       provenance: how the times are known: modelled, simulated or measured.
       xla_us: XLA's time; None: not drawn.
       axis: the title of `volume`.
-
-    Returns:
-      An Altair chart, for `save_png`.
     """
     import altair as alt
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from systolic.accuracy.kind_errors import KindErrors, shipped_kind_errors
 from systolic.accuracy.time_error import percent_text, shipped_time_errors
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
@@ -29,11 +30,7 @@ class TrustFacts:
 
 
 def trust_page(facts: TrustFacts) -> str:
-    """Write the page, in Markdown.
-
-    Raises:
-      DrawingMissing: the library of its template is not installed.
-    """
+    """Write the page, in Markdown; raise DrawingMissing if the library of its template is not installed."""
     check_drawing()
     import jinja2
 
@@ -41,6 +38,7 @@ def trust_page(facts: TrustFacts) -> str:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text, "error": _error}
+    environment.filters |= {"number": _number}
     template = environment.from_string(files(str(__package__)).joinpath("trust.md.jinja").read_text("utf-8"))
     of_one_device = [row for row in facts.rows if row.kind != COLLECTIVE]
     counted = [row for row in of_one_device if row.counted]
@@ -53,8 +51,18 @@ def trust_page(facts: TrustFacts) -> str:
         of_collectives=collective_statistics(facts.rows),
         lines=_statistics_lines(facts.statistics),
         errors=shipped_time_errors(),
+        kinds=shipped_kind_errors(),
+        kind_lines=_kind_lines(shipped_kind_errors().kinds),
         sources=_sources(facts.chips),
     )
+
+
+def _kind_lines(kinds: Sequence[KindErrors]) -> list[tuple[str, str, KindErrors | None, KindErrors | None]]:
+    """List chip and kind with the errors of the half that is held out, and of the half in view."""
+    halves: dict[tuple[str, str], dict[bool, KindErrors]] = {}
+    for kind in kinds:
+        halves.setdefault((kind.chip, kind.kind), {})[kind.in_view] = kind
+    return [(chip, kind, half.get(False), half.get(True)) for (chip, kind), half in halves.items()]
 
 
 def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[str, ErrorStatistics]]:
@@ -78,6 +86,10 @@ def _sources(chips: Sequence[Chip]) -> list[tuple[str, list[str], str]]:
 
 def _percent(value: float | None, sign: bool = False) -> str:
     return "" if value is None else f"{value:{'+' if sign else ''}.1%}".replace("%", " %")
+
+
+def _number(value: float | None, sign: bool = False) -> str:
+    return "" if value is None else f"{value:{'+' if sign else ''}.1f}"
 
 
 def _error(percent: float | None) -> str:

@@ -21,14 +21,9 @@ class TimePoint:
 
 
 def predictions_plot(points: Sequence[TimePoint], *, title: str, provenance: str) -> Any:
-    """Draw predicted over measured times, both logarithmic: a color a chip, the diagonal, ±15 % around it.
+    """Draw, for `save_png`, predicted over measured times, both logarithmic: a color a chip, the diagonal, and ±15 %.
 
-    Args:
-      points: at least one.
-      provenance: how the predictions are known: modelled or simulated.
-
-    Returns:
-      An Altair chart, for `save_png`.
+    `points` has at least one; `provenance` says how the predictions are known: modelled or simulated.
     """
     import altair as alt
 

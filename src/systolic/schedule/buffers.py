@@ -16,18 +16,13 @@ from systolic.spec import MatmulSpec, dtype_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemBuffer:
-    """One named buffer.
-
-    Attributes:
-      shape: of one copy, in whole registers where the compiler reserves them.
-      copies: 2 if the pipeline fills one while the other is used; the slots of a ring.
-      ref_shape: shape that a kernel allocates for all copies. None: the pipeline allocates it, or it is `shape`.
-    """
+    """One named buffer."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of one copy, in whole registers where the compiler reserves them
     dtype: str
-    copies: int
+    copies: int  # 2 if the pipeline fills one while the other is used; the slots of a ring
+    # Shape that a kernel allocates for all copies. None: the pipeline allocates it, or it is `shape`.
     ref_shape: tuple[int, ...] | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import Literal
 from systolic.schedule.blocks import FACTORS
 from systolic.schedule.tiles import Tiles, TilesError
 from systolic.spec import MatmulSpec
+from systolic.support.choices import unknown_name
 
 Pipeline = Literal["auto", "emit", "manual"]
 GridOrder = Literal["m", "n"]
@@ -43,7 +44,7 @@ class KernelConfig:
             if value < 1 or tile % value:
                 raise TilesError(f"{name}={value} does not divide a tile of {tile}; use a divisor of {tile}")
         if self.pipeline not in _STAGES:
-            raise TilesError(f"pipeline={self.pipeline!r} is not known; use {', '.join(_STAGES)}")
+            raise TilesError(unknown_name("pipeline=", self.pipeline, _STAGES))
         if self.num_stages not in _STAGES[self.pipeline]:
             stages = " or ".join(map(str, _STAGES[self.pipeline]))
             raise TilesError(f"num_stages={self.num_stages}: pipeline={self.pipeline!r} has {stages}; use {stages}")

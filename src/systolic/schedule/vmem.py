@@ -13,19 +13,12 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompilerNeed:
-    """VMEM that the compiler needs in addition to a kernel's buffers, for values that do not fit its registers.
+    """VMEM that the compiler needs in addition to a kernel's buffers, for values that do not fit its registers."""
 
-    Attributes:
-      factor: VMEM of a kernel over its buffers' VMEM.
-      kept_bytes: bytes that buffers leave free in addition.
-      asked_bytes: bytes that are requested in addition.
-      margin: share of the whole request: the need depends on what the compiler may have.
-    """
-
-    factor: float
-    kept_bytes: float
-    asked_bytes: float
-    margin: float = 1.0
+    factor: float  # VMEM of a kernel over its buffers' VMEM
+    kept_bytes: float  # bytes that buffers leave free in addition
+    asked_bytes: float  # bytes that are requested in addition
+    margin: float = 1.0  # share of the whole request: the need depends on what the compiler may have
 
     def usable_bytes(self, most_bytes: int) -> int:
         return int((most_bytes - self.kept_bytes) / self.factor)

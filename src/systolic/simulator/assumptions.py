@@ -34,19 +34,12 @@ _OTHERS = (Progression(first=1000, step=1000), Progression(first=1_000_000, step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One run of a program.
+    """One run of a program."""
 
-    Attributes:
-      assumed: operations in which values are assumed for unknown ones.
-      progression: the assumed values.
-      most_iterations: of all loops together.
-      skipped: operations that are not executed, as if they took no time.
-    """
-
-    assumed: frozenset[str]
-    progression: Progression = ZEROS
-    most_iterations: int
-    skipped: frozenset[str] = frozenset()
+    assumed: frozenset[str]  # operations in which values are assumed for unknown ones
+    progression: Progression = ZEROS  # the assumed values
+    most_iterations: int  # of all loops together
+    skipped: frozenset[str] = frozenset()  # operations that are not executed, as if they took no time
 
 
 class Assumption:

@@ -38,35 +38,23 @@ class DeviceParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreParts:
-    """Parts that all programs of one core share.
-
-    Attributes:
-      number: index of the core within its device; programs split their grid by it.
-      iterations: budget of loop iterations of all its programs.
-      parameter: gives the address of one of the whole program's parameters.
-      call: starts a called program; (time, name, registers) → its progress.
-    """
+    """Parts that all programs of one core share."""
 
     device: DeviceParts
-    number: int
+    number: int  # index of the core within its device; programs split their grid by it
     model: MachineModel
     memory: Memory
-    iterations: IterationBudget
-    parameter: Callable[[int], int]
-    call: Callable[[int, str, Passed], Progress]
+    iterations: IterationBudget  # budget of loop iterations of all its programs
+    parameter: Callable[[int], int]  # gives the address of one of the whole program's parameters
+    call: Callable[[int, str, Passed], Progress]  # starts a called program; (time, name, registers) → its progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activation:
-    """One execution of a program.
-
-    Attributes:
-      passed: the caller's registers.
-      assumption: values assumed for unknown ones that the program computes; None: none are.
-    """
+    """One execution of a program."""
 
     translation: Translation
     mxus: Mxus
     timer: LoopTimer
-    passed: Mapping[str, int | Unknown]
-    assumption: Assumption | None = None
+    passed: Mapping[str, int | Unknown]  # the caller's registers
+    assumption: Assumption | None = None  # values assumed for unknown ones that the program computes; None: none are

@@ -28,7 +28,8 @@ class RegionRun:
 class OpRun:
     """One operation of the program on one core, over all its calls. Cycles count from the program's start.
 
-    `issued` are instructions by unit, as `SimulatedRun.slots` names them. `loop` is the last call's.
+    `issued` are instructions by unit, as `SimulatedRun.slots` names them. `loop` is the last call's. `category` is
+    XProf's `hlo_category`, such as "convolution fusion".
     """
 
     name: str
@@ -49,6 +50,8 @@ class OpRun:
     loop: LoopTime | None = None
     regions: tuple[RegionRun, ...] = ()  # those that ran, in the order of the program
     is_pallas: bool = False  # a Pallas kernel, by the HLO; else an operation of XLA's own
+    category: str = ""  # "" where the HLO does not say
+    flops: Count | None = None  # of one call's matrix products, by the HLO; None: it has none, or that is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,5 +70,7 @@ def _op_run(name: str, totals: OpTotals, mxus: Mxus, setup: DeviceSetup) -> OpRu
         loop=totals.loop,
         regions=totals.regions(setup.translations[name].blocks, mxus.stalls_by_block(), use),
         is_pallas=hlo is not None and name in hlo.kernels,
+        category=hlo.kinds.category(name) if hlo is not None else "",
+        flops=hlo.flops(name) if hlo is not None else None,
         **totals.spent,
     )

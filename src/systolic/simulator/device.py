@@ -39,12 +39,8 @@ class DeviceModel:
     ) -> DeviceModel:
         """Build the cores of a device.
 
-        Args:
-          setup: programs and contents.
-          schedule: runs SparseCores and waiting programs.
-          spans: kept on each core's timeline; 0: none.
-          others: the other devices of a slice; None: there are none.
-          identities: each core's words of scalar memory that identify its device; may be empty.
+        `spans` are kept on each core's timeline, `others` are the other devices of a slice, and `identities` each
+        core's words of scalar memory that identify its device; may be empty.
         """
         chip = setup.chip
         numbers = range(chip.cores_per_device)

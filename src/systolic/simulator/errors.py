@@ -37,11 +37,7 @@ class UnknownTimeError(UnknownValueError):
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Turn errors of reading a text that may be damaged into errors that name it as `what`.
-
-    Raises:
-      SimulationError: the text was not understood.
-    """
+    """Turn errors of reading a damaged text into SimulationError, which names the text as `what`."""
     try:
         yield
     except _MALFORMED as error:
@@ -49,10 +45,6 @@ def reading(what: str) -> Iterator[None]:
 
 
 def check_most(count: int, limit: int, what: str) -> None:
-    """Limit memory for a damaged program; the limits are far above what programs need.
-
-    Raises:
-      SimulationError: `count` is more than `most`.
-    """
+    """Raise SimulationError for a count far above what programs need, so that damaged ones take no memory."""
     if count > limit:
         raise SimulationError(f"{count:,} {what}, where {limit:,} are the most that a program can be meant to have")

@@ -66,32 +66,21 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opcode:
-    """One instruction, or all instructions with a common beginning of their names.
+    """One instruction, or all instructions with a common beginning of their names."""
 
-    Attributes:
-      name: as in listings; a * at its end matches any further characters.
-      kind: its class of effects.
-      translator: the module that makes code or work of it.
-      reads: the operands that decide what it does and when; of a copy, its size. Flags come in addition.
-      writes: where its effect goes.
-      expression: what its register becomes, as Python: operands are `{a}` and `{b}`, as signed numbers in excess-2³¹
-        form `{sa}` and `{sb}`, and `{m}` is the mask of a word.
-      has_side_effects: it matters even if its register is never read.
-      flags: which of its operands are sync flags.
-      names_result: its result has the instruction's name, `%12 = spop`, and not a register's.
-      is_remote: it may act on another device.
-    """
-
-    name: str
-    kind: Kind
-    translator: Translator = "nobody"
+    name: str  # as in listings; a * at its end matches any further characters
+    kind: Kind  # its class of effects
+    translator: Translator = "nobody"  # the module that makes code or work of it
+    # The operands that decide what it does and when; of a copy, its size. Flags come in addition.
     reads: slice = field(default_factory=partial(slice, None))
-    writes: Target = "nothing"
+    writes: Target = "nothing"  # where its effect goes
+    # What its register becomes, as Python: operands are `{a}` and `{b}`, as signed numbers in excess-2³¹ form `{sa}`
+    # and `{sb}`, and `{m}` is the mask of a word.
     expression: str = ""
-    has_side_effects: bool = False
-    flags: slice = field(default_factory=partial(slice, 0))
-    names_result: bool = False
-    is_remote: bool = False
+    has_side_effects: bool = False  # it matters even if its register is never read
+    flags: slice = field(default_factory=partial(slice, 0))  # which of its operands are sync flags
+    names_result: bool = False  # its result has the instruction's name, `%12 = spop`, and not a register's
+    is_remote: bool = False  # it may act on another device
 
     @property
     def latency(self) -> Latency:

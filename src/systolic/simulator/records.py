@@ -45,6 +45,7 @@ class SimulatedRun(Summarised):
     flags: Mapping[str, str] = field(default_factory=dict)  # that it was compiled with
     error: TimeError = NOT_SAID  # how far the time may be off
     sparse_cores: tuple[SparseCoreRun, ...] = ()  # empty where they had nothing to do
+    module: str = ""  # the HLO module's name, "jit_f", by which a profile knows the program
     format: int = FORMAT  # of `to_json`
 
     def check_saved(self) -> None:

@@ -56,21 +56,11 @@ class OwnMemory(Memory):
         super().__init__(lambda _: _HANDED_OVER, iterations)
         self.overwritten: dict[tuple[str, int, int], None] = {}  # space, first word, words
 
-    def copy(
-        self,
-        source: str,
-        begin: int,
-        destination: str,
-        first: int,
-        size: int,
-        *,
-        contiguous: bool,
-        to: Memory | None = None,
-    ) -> None:
+    def copy(self, source: str, begin: int, destination: str, first: int, size: int, **options: Any) -> None:
         """Record what a copy overwrites; see `Memory.copy`."""
         if source == "smem":
             _refuse()  # known words, which may be meant for another core
-        super().copy(source, begin, destination, first, size, contiguous=contiguous, to=to)
+        super().copy(source, begin, destination, first, size, **options)
         if destination != "smem" and not any(isinstance(word, Unknown) for word in (first, size)):
             self.overwritten[destination, first, size] = None
 
@@ -148,11 +138,7 @@ def _alone(
     iterations: IterationBudget,
     timeline: Timeline | None,
 ) -> Execution:
-    """Execute an operation alone.
-
-    Raises:
-      SimulationError: it depends on something else.
-    """
+    """Execute an operation alone; raise SimulationError if it depends on something else."""
     schedule = Schedule()
     dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe_free=pipe_cycles)
     for flag, count in flags:

@@ -10,19 +10,13 @@ from systolic.simulator.reading.hlo import TopLevelHlo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultPointers:
-    """The pointers to a program's results.
+    """The pointers to a program's results."""
 
-    Attributes:
-      words: words of scalar memory that hold such a pointer, by address.
-      others: other words that the runtime has left.
-      hlo: the number of results and those that reuse a parameter's memory; None: one result that reuses none.
-      parameter: gives the address of a parameter.
-    """
-
-    words: Mapping[int, int]
-    others: Callable[[int], int]
+    words: Mapping[int, int]  # words of scalar memory that hold such a pointer, by address
+    others: Callable[[int], int]  # other words that the runtime has left
+    # The number of results and those that reuse a parameter's memory; None: one result that reuses none.
     hlo: TopLevelHlo | None
-    parameter: Callable[[int], int]
+    parameter: Callable[[int], int]  # gives the address of a parameter
 
     def word(self, address: int) -> int:
         """Return the runtime's value of a word of scalar memory."""

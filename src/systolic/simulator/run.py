@@ -51,27 +51,17 @@ _Run = TypeVar("_Run", bound=ProgramRun)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedProgram:
-    """A compiled program that has been read, checked and translated, to be run once or many times.
+    """A compiled program that has been read, checked and translated, to be run once or many times."""
 
-    Attributes:
-      translations: the top-level program and those that it calls, by name.
-      flags: addresses of words of scalar memory that the runtime has set to one.
-      pointers: words of scalar memory in which the runtime has left pointers, by address.
-      uses: the compiler's table of units of each program.
-      hlo: the top-level HLO; None if it was not given.
-      vmem: the compiler's account of VMEM.
-      may_prefetch: the top-level program has copies of its own, perhaps of an argument before the call.
-      prepared_for: the machine model by which the listings were read.
-    """
-
-    translations: Mapping[str, Translation]
-    flags: frozenset[int]
-    pointers: Mapping[int, int]
-    uses: Mapping[str, BlockUse]
-    hlo: TopLevelHlo | None
-    vmem: tuple[VmemBuffer, ...]
+    translations: Mapping[str, Translation]  # the top-level program and those that it calls, by name
+    flags: frozenset[int]  # addresses of words of scalar memory that the runtime has set to one
+    pointers: Mapping[int, int]  # words of scalar memory in which the runtime has left pointers, by address
+    uses: Mapping[str, BlockUse]  # the compiler's table of units of each program
+    hlo: TopLevelHlo | None  # the top-level HLO; None if it was not given
+    vmem: tuple[VmemBuffer, ...]  # the compiler's account of VMEM
+    # The top-level program has copies of its own, perhaps of an argument before the call.
     may_prefetch: bool
-    prepared_for: MachineModel
+    prepared_for: MachineModel  # the machine model by which the listings were read
     sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
@@ -135,16 +125,13 @@ class PreparedProgram:
     ) -> SliceRun:
         """Execute the program on the models of all chips of a slice.
 
-        Args:
-          shape: the slice.
+        Args, except as for `run`:
           assignment: device ids by partition, which is the flat order of the mesh.
-          chip: as for `run`.
           parameters: contents of the arguments' parts on each partition; empty: nothing is known of them.
-          operand_words: of each partition, as for `run`; empty: nothing is known.
-          spans: as for `run`, of every core and every link.
+          operand_words: of each partition; empty: nothing is known.
+          spans: of every core and every link.
           one_for_all: let one device represent all if that gives the same result; else all are executed.
-          remember: as for `run`.
-          max_iterations: as for `run`, of one core.
+          max_iterations: of one core.
 
         Raises:
           SliceError: the program is for one device, or for another number than the slice has.
@@ -265,6 +252,7 @@ class PreparedProgram:
                 *([_HOST_MODELLED] if any(core.host_bytes for core in cores) else []),
             ),
             sparse_cores=sparse_cores,
+            module=self.hlo.module if self.hlo is not None else "",
         )
 
     def _known(self, parameters: Sequence[Words | Unknown]) -> Sequence[Words | Unknown]:

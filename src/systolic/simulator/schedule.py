@@ -75,11 +75,7 @@ class Schedule:
         self._turns += 1
 
     def run(self) -> list[float]:
-        """Run all programs, also those that are added meanwhile; return when each ends.
-
-        Raises:
-          DeadlockError: every program that is not over waits for another.
-        """
+        """Run all programs, also those added meanwhile, and return when each ends; raise DeadlockError if all wait."""
         ends: dict[int, float] = {}
         while self._entries:
             time, _, program, parking = heapq.heappop(self._entries)

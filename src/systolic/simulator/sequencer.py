@@ -69,11 +69,7 @@ class Sequencer:
         self.vector = COMPUTED
 
     def run(self, time: int) -> Progress:
-        """Run the program from `time`.
-
-        Raises:
-          SimulationError: control flow depends on a value that the simulator does not have.
-        """
+        """Run the program from `time`; raise SimulationError if control flow depends on a value that is not known."""
         try:
             return (yield from self._translation.run(time, self))
         except SimulationError as error:
@@ -99,11 +95,7 @@ class Sequencer:
         self.counts = counts
 
     def too_long(self) -> None:
-        """End a program whose loops do not end.
-
-        Raises:
-          SimulationError: always.
-        """
+        """End a program whose loops do not end, by a SimulationError."""
         self.iterations.spend(self.iterations.left + 1)
 
     def blocked(self, where: str) -> None:

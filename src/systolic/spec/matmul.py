@@ -8,6 +8,7 @@ from typing import Literal
 
 from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, accumulator_dtype, dtype_bytes
 from systolic.spec.fused import PLAIN, Epilogue, FusedOperand, Operands, Prologue, Side
+from systolic.support.choices import unknown_name
 
 LARGEST_SIZE = 2**31 - 1
 
@@ -28,6 +29,19 @@ PASSES: dict[PrecisionName, int] = {"default": 1, "high": 3, "highest": 6}
 def _require_countable(name: str, size: int) -> None:
     if size > LARGEST_SIZE:
         raise SpecError(f"{name} is above {LARGEST_SIZE}, the largest size that a TPU's 32-bit indices count")
+
+
+def check_sizes(spec: object, *names: str) -> None:
+    """Check fields of a spec that are sizes or counts; raise SpecError."""
+    for name in names:
+        size = getattr(spec, name)
+        if not 1 <= size <= LARGEST_SIZE:
+            raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+
+
+def check_precision(precision: str) -> None:
+    if precision not in PASSES:
+        raise SpecError(unknown_name("precision=", precision, PASSES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +80,7 @@ class MatmulSpec:
             _require_countable(name, getattr(self, name))
         for dtype in (self.dtype_lhs, self.dtype_rhs, *self.dtypes_out):
             dtype_bytes(dtype)
-        if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+        check_precision(self.precision)
 
     @classmethod
     def of(cls, m: int, k: int, n: int, dtype: str, dtype_out: str | None = None) -> MatmulSpec:

@@ -13,15 +13,10 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceMesh:
-    """A slice, and a mesh over all its devices.
+    """A slice, and a mesh over all its devices."""
 
-    Attributes:
-      topology: chips along each axis of the slice, such as "2x4".
-      axes: of the mesh, in the order in which `slice_mesh` takes them.
-    """
-
-    topology: str
-    axes: tuple[MeshAxis, ...]
+    topology: str  # chips along each axis of the slice, such as "2x4"
+    axes: tuple[MeshAxis, ...]  # of the mesh, in the order in which `slice_mesh` takes them
 
     @classmethod
     def of(cls, topology: str, **axes: int) -> SliceMesh:

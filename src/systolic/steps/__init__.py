@@ -1,6 +1,7 @@
 """Predict a whole training or decoding step of a sharded model: its time, its memory, and where the time goes."""
 
 from systolic.steps.call import Step
+from systolic.steps.grouping import whole_run
 from systolic.steps.making import StepMaker
 from systolic.steps.memory import DoesNotFitError
 from systolic.steps.parts import BETWEEN, OTHER, PASSES, Pass
@@ -22,4 +23,5 @@ __all__ = [
     "StepRun",
     "step",
     "submit_step",
+    "whole_run",
 ]

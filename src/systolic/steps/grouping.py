@@ -40,13 +40,9 @@ class _Total:
 def part_runs(
     run: SimulatedRun, collectives: Sequence[CollectiveRun], scopes: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[PartRun, ...]:
-    """Return the parts, the longest first.
+    """Return the parts, the longest first, of the device that ends last.
 
-    Args:
-      run: the last device's to end.
-      collectives: the same device's.
-      scopes: name stacks of the program's operations, by name.
-      parts: names of parts; empty: see `part_of`.
+    `scopes` are name stacks of the program's operations, by name; without names of parts see `part_of`.
     """
     core = run.later_core
     differentiated = is_differentiated(scopes.values())
@@ -69,6 +65,16 @@ def part_runs(
     runs.sort(key=lambda part_run: (-_of_part(part_run.part, totals), PASSES.index(part_run.in_pass)))
     rest = core.cycles - sum(part_run.cycles for part_run in runs)
     return (*runs, _between(core, rest)) if rest > 0 else tuple(runs)
+
+
+def whole_run(run: SimulatedRun) -> PartRun:
+    """Return the whole program as one part, which says what is busiest."""
+    core, total = run.later_core, _Total()
+    for op in core.ops:
+        total.add(op)
+    total.cycles = core.cycles
+    total.hbm_bytes = core.hbm_read_bytes + core.hbm_written_bytes
+    return _part_run("", "all", total, run)
 
 
 def _between(core: CoreRun, cycles: int) -> PartRun:

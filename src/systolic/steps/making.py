@@ -14,17 +14,11 @@ from systolic.support.bugs import runs_user_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMaker:
-    """A function that is called with a mesh and makes a step.
+    """A function that is called with a mesh and makes a step."""
 
-    Attributes:
-      function: its name and keyword arguments.
-      topology: chips of the slice, "2x4"; None: one device, for which there is no mesh.
-      axes: the mesh's over the slice, with their sizes.
-    """
-
-    function: NamedFunction
-    topology: str | None = None
-    axes: Mapping[str, int] = field(default_factory=dict)
+    function: NamedFunction  # its name and keyword arguments
+    topology: str | None = None  # chips of the slice, "2x4"; None: one device, for which there is no mesh
+    axes: Mapping[str, int] = field(default_factory=dict)  # the mesh's over the slice, with their sizes
 
     @property
     def name(self) -> str:

@@ -28,9 +28,7 @@ _WRAPPED = re.compile(r"(\w+)\((.*)\)")
 def part_of(scope: str, parts: Sequence[str]) -> str:
     """Return the part of the model that a name stack belongs to.
 
-    Args:
-      scope: the name stack.
-      parts: names of parts; the last one in the stack counts; empty: the outermost name that is not JAX's own.
+    It is the last one in the stack of the named `parts`; without these, the outermost name that is not JAX's own.
     """
     if parts:
         named = [name for name in _NAME.findall(scope) if name in parts]
@@ -40,12 +38,7 @@ def part_of(scope: str, parts: Sequence[str]) -> str:
 
 
 def pass_of(scope: str, *, differentiated: bool) -> Pass:
-    """Return the pass that a name stack belongs to.
-
-    Args:
-      scope: the name stack.
-      differentiated: the program has derivatives. Then everything outside the derivative is the update.
-    """
+    """Return the pass that a name stack belongs to; outside the derivative of a `differentiated` program the update."""
     if "rematted_computation" in scope:
         return "recompute"
     if "transpose(" in scope:

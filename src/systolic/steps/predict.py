@@ -12,12 +12,10 @@ from systolic.chips import Chip, FlagValue, SliceShape, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompilerRefusal,
-    ProgramCache,
     WorkerPool,
     abstract_arguments,
     argument_values,
     check_sharded_call,
-    compile_function,
     function_name,
     topology_of,
     tracing_settings,
@@ -32,7 +30,7 @@ from systolic.steps.making import StepMaker
 from systolic.steps.memory import refused_for_hbm, step_memory
 from systolic.steps.records import StepRun
 from systolic.support.bugs import reports_bugs
-from systolic.timing import simulate_compiled, slice_of, target_of
+from systolic.timing import Call, measured_run, slice_of
 
 # A step with the flags of published recipes takes the compiler up to half an hour, and the simulator minutes.
 TIME_LIMIT_S = 3600.0
@@ -49,28 +47,28 @@ def predict_in_worker(
 ) -> StepRun:
     """Compile and simulate a step. Only for a worker.
 
-    Args:
-      settings: JAX's, to trace under; see `compiler.tracing_settings`.
-      spans: of the timeline to keep; see `PreparedProgram.run`.
-
     Raises:
       DoesNotFitError: it needs more HBM than a device has.
-      Exception: what `simulate_in_worker` raises.
+      Exception: what `submit_simulation` gives.
     """
     step = source.make(chip) if isinstance(source, StepMaker) else source
-    fn = _with_options(step, shape)
-    values = argument_values(step.args)
-    args = abstract_arguments(step.args, shardings=shape is not None)
-    target = target_of(chip, shape)
+    call = Call(
+        fn=_with_options(step, shape),
+        args=abstract_arguments(step.args, shardings=shape is not None),
+        values=argument_values(step.args),
+        chip=chip,
+        settings=settings,
+        shape=shape,
+    )
     try:
-        program = compile_function(fn, args, target, cache=ProgramCache() if cached else None, settings=settings)
+        program = call.compiled(cached=cached)
     except CompilerRefusal as refusal:
-        shortage = refused_for_hbm(refusal, args)
+        shortage = refused_for_hbm(refusal, call.args)
         if shortage is None:
             raise
         raise shortage from refusal
     began = time.perf_counter()
-    simulation = simulate_compiled(program, fn, args, values, chip, settings, spans, shape)
+    simulation = measured_run(call, program, spans)
     assert simulation.run is not None
     hlo = parse_hlo(program.top_level_hlo)
     memory = step_memory(program, hlo, chip)
@@ -106,18 +104,7 @@ def submit_step(
     cached: bool = True,
     spans: int = 0,
 ) -> Future[StepRun]:
-    """Let a worker predict a step.
-
-    Args:
-      source: the step, or its maker.
-      name: its name in messages.
-      topology: of the slice; None: one device.
-      cached: use programs compiled before, and keep this one.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
-
-    Raises:
-      SliceError: no such slice, or the step is sharded over other devices than the slice's.
-    """
+    """Let a worker predict a step, or what its maker makes; takes and raises what `timing.submit_simulation` does."""
     shape = None if topology is None else slice_of(chip, topology)
     if isinstance(source, Step):
         check_sharded_call(source.fn, source.args, None if shape is None else topology_of(shape))

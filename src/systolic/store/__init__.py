@@ -6,28 +6,3 @@ from systolic.store.function import FUNCTIONS, FunctionConfig, FunctionConfigErr
 from systolic.store.reading import read_subject, read_trial
 from systolic.store.trial import Subject, Trial, best_first, fastest
 from systolic.store.trial_store import StoreHealth, TrialStore, store_file
-
-__all__ = [
-    "EXPORT_SCHEMA",
-    "FUNCTIONS",
-    "FunctionConfig",
-    "FunctionConfigError",
-    "FunctionSpec",
-    "Keyword",
-    "StoreDamagedError",
-    "StoreError",
-    "StoreHealth",
-    "StoreWarning",
-    "Subject",
-    "Trial",
-    "TrialStore",
-    "TrialsFileError",
-    "arguments_of",
-    "best_first",
-    "fastest",
-    "read_exported",
-    "read_subject",
-    "read_trial",
-    "read_trials_file",
-    "store_file",
-]

@@ -73,11 +73,7 @@ class StoreWarning(UserWarning):
 
 
 def is_there(file: Path) -> bool:
-    """True if there is a file with something in it.
-
-    Raises:
-      StoreError: it cannot hold trials, as a folder or a device cannot; or permission is missing.
-    """
+    """True if the file holds something; raise StoreError if it cannot hold trials, or must not be read."""
     try:
         status = file.stat()
     except FileNotFoundError:

@@ -45,11 +45,7 @@ def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
 
 
 def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
-    """Return the trials of a document that `systolic table export` wrote.
-
-    Raises:
-      UntrustedError: one value in it is not what it has to be.
-    """
+    """Return the trials of a document of `systolic table export`; raise UntrustedError if a value is wrong."""
     document = mapping(document, "it")
     if document.get("command") != _COMMAND:
         raise UntrustedError(f"made by {shown(document.get('command'))}")

@@ -21,28 +21,19 @@ class FunctionConfigError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSpec:
-    """A function and its arguments.
+    """A function and its arguments."""
 
-    Attributes:
-      name: the function's, with its module.
-      arguments: dtype and sizes of each array, "bfloat16 1024,512", and a digest of its values where these are known.
-    """
-
-    name: str
+    name: str  # the function's, with its module
+    # Dtype and sizes of each array, "bfloat16 1024,512", and a digest of its values where these are known.
     arguments: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keyword:
-    """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q".
+    """A static keyword argument, or a field of the record that it holds: "block_q", "block_sizes.block_q"."""
 
-    Attributes:
-      name: the argument's.
-      value: the Python literal.
-    """
-
-    name: str
-    value: str
+    name: str  # the argument's
+    value: str  # the Python literal
 
     def __post_init__(self) -> None:
         parts = self.name.split(".")
@@ -68,15 +59,10 @@ def arguments_of(keywords: Iterable[Keyword]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionConfig:
-    """The static arguments that a function was tried with.
+    """The static arguments that a function was tried with."""
 
-    Attributes:
-      keywords: none: the function as it is.
-      program: a digest of JAX's trace. A function that was changed has another one, and its trials do not
-        count any more.
-    """
-
-    keywords: tuple[Keyword, ...]
+    keywords: tuple[Keyword, ...]  # none: the function as it is
+    # A digest of JAX's trace. A function that was changed has another one, and its trials do not count any more.
     program: str
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from systolic.ops.op import kept_as, op_of, read_spec
 from systolic.schedule import IllegalTilesError
 from systolic.store.function import FUNCTIONS
 from systolic.store.trial import Subject, Trial
+from systolic.support.choices import unknown_name
 from systolic.support.untrusted import UntrustedError, shown, structured
 
 _VERSION = re.compile(r"[\w.+!-]{0,80}", re.ASCII)
@@ -39,7 +40,7 @@ def read_subject(record: Any) -> Subject:
     subject = structured(record, Subject)
     subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))
     if known_chip(subject.chip) is None:
-        raise UntrustedError(f"chip {shown(subject.chip)} is not known; known are {', '.join(CHIPS)}")
+        raise UntrustedError(unknown_name("chip", subject.chip, CHIPS))
     if (mesh := kept_as(subject.spec).mesh(subject.spec)) is not None:
         try:
             SliceShape.parse(chip(subject.chip), mesh.topology)

@@ -76,39 +76,25 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A configuration, or XLA's program, and its time. None is not known.
+    """A configuration, or XLA's program, and its time. None is not known."""
 
-    Attributes:
-      config: None is XLA's own program, or a function.
-      modelled_us: by the planner's arithmetic, before the trial.
-      simulated_us: compiled by the TPU compiler and executed on the chip's model; XLA's without its copy before the
-        call.
-      prefetch_us: the copy that XLA starts before the call.
-      flags: compiler flags of XLA's program in addition to its defaults: it is raced without and with them.
-      measured_us: a device's.
-      stalls: share of the time by cause.
-      vmem_bytes: as the compiler used.
-      compile_s: seconds of the compiler, when it first compiled the program.
-      reason: of a refusal or a failure, in the compiler's words.
-      function: the static arguments of a user's function; None: it is a product.
-      traits: properties of a function's program that decide how far its time may be off; a product's follow from its
-        spec.
-    """
-
-    config: KernelConfig | None
+    config: KernelConfig | None  # None is XLA's own program, or a function
     status: Status
-    modelled_us: float | None = None
+    modelled_us: float | None = None  # by the planner's arithmetic, before the trial
+    # Compiled by the TPU compiler and executed on the chip's model; XLA's without its copy before the call.
     simulated_us: float | None = None
-    prefetch_us: float | None = None
+    prefetch_us: float | None = None  # the copy that XLA starts before the call
+    # Compiler flags of XLA's program in addition to its defaults: it is raced without and with them.
     flags: dict[str, str] = dataclasses.field(default_factory=dict)
-    measured_us: float | None = None
-    stalls: dict[str, float] = dataclasses.field(default_factory=dict)
-    vmem_bytes: int | None = None
+    measured_us: float | None = None  # a device's
+    stalls: dict[str, float] = dataclasses.field(default_factory=dict)  # share of the time by cause
+    vmem_bytes: int | None = None  # as the compiler used
     hbm_bytes: int | None = None
     bundles: int | None = None
-    compile_s: float | None = None
-    reason: str = ""
-    function: FunctionConfig | None = None
+    compile_s: float | None = None  # seconds of the compiler, when it first compiled the program
+    reason: str = ""  # of a refusal or a failure, in the compiler's words
+    function: FunctionConfig | None = None  # the static arguments of a user's function; None: it is a product
+    # Properties of a function's program that decide how far its time may be off; a product's follow from its spec.
     traits: ProgramTraits | None = None
 
     @property

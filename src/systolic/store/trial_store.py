@@ -98,20 +98,12 @@ class TrialStore:
             write(connection, records)
 
     def check_writable(self) -> None:
-        """Write to the file, so that an unusable file is reported before the work and not after it.
-
-        Raises:
-          StoreError: it cannot be written.
-        """
+        """Write to the file, so that an unusable one raises StoreError before the work and not after it."""
         with self._opened(writing=True) as connection, transaction(connection):
             connection.execute(f"PRAGMA user_version = {database.SCHEMA_VERSION}")  # as it is: but a page is written
 
     def trials(self, subject: Subject) -> list[Trial]:
-        """Return all trials of a subject, in the order of `best_first`.
-
-        Raises:
-          StoreError: the file cannot be read.
-        """
+        """Return all trials of a subject, ordered as by `best_first`; raise StoreError if the file cannot be read."""
         if not is_there(self.file):
             return []
         with self._opened(writing=False) as connection:
@@ -121,19 +113,11 @@ class TrialStore:
             return best_first(read_trials(rows, subject, bad))
 
     def subjects(self) -> list[Subject]:
-        """Return all subjects of trials, by chip and sizes.
-
-        Raises:
-          StoreError: the file cannot be read.
-        """
+        """Return all subjects of trials, by chip and sizes; raise StoreError if the file cannot be read."""
         return [subject for subject, _ in self.records()]
 
     def records(self) -> list[tuple[Subject, list[Trial]]]:
-        """Return all subjects by chip and sizes, each with its trials in the order of `best_first`.
-
-        Raises:
-          StoreError: the file cannot be read.
-        """
+        """Return all subjects, as `subjects` does, each with its trials in the order of `best_first`."""
         if not is_there(self.file):
             return []
         with self._opened(writing=False) as connection, self._left_out() as bad:

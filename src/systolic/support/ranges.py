@@ -16,17 +16,11 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Values that a number may have.
+    """Values that a number may have."""
 
-    Attributes:
-      least: the smallest value.
-      most: the largest value; None: the type's.
-      zero: 0 is allowed too.
-    """
-
-    least: float
-    most: float | None = None
-    zero: bool = False
+    least: float  # the smallest value
+    most: float | None = None  # the largest value; None: the type's
+    zero: bool = False  # 0 is allowed too
 
     def holds(self, value: float) -> bool:
         """True if the value is in the range. NaN is in none."""

@@ -48,11 +48,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a path that is there and no regular file, for readers such as SQLite.
-
-    Raises:
-      OSError: see `open_regular`.
-    """
+    """Raise OSError, as `open_regular`, for a path that is there and no regular file: for readers such as SQLite."""
     try:
         _check(path, path.stat())
     except ValueError as error:  # a null character, or half of a surrogate pair

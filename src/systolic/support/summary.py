@@ -14,19 +14,12 @@ _WIDEST = 48  # characters of a cell in a terminal; a notebook folds them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """One screen of a result.
+    """One screen of a result."""
 
-    Attributes:
-      heading: one line.
-      facts: further values by name; "" is left out.
-      columns: the table's, with units.
-      rows: all of them, the most important first; the first ten are shown.
-    """
-
-    heading: str
-    facts: Mapping[str, str] = field(default_factory=dict)
-    columns: tuple[str, ...] = ()
-    rows: tuple[tuple[Any, ...], ...] = ()
+    heading: str  # one line
+    facts: Mapping[str, str] = field(default_factory=dict)  # further values by name; "" is left out
+    columns: tuple[str, ...] = ()  # the table's, with units
+    rows: tuple[tuple[Any, ...], ...] = ()  # all of them, the most important first; the first ten are shown
 
     @property
     def said(self) -> dict[str, str]:

@@ -263,11 +263,7 @@ def _places(error: BaseException) -> list[str]:
 
 
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
-    """Return the value if it is a JSON object.
-
-    Raises:
-      UntrustedError: it is none.
-    """
+    """Return the value if it is a JSON object; raise UntrustedError if it is none."""
     if not isinstance(value, dict):
         raise UntrustedError(f"{what} is no object but {shown(value)}")
     return value

@@ -1,16 +1,18 @@
 """The time of a function on a chip: modelled, simulated or measured, and labelled so in every result."""
 
+from systolic.timing.call import Call
 from systolic.timing.compiled import prepare_program, target_of, vmem_buffers
 from systolic.timing.measured import NoDeviceError, device_of, measure
 from systolic.timing.measurement import Measurement, Provenance
 from systolic.timing.preparing import load_program, prepare, submit_preparation
 from systolic.timing.program import Program
 from systolic.timing.program_file import ProgramFileError
-from systolic.timing.simulated import simulate, simulate_compiled, simulate_in_worker, submit_simulation
+from systolic.timing.simulated import measured_run, simulate, submit_simulation
 from systolic.timing.slice_program import SliceProgram
 from systolic.timing.sliced import SparseCoreCollectiveError, slice_of
 
 __all__ = [
+    "Call",
     "Measurement",
     "NoDeviceError",
     "Program",
@@ -21,11 +23,10 @@ __all__ = [
     "device_of",
     "load_program",
     "measure",
+    "measured_run",
     "prepare",
     "prepare_program",
     "simulate",
-    "simulate_compiled",
-    "simulate_in_worker",
     "slice_of",
     "submit_preparation",
     "submit_simulation",

@@ -43,30 +43,18 @@ class CallContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """A call of a JAX function, and the chip or slice that it is simulated on. It travels to a worker.
-
-    Attributes:
-      args: shapes of its arguments.
-      values: the flat arguments' values; None: not known.
-      chip: also the slice's.
-      settings: JAX's, to trace under; see `compiler.tracing_settings`.
-      shape: the slice that it is sharded over; None: it runs on one device.
-    """
+    """A call of a JAX function, and the chip or slice that it is simulated on. It travels to a worker."""
 
     fn: Callable[..., Any] | NamedFunction
-    args: Sequence[Any]
-    values: Sequence[np.ndarray | None]
-    chip: Chip
-    settings: Mapping[str, Any]
-    shape: SliceShape | None = None
+    args: Sequence[Any]  # shapes of its arguments
+    values: Sequence[np.ndarray | None]  # the flat arguments' values; None: not known
+    chip: Chip  # also the slice's
+    settings: Mapping[str, Any]  # JAX's, to trace under; see `compiler.tracing_settings`
+    shape: SliceShape | None = None  # the slice that it is sharded over; None: it runs on one device
 
     @staticmethod
     def of(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, topology: str | None) -> Call:
-        """Check and describe a call of `fn(*args)`.
-
-        Raises:
-          SliceError: no such slice, or the call is sharded over other devices than the slice's.
-        """
+        """Check and describe a call of `fn(*args)`; raise SliceError if it is sharded over no such slice."""
         shape = None if topology is None else slice_of(chip, topology)
         check_sharded_call(fn, args, None if shape is None else topology_of(shape))
         return Call(
@@ -89,11 +77,7 @@ class Call:
         return compile_function(self.fn, self.args, self.target, cache=cache, settings=self.settings, lines=lines)
 
     def read(self, compiled: CompiledProgram) -> PreparedProgram:
-        """Read the compiler's output for the call.
-
-        Raises:
-          SimulationError: it holds something that is not understood or not simulated.
-        """
+        """Read the compiler's output; raise SimulationError if it holds something not understood or not simulated."""
         if self.shape is not None:
             check_offloading(compiled)
         return prepare_program(compiled, self.chip)

@@ -71,11 +71,7 @@ def top_level_hlo(prepared: PreparedProgram) -> TopLevelHlo:
 
 
 def prepare_program(program: CompiledProgram, chip: Chip) -> PreparedProgram:
-    """Read the compiler's output for a program, to be run on the chip's model.
-
-    Raises:
-      SimulationError: it holds something that is not understood.
-    """
+    """Read the compiler's output for a chip's model; raise SimulationError if it is not understood."""
     return prepare_listings(
         program.listings,
         chip,

@@ -38,14 +38,10 @@ class DeviceContents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramContents:
-    """Everything about its arguments that a compiled program needs to run again: plain words.
+    """Everything about its arguments that a compiled program needs to run again: plain words."""
 
-    Attributes:
-      parameters: contents of the program's arguments.
-      operands: contents of kernels' operands that the program's own copies do not bring.
-    """
-
-    parameters: tuple[Words | Unknown, ...]
+    parameters: tuple[Words | Unknown, ...]  # contents of the program's arguments
+    # Contents of kernels' operands that the program's own copies do not bring.
     operands: Mapping[OperandKey, Words | Unknown]
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
@@ -55,11 +51,7 @@ class ProgramContents:
 
 
 def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
-    """Return the program's arguments as words of memory.
-
-    Args:
-      values: the flat arguments'; None: only a shape was given.
-    """
+    """Return the program's arguments as words of memory; a value of None is one of which only the shape was given."""
     result: list[Words | Unknown] = []
     for number, value in enumerate(values):
         parameter = hlo.parameters.get(number)
@@ -86,9 +78,8 @@ class KernelContents:
     the function's order. If the compiler has more or fewer of them than the function, or calls one more often, only an
     operand that is the same in all is known.
 
-    Args:
-      executions: every execution of a Pallas call on this device; asked for when the first kernel runs.
-      first: another device's contents, which are asked first; contents that are the same on all are computed once.
+    `executions` gives every execution of a Pallas call on this device, when the first kernel runs. Of `first`, another
+    device's contents, those that are the same on all are computed once.
     """
 
     def __init__(

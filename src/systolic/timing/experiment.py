@@ -12,24 +12,15 @@ from systolic.compiler import NamedFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One function on one chip, or on a slice.
+    """One function on one chip, or on a slice."""
 
-    Attributes:
-      fn: a JAX function; static arguments are bound with `functools.partial`.
-      args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
-      chip: to compile for and to simulate.
-      topology: a slice of such chips, "2x4"; None: it runs on one device.
-      label: its name in errors and in progress.
-      spans: number of the timeline's to keep, of each kind, from its beginning and from its end.
-      cached: use a program that was compiled before, and keep this one.
-      lines: record the source lines of each region's instructions.
-    """
-
-    fn: Callable[..., Any] | NamedFunction
+    fn: Callable[..., Any] | NamedFunction  # a JAX function; static arguments are bound with `functools.partial`
+    # Arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
     args: Sequence[Any]
-    chip: Chip
-    label: str
-    topology: str | None = None
+    chip: Chip  # to compile for and to simulate
+    label: str  # its name in errors and in progress
+    topology: str | None = None  # a slice of such chips, "2x4"; None: it runs on one device
+    # Number of the timeline's to keep, of each kind, from its beginning and from its end.
     spans: int = 0
-    cached: bool = True
-    lines: bool = False
+    cached: bool = True  # use a program that was compiled before, and keep this one
+    lines: bool = False  # record the source lines of each region's instructions

@@ -12,9 +12,9 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.support.call_errors import WrongCallError
 from systolic.timing.measurement import Measurement
+from systolic.timing.xplane_names import DEVICE_PLANE, MODULES_LINE
 
 _WARM_UP = 2
-_MODULES = "XLA Modules"  # the profiler's line of whole programs on a device
 
 
 class NoDeviceError(WrongCallError, RuntimeError):
@@ -22,11 +22,7 @@ class NoDeviceError(WrongCallError, RuntimeError):
 
 
 def device_of(chip: Chip) -> Any:
-    """Return the first attached `jax.Device` of a chip's kind.
-
-    Raises:
-      NoDeviceError: there is none; the message says what JAX found.
-    """
+    """Return the first attached `jax.Device` of a chip's kind; raise NoDeviceError, which names the others."""
     import jax
 
     devices = jax.local_devices()
@@ -82,9 +78,9 @@ def module_times_us(profile: Any, device_number: int) -> list[float]:
     return [
         event.duration_ns / 1e3
         for plane in profile.planes
-        if plane.name == f"/device:TPU:{device_number}"
+        if plane.name == f"{DEVICE_PLANE}{device_number}"
         for line in plane.lines
-        if line.name == _MODULES
+        if line.name == MODULES_LINE
         for event in line.events
     ]
 

@@ -34,11 +34,9 @@ def xla_experiments(xla: Experiment, *, default_flags_only: bool = False) -> lis
 
 
 def faster_xla(outcomes: Sequence[Outcome], least_hbm_us: float) -> Outcome:
-    """Return the outcome with the shortest time in repeated calls; the first if none has a time.
+    """Return the outcome with the shortest time in repeated calls; of equal times, or if none has one, the first.
 
-    Args:
-      outcomes: the opponent's, with its default flags first; of equal times the first counts.
-      least_hbm_us: the shortest time in which the operands can cross HBM, for `cost.repeated_us`.
+    `least_hbm_us` is the shortest time in which the operands can cross HBM, for `cost.repeated_us`.
     """
     timed = [outcome for outcome in outcomes if outcome.run is not None and outcome.time_us is not None]
     return min(timed, key=lambda outcome: xla_repeated_us(outcome, least_hbm_us) or 0.0, default=outcomes[0])

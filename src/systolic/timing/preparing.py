@@ -40,32 +40,6 @@ def prepare_in_worker(call: Call, cached: bool) -> Program | SliceProgram:
     return SliceProgram(name=name, shape=call.shape, compiled=compiled, contents=contents, prepared=prepared)
 
 
-@overload
-def submit_preparation(
-    pool: WorkerPool,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    chip: Chip,
-    *,
-    label: str,
-    cached: bool = True,
-    topology: None = None,
-) -> Future[Program]: ...
-
-
-@overload
-def submit_preparation(
-    pool: WorkerPool,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    chip: Chip,
-    *,
-    label: str,
-    cached: bool = True,
-    topology: str | None,
-) -> Future[Program] | Future[SliceProgram]: ...
-
-
 def submit_preparation(
     pool: WorkerPool,
     fn: Callable[..., Any] | NamedFunction,

@@ -73,10 +73,6 @@ class Program:
 
 
 def translated(name: str, chip: Chip, compiled: CompiledProgram, contents: ProgramContents) -> Program:
-    """Return a program ready to run.
-
-    Raises:
-      SimulationError: the listings hold something that is not understood.
-    """
+    """Return a program ready to run; raise SimulationError if its listings are not understood."""
     prepared = prepare_program(compiled, chip)
     return Program(name=name, chip=chip, compiled=compiled, contents=contents, prepared=prepared)

@@ -22,15 +22,10 @@ _TILED = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sharding:
-    """The cut of one array.
+    """The cut of one array."""
 
-    Attributes:
-      tiles: along each dimension of the array.
-      place: each partition's tile.
-    """
-
-    tiles: tuple[int, ...]
-    place: Mapping[int, tuple[int, ...]]
+    tiles: tuple[int, ...]  # along each dimension of the array
+    place: Mapping[int, tuple[int, ...]]  # each partition's tile
 
     def part(self, array: np.ndarray, partition: int) -> np.ndarray:
         """Return a partition's part of the array. The last tiles may reach past its end, and are filled with 0."""

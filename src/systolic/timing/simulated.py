@@ -8,9 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, overload
 
-import numpy as np
-
-from systolic.chips import Chip, FlagValue, SliceShape, with_flags
+from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import CompiledProgram, NamedFunction, WorkerPool, at_stage, function_name, with_options_of
 from systolic.simulator import SimulatedRun, with_source_lines
@@ -20,31 +18,17 @@ from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.measurement import Measurement
 
 
-def simulate_in_worker(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    cached: bool,
-    settings: Mapping[str, Any],
-    spans: int,
-    shape: SliceShape | None = None,
-    lines: bool = False,
-) -> Measurement:
-    """Compile and simulate `fn(*args)`. Only for a worker: compiling may abort the process.
+def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False) -> Measurement:
+    """Compile and simulate a call. Only for a worker: compiling may abort the process.
 
     Args:
-      values: the flat arguments' values; None: not known.
-      settings: JAX's, to trace under; see `compiler.tracing_settings`.
       spans: of the timeline to keep; see `PreparedProgram.run`.
-      shape: the slice that it is sharded over; None: it runs on one device.
       lines: record the source lines of each region's instructions; not on a slice.
 
     Raises:
       CompilerRefusal: the compiler refused.
       SimulationError: the program holds something that the simulator does not understand.
     """
-    call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
     program = call.compiled(cached=cached, lines=lines)
     measurement = measured_run(call, program, spans)
     if not lines or measurement.run is None or measurement.slice_run is not None:
@@ -52,23 +36,8 @@ def simulate_in_worker(
     return replace(measurement, run=with_source_lines(measurement.run, program.listings))
 
 
-def simulate_compiled(
-    program: CompiledProgram,
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    settings: Mapping[str, Any],
-    spans: int,
-    shape: SliceShape | None = None,
-) -> Measurement:
-    """Simulate a program that `compile_function` made of `fn(*args)`, as `simulate_in_worker` does."""
-    call = Call(fn=fn, args=args, values=values, chip=chip, settings=settings, shape=shape)
-    return measured_run(call, program, spans)
-
-
 def measured_run(call: Call, program: CompiledProgram, spans: int) -> Measurement:
-    """Run a compiled call on its chip or slice."""
+    """Run a call, which `compile_function` compiled to the program, on its chip or slice."""
     with at_stage("simulating"):
         prepared = call.read(program)
         contents = call.contents(program, prepared)
@@ -117,9 +86,7 @@ def submit_simulation(
     Raises:
       SliceError: no such slice, or the call is sharded over other devices than the slice's.
     """
-    call = Call.of(fn, args, chip, topology)
-    job = (call.fn, call.args, call.values, call.chip, cached, call.settings, spans, call.shape, lines)
-    return pool.submit(simulate_in_worker, *job, label=label)
+    return pool.submit(simulate_in_worker, Call.of(fn, args, chip, topology), cached, spans, lines, label=label)
 
 
 @overload

@@ -90,10 +90,6 @@ class SliceProgram:
 def slice_translated(
     name: str, shape: SliceShape, compiled: CompiledProgram, contents: tuple[ProgramContents, ...]
 ) -> SliceProgram:
-    """Return a program of a slice, ready to run.
-
-    Raises:
-      SimulationError: the listings hold something that is not understood.
-    """
+    """Return a program of a slice, ready to run; raise SimulationError if its listings are not understood."""
     prepared = prepare_program(compiled, shape.chip)
     return SliceProgram(name=name, shape=shape, compiled=compiled, contents=contents, prepared=prepared)

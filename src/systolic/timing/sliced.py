@@ -27,11 +27,7 @@ class SparseCoreCollectiveError(SimulationError):
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:
-    """Return a slice of such chips, with the compiler flags that programs for slices need.
-
-    Raises:
-      SliceError: no such slice.
-    """
+    """Return a slice of such chips, with the flags that its programs need; raise SliceError if there is none."""
     return SliceShape.parse(with_slice_flags(chip), topology)
 
 

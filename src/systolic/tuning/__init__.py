@@ -7,21 +7,3 @@ from systolic.tuning.result import TuningResult
 from systolic.tuning.saved import End, SavedTuningError
 from systolic.tuning.search import COMPILE_LIMIT_S, MAX_TRIALS, StalledError, Watcher
 from systolic.tuning.tune import TuneCallError, tune
-
-__all__ = [
-    "COMPILE_LIMIT_S",
-    "MAX_TRIALS",
-    "Certificates",
-    "ClusterError",
-    "End",
-    "FunctionTuning",
-    "LeftOut",
-    "Ranking",
-    "SavedTuningError",
-    "StalledError",
-    "TuneCallError",
-    "TuningResult",
-    "Watcher",
-    "cluster",
-    "tune",
-]

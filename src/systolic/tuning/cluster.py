@@ -38,17 +38,12 @@ class ClusterError(WrongCallError, RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one.
+    """Files in PEM format that let this machine into a cluster, and tell it that it is the right one."""
 
-    Attributes:
-      authority: the certificate that signed the scheduler's, the workers' and this machine's certificates.
-      certificate: this machine's.
-      key: this machine's, without a passphrase.
-    """
-
+    # The certificate that signed the scheduler's, the workers' and this machine's certificates.
     authority: Path
-    certificate: Path
-    key: Path
+    certificate: Path  # this machine's
+    key: Path  # this machine's, without a passphrase
 
 
 @contextmanager
@@ -105,11 +100,7 @@ def cluster(
 
 
 def _security(address: str, certificates: Certificates | None) -> Security | None:
-    """Return what Dask connects with; None: its own configuration.
-
-    Raises:
-      ClusterError: address and certificates do not go together, or a file is none.
-    """
+    """Return what Dask connects with, None for its own configuration; raise ClusterError for wrong certificates."""
     from dask import config
     from distributed import Security
 

@@ -56,13 +56,10 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 def profile_tiles(
     pool: WorkerPool, dtype: str, chip: Chip, *, count: int | None, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
-    """Return profiles of the most valuable tiles, and why others have none.
+    """Return profiles of the `count` most valuable tiles, and why others have none.
 
-    Args:
-      pool: compiles.
-      dtype: of both operands.
-      count: of tiles; None: the tiles that have a profile in the package.
-      progress: counts sizes while tiles are ranked, then compiled tiles.
+    Without a count they are the tiles that have a profile in the package. `progress` counts sizes while tiles are
+    ranked, then compiled tiles.
     """
     result: list[Profile] = []
     failed: dict[ProfiledTile, str] = {}
@@ -130,11 +127,7 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """Return the costs of a kernel's steps, simulated without copies on the grid of `profile_experiment`.
-
-    Raises:
-      ValueError: its steps are not the rounds of one loop.
-    """
+    """Return a kernel's step costs in `profile_experiment`; raise ValueError if its steps are no rounds of one loop."""
     steps_k = 1 if tile.whole_k else _STEPS_K
     steps = 2 * _BLOCKS * _BLOCKS * _STEPS_K // 2
     core = run.later_core
@@ -166,11 +159,7 @@ def without_copies(chip: Chip) -> Chip:
 
 
 def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment:
-    """A tile's kernel for a grid of twelve steps a core, to be simulated without copies.
-
-    Raises:
-      IllegalTilesError: the tile breaks rules.
-    """
+    """Return a tile's kernel for twelve steps a core, without copies; raise IllegalTilesError if it breaks rules."""
     from systolic.ops.matmul.programs import programs_of  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device

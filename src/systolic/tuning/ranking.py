@@ -49,12 +49,7 @@ def features(config: KernelConfig) -> tuple[float, ...]:
 
 
 class Ranking(Generic[ConfigT]):
-    """Choices in the order in which to try them.
-
-    Args:
-      choices: with their modelled times.
-      features: a choice's coordinates, in octaves along each axis.
-    """
+    """Choices in the order in which to try them; `features` are a choice's coordinates, in octaves along each axis."""
 
     def __init__(
         self, choices: Sequence[Choice[ConfigT]], features: Callable[[ConfigT], Sequence[float]] = features

@@ -32,13 +32,7 @@ class Ended:
 
 
 def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more: Any) -> str:
-    """Write JSON text for `read_result`.
-
-    Args:
-      result: has the fields of `Ended`.
-      subject: what the trials are of.
-      more: further fields of one kind of result, as JSON values.
-    """
+    """Write JSON text for `read_result`; `more` are further fields of one kind of result, as JSON values."""
     ended = {field.name: getattr(result, field.name) for field in dataclasses.fields(Ended)}
     rows = [dataclasses.asdict(trial) for trial in trials]
     return json.dumps(
@@ -48,11 +42,7 @@ def write_result(result: Any, subject: Subject, trials: Iterable[Trial], **more:
 
 
 def read_result(text: str) -> tuple[Subject, list[Trial], Ended, dict[str, Any]]:
-    """Return the subject, the trials, the end of the search, and the whole document.
-
-    Raises:
-      UntrustedError: `write_result` did not write it, or another version's did in another format.
-    """
+    """Return subject, trials, end of the search and document; raise UntrustedError if it is not of `write_result`."""
     document = dict(mapping(read_json(text), "it"))
     if document.get("format") != FORMAT:
         raise UntrustedError(f"format {FORMAT} is read here, and not that of {shown(document.get('format'))}")

@@ -43,25 +43,16 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Limits of a search, and where its trials run.
+    """Limits of a search, and where its trials run."""
 
-    Attributes:
-      trials: the most, including the ones that the store has already.
-      time_budget_s: seconds after which no trial is begun.
-      exhaustive: try everything; `trials` and `time_budget_s` do not count.
-      workers: processes that compile.
-      time_limit_s: seconds of CPU time for one trial.
-      memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
-      submit: compiles and simulates somewhere else; None: in worker processes here.
-    """
-
-    trials: int = MAX_TRIALS
-    time_budget_s: float = 120.0
-    exhaustive: bool = False
-    workers: int = 2
-    time_limit_s: float = COMPILE_LIMIT_S
+    trials: int = MAX_TRIALS  # the most, including the ones that the store has already
+    time_budget_s: float = 120.0  # seconds after which no trial is begun
+    exhaustive: bool = False  # try everything; `trials` and `time_budget_s` do not count
+    workers: int = 2  # processes that compile
+    time_limit_s: float = COMPILE_LIMIT_S  # seconds of CPU time for one trial
+    # Of one of the processes; None: an equal share of what the machine has free.
     memory_limit_bytes: int | None = None
-    submit: Submit | None = None
+    submit: Submit | None = None  # compiles and simulates somewhere else; None: in worker processes here
 
     def pool(self) -> WorkerPool:
         return WorkerPool(
@@ -71,17 +62,12 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opponent:
-    """XLA's program, to compare trials with.
+    """XLA's program, to compare trials with."""
 
-    Attributes:
-      experiments: with each set of flags, the defaults first; the fastest in repeated calls counts.
-      least_hbm_us: the shortest time in which the operands can cross HBM, for that comparison.
-      keeps: the store keeps its time.
-    """
-
+    # With each set of flags, the defaults first; the fastest in repeated calls counts.
     experiments: Sequence[Experiment]
-    least_hbm_us: float
-    keeps: bool = True
+    least_hbm_us: float  # the shortest time in which the operands can cross HBM, for that comparison
+    keeps: bool = True  # the store keeps its time
 
     def trial(self, outcomes: Sequence[Outcome]) -> Trial:
         """Return the trial of the fastest, given how each experiment ended."""
@@ -92,30 +78,19 @@ class Opponent:
 
 @dataclass(slots=True, kw_only=True)
 class Search(Generic[ConfigT]):
-    """One search in progress.
+    """One search in progress."""
 
-    Attributes:
-      subject: what trials are kept under.
-      experiment: what to compile for a configuration.
-      least_time_us: a time below which no program with a configuration can be.
-      first: what is tried before anything else.
-      ranking: all that can be tried.
-      considered: how many configurations there are to choose from.
-      found: trials of this search and of earlier ones.
-      compiled: trials of this search.
-    """
-
-    subject: Subject
-    experiment: Callable[[ConfigT], Experiment]
-    least_time_us: Callable[[ConfigT], float]
-    first: list[Choice[ConfigT]]
-    ranking: Ranking[ConfigT]
-    considered: int
+    subject: Subject  # what trials are kept under
+    experiment: Callable[[ConfigT], Experiment]  # what to compile for a configuration
+    least_time_us: Callable[[ConfigT], float]  # a time below which no program with a configuration can be
+    first: list[Choice[ConfigT]]  # what is tried before anything else
+    ranking: Ranking[ConfigT]  # all that can be tried
+    considered: int  # how many configurations there are to choose from
     store: TrialStore
     watcher: Watcher
     effort: Effort
-    found: dict[ConfigT | None, Trial] = field(default_factory=dict)
-    compiled: int = 0
+    found: dict[ConfigT | None, Trial] = field(default_factory=dict)  # trials of this search and of earlier ones
+    compiled: int = 0  # trials of this search
     _until: float = field(init=False)
 
     def __post_init__(self) -> None:

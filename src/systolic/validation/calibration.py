@@ -84,22 +84,14 @@ class Calibration:
 
 
 def split(samples: Sequence[Sample], chip: Chip) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """Return the half to fit and the half to check: sorted by device time, in turn.
-
-    Raises:
-      TooFewProgramsError: there are fewer than four.
-    """
+    """Return halves to fit and to check, by device time, in turn; raise TooFewProgramsError for fewer than four."""
     require_programs(len(samples), chip)
     ordered = sorted(samples, key=lambda sample: (statistics.median(sample.device_us), sample.name))
     return tuple(ordered[::2]), tuple(ordered[1::2])
 
 
 def require_programs(programs: int, chip: Chip) -> None:
-    """Require at least two programs to fit and two to check.
-
-    Raises:
-      TooFewProgramsError: there are fewer.
-    """
+    """Require two programs to fit and two to check, or raise TooFewProgramsError."""
     if programs < MIN_PROGRAMS:
         raise TooFewProgramsError(
             f"{chip.name} has {programs} distinct program{'s' * (programs != 1)} with a published time to compare "
@@ -125,14 +117,9 @@ def calibrate(
     *,
     done: Callable[[str], None] = lambda _: None,
 ) -> Calibration:
-    """Fit the constants `names` of `chip.machine`.
+    """Fit the constants `names` (see `fittable`) of `chip.machine`; raise TooFewProgramsError for fewer than four.
 
-    Args:
-      names: keys of `fittable`.
-      done: called after each round with the smallest objective so far.
-
-    Raises:
-      TooFewProgramsError: there are fewer than four samples.
+    `done` is called after each round with the smallest objective so far.
     """
     fitting, checking = split(samples, chip)
     search = _Search(fitting, chip, names, done)

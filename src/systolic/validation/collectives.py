@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from systolic.chips import SliceError
 from systolic.compiler import slice_devices, slice_mesh
+from systolic.support.choices import unknown_name
 from systolic.validation.errors import OpError, Rebuilt, chip_of
 from systolic.validation.published import PublishedRow
 
@@ -46,7 +47,7 @@ def collective_program(row: PublishedRow) -> Rebuilt:
                 return of_op(row, _topology(row))
             except SliceError as error:
                 raise OpError(str(error)) from error
-    raise OpError(f"collective {row.op!r} is not known; known are {', '.join(_OPS)}")
+    raise OpError(unknown_name("collective", row.op, _OPS))
 
 
 def _topology(row: PublishedRow) -> str:

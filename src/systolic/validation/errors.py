@@ -18,6 +18,7 @@ import numpy as np
 
 from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
+from systolic.support.choices import unknown_name
 from systolic.timing import Measurement
 from systolic.validation.published import COLLECTIVE, PublishedRow
 from systolic.validation.seen_rows import in_view
@@ -37,21 +38,14 @@ class OpError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedProgram:
-    """A program that was timed. Rows of one program are not independent checks of a prediction.
+    """A program that was timed. Rows of one program are not independent checks of a prediction."""
 
-    Attributes:
-      chip: its name with the clock state.
-      what: the kernel, sizes, dtypes and tiles, in the same words for the same program: kernels may have several names.
-      flags: compiler flags in addition to the clock state's.
-      topology: the slice that it is sharded over; None: one device.
-      repeats: how often it repeats the timed operation.
-    """
-
-    chip: str
+    chip: str  # its name with the clock state
+    # The kernel, sizes, dtypes and tiles, in the same words for the same program: kernels may have several names.
     what: str
-    flags: tuple[tuple[str, str], ...] = ()
-    topology: str | None = None
-    repeats: int = 1
+    flags: tuple[tuple[str, str], ...] = ()  # compiler flags in addition to the clock state's
+    topology: str | None = None  # the slice that it is sharded over; None: one device
+    repeats: int = 1  # how often it repeats the timed operation
     function: Callable[..., Any] = field(compare=False, repr=False)
     arguments: tuple[Any, ...] = field(compare=False, repr=False)
 
@@ -75,29 +69,20 @@ ProgramOf = Callable[[PublishedRow], Rebuilt]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow(PublishedRow):
-    """A published time and the predicted one; the reason if there is none, or the row is not counted.
+    """A published time and the predicted one; the reason if there is none, or the row is not counted."""
 
-    Attributes:
-      predicted_us: None: there is none.
-      provenance: the predicted time's.
-      dispatch_us: taken off the published time before the error is formed.
-      in_view: the row's program, or products like it, were known when constants of the chip's model were
-        chosen, so that its error says little about others.
-      program: the same text for the same program.
-      left_open: properties of the program that the source leaves open, in its words; "": none.
-      time_error: the known error of such times; None: not asked for.
-    """
-
-    predicted_us: float | None
-    provenance: str | None
+    predicted_us: float | None  # None: there is none
+    provenance: str | None  # the predicted time's
     error: float | None
-    dispatch_us: float
+    dispatch_us: float  # taken off the published time before the error is formed
     counted: bool
+    # The row's program, or products like it, were known when constants of the chip's model were chosen, so that its
+    # error says little about others.
     in_view: bool
     reason: str
-    program: str
-    left_open: str = ""
-    time_error: TimeError | None = None
+    program: str  # the same text for the same program
+    left_open: str = ""  # properties of the program that the source leaves open, in its words; "": none
+    time_error: TimeError | None = None  # the known error of such times; None: not asked for
 
     @property
     def dtypes(self) -> str:
@@ -190,7 +175,7 @@ def compared(
     if not reason and left_us is None:
         reason = f"the published wall clock is within the {dispatch_us:g} µs of dispatch: nothing is left to compare"
     if not reason and row.timing not in TIMINGS:
-        reason = f"timing {row.timing!r} is not known; known are {' and '.join(TIMINGS)}"
+        reason = unknown_name("timing", row.timing, TIMINGS)
     open_words = _LEFT_OPEN.search(row.notes)
     left_open = open_words[0].strip() if open_words else ""
     if not reason and left_open:

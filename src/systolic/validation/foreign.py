@@ -5,6 +5,7 @@
     attention     splash attention's forward pass, as JAX has it
     ragged …      tokamax' ragged kernel v1: fwd, dlhs and drhs as its tuning cache has them
     collective    see `collectives`
+    recorded …    operations with their arguments, see `recorded`
 
 A row that lacks a value of its program, or is of another kind, is refused with the reason.
 """
@@ -22,9 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.support.choices import unknown_name
 from systolic.validation.collectives import collective_program
 from systolic.validation.errors import OpError, Rebuilt
 from systolic.validation.published import COLLECTIVE, PublishedRow
+from systolic.validation.recorded import recorded_program
 
 # Before it, tiles of dlhs stand as (tile_m, tile_k, tile_n), afterwards as (tile_m, tile_n, tile_k).
 _DLHS_TILES_TURNED = "2026-07-14"
@@ -39,9 +42,11 @@ def foreign_program(row: PublishedRow) -> Rebuilt:
     Raises:
       OpError: its kind is not known, it lacks a value, or a package is missing.
     """
+    if row.arguments:
+        return recorded_program(row)
     of_kind = _KINDS.get(row.kind)
     if of_kind is None:
-        raise OpError(f"kind {row.kind!r} is not known; known are {', '.join(_KINDS)}")
+        raise OpError(unknown_name("kind", row.kind, _KINDS))
     return of_kind(row)
 
 

@@ -22,6 +22,20 @@ class GroupSizesError(ValueError):
     """Group sizes that are not known, or do not suit their row."""
 
 
+def drawn_sizes(*, groups: int, rows: int) -> tuple[int, ...]:
+    """Return the sizes of groups into which `rows` rows fall at random, by NumPy's seed 0.
+
+    Raises:
+      GroupSizesError: there is no group, or more groups or rows than any published product has.
+    """
+    if not 0 < groups <= _MAX_GROUPS or not 0 <= rows <= _MAX_ROWS:
+        raise GroupSizesError(
+            f"{rows} rows in {groups} groups: there are 1 to {_MAX_GROUPS}, of {_MAX_ROWS} rows at most"
+        )
+    chosen = np.random.default_rng(0).choice(groups, (rows,))
+    return tuple(np.bincount(chosen, minlength=groups).tolist())
+
+
 @dataclass(frozen=True)
 class GroupSizes:
     """Lists of group sizes by name, of a file that is read on first use."""
@@ -34,11 +48,8 @@ class GroupSizes:
         Raises:
           GroupSizesError: there are no such sizes, or their number of groups or rows differs.
         """
-        if groups > _MAX_GROUPS or rows > _MAX_ROWS:
-            raise GroupSizesError(f"{groups} groups of {rows} rows are more than {_MAX_GROUPS} and {_MAX_ROWS}")
         if name == _DRAWN:
-            chosen = np.random.default_rng(0).choice(groups, (rows,))
-            return tuple(np.bincount(chosen, minlength=groups).tolist())
+            return drawn_sizes(groups=groups, rows=rows)
         sizes = self._lists.get(name)
         if sizes is None:
             raise GroupSizesError(f"group_sizes={shown(name)} is neither {_DRAWN} nor named in {self._file}")

@@ -38,18 +38,13 @@ _MAX_DISPATCH = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One published program: simulated, and timed once or several times.
-
-    Attributes:
-      sizes: m, k and n.
-      in_view: whether constants were fitted with it in view.
-    """
+    """One published program: simulated, and timed once or several times."""
 
     chip: str
-    sizes: tuple[int, int, int]
+    sizes: tuple[int, int, int]  # m, k and n
     device_us: float
     run: SimulatedRun
-    in_view: bool
+    in_view: bool  # whether constants were fitted with it in view
 
     @property
     def deviation(self) -> float:
@@ -106,11 +101,7 @@ class _Weighed:
 def time_errors(
     programs: Sequence[Compared], *, command: str, versions: Mapping[str, str], chips: Mapping[str, Chip] | None = None
 ) -> TimeErrors:
-    """Return the intervals of every kind of program, of each chip and clock state.
-
-    Args:
-      chips: records in place of those that are known, by name.
-    """
+    """Return the intervals of all kinds of programs, by chip and clock state; `chips` replace known ones by name."""
     records = {
         name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(program.chip for program in programs)
     }

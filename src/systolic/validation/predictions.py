@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 
 from systolic.chips import Chip, with_flags
 from systolic.chips import chip as chip_named
@@ -18,41 +18,53 @@ from systolic.timing.outcome import Outcome
 from systolic.timing.runner import QUIET, Progress, Runner, Running
 from systolic.validation.calibration import Sample
 from systolic.validation.errors import ComparedRow, PublishedProgram, compared
+from systolic.validation.kept_results import KeptResults
 from systolic.validation.published import PublishedRow
 
 Programs = Sequence[PublishedProgram | str]  # the program of each row, or why it has none
 
 
 def simulated(
-    runner: Runner, programs: Programs, chips: Mapping[str, Chip]
+    runner: Runner, programs: Programs, chips: Mapping[str, Chip], kept: KeptResults | None = None
 ) -> dict[PublishedProgram, Measurement | str]:
     """Return the simulated time and run of each distinct program, or why there is none.
 
     Args:
       chips: records to use in place of those that are known, by name.
+      kept: results that are not simulated again, to which each new one is added.
     """
     distinct = _distinct(programs)
-    experiments = [
-        Experiment(
-            fn=program.function,
-            args=program.arguments,
-            chip=with_flags(chips.get(program.chip) or chip_named(program.chip), dict(program.flags)),
-            label=str(program),
-            topology=program.topology,
-        )
+    records = {
+        program: with_flags(chips.get(program.chip) or chip_named(program.chip), dict(program.flags))
         for program in distinct
-    ]
-    runner.progress.planned(len(experiments))
-    sent = [runner.start(experiment) for experiment in experiments]
-    return {program: _measurement_or_reason(running) for program, running in zip(distinct, sent, strict=True)}
+    }
+    before = {program: kept.result(program, records[program]) if kept is not None else None for program in distinct}
+    result = {program: found for program, found in before.items() if found is not None}
+    waiting = [program for program in distinct if program not in result]
+    runner.progress.planned(len(waiting))
+    sent = {program: runner.start(_experiment(program, records[program])) for program in waiting}
+    of_job = {running.job: program for program, running in sent.items()}
+    for job in as_completed(of_job):  # so that each is kept as soon as it is known
+        program = of_job[job]
+        result[program] = _awaited(program, records[program], sent[program], kept)
+    return {program: result[program] for program in distinct}
 
 
-def _measurement_or_reason(running: Running) -> Measurement | str:
+def _experiment(program: PublishedProgram, chip: Chip) -> Experiment:
+    return Experiment(
+        fn=program.function, args=program.arguments, chip=chip, label=str(program), topology=program.topology
+    )
+
+
+def _awaited(program: PublishedProgram, chip: Chip, running: Running, kept: KeptResults | None) -> Measurement | str:
     try:
         outcome = running.outcome()
     except CompilerFlagError as error:  # one row's: other rows have other flags
         return str(error)
-    return outcome.reason if outcome.measurement is None else outcome.measurement
+    result = outcome.reason if outcome.measurement is None else outcome.measurement
+    if kept is not None and outcome.lasting:
+        kept.keep(program, chip, result)
+    return result
 
 
 def prepared(

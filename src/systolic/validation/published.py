@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from systolic.chips import FlagError, checked_flags
 from systolic.support.call_errors import WrongCallError
@@ -39,6 +39,7 @@ _DEVICE_ARRAY = re.compile(r"\b(f32|bf16)\[(\d{1,10}(?:,\d{1,10}){0,5})\]", re.A
 _LONGEST_LINE = 100_000  # characters
 _LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 _LARGEST_COPY = 2**40  # elements
+_SHOWN_ARRAYS = 3  # of a recorded operation
 
 RAGGED_SOURCE = "openxla/tokamax tuning cache, ragged_dot"
 
@@ -49,31 +50,15 @@ class PublishedFileError(WrongCallError, ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """One published time. None and "" are missing values: the program has none, or the source does not say.
+    """One published time. None and "" are missing values: the program has none, or the source does not say."""
 
-    Attributes:
-      line: of the file, the header being 1.
-      kind: "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs with similar
-        errors.
-      n: columns; the elements of a copy.
-      flags: compiler flags that the row or its source states.
-      batch: repetitions, in the source's words.
-      stated_tiles: in the source's words, where they are not three numbers.
-      grouping: number of groups of a ragged or grouped product, and the name of their sizes in its file.
-      group_sizes: rows of each group.
-      input_buffer_count: a ragged kernel's.
-      date: the compiler's, if the form of a program depends on it.
-      topology: the slice, or the machine, in the source's words.
-      shape_note: the arrays, in the source's words.
-    """
-
-    line: int
+    line: int  # of the file, the header being 1
     source: str
     chip: str
     op: str
     m: int | None
     k: int | None
-    n: int | None
+    n: int | None  # columns; the elements of a copy
     dtype_lhs: str
     dtype_rhs: str
     dtype_out: str
@@ -83,20 +68,27 @@ class PublishedRow:
     published_us: float
     timing: str
     notes: str = ""
+    # "xla product", "pallas product", "ragged fwd", "copy", "attention", "collective": programs with similar errors.
     kind: str = "pallas product"
-    flags: Mapping[str, str] = field(default_factory=dict)
-    batch: str = ""
-    stated_tiles: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)  # compiler flags that the row or its source states
+    batch: str = ""  # repetitions, in the source's words
+    stated_tiles: str = ""  # in the source's words, where they are not three numbers
+    # Number of groups of a ragged or grouped product, and the name of their sizes in its file.
     grouping: str = ""
-    group_sizes: tuple[int, ...] = ()
-    input_buffer_count: int | None = None
-    date: str = ""
-    topology: str = ""
-    shape_note: str = ""
+    group_sizes: tuple[int, ...] = ()  # rows of each group
+    input_buffer_count: int | None = None  # a ragged kernel's
+    date: str = ""  # the compiler's, if the form of a program depends on it
+    topology: str = ""  # the slice, or the machine, in the source's words
+    shape_note: str = ""  # the arrays, in the source's words
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's, by name; see `device_times`
+    config: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's tiles
 
     @property
     def sizes(self) -> str:
-        """m/k/n, or the known ones; for a collective, each device's sizes."""
+        """m/k/n, or the known ones; for a collective, each device's sizes; for a recorded operation, its arrays."""
+        if self.arguments:
+            arrays = [value for value in self.arguments.values() if isinstance(value, str) and value.endswith("]")]
+            return " ".join(arrays[:_SHOWN_ARRAYS])
         if self.device_bytes is not None:
             return f"{self.device_bytes:,} B"
         return "/".join(str(size) for size in (self.m, self.k, self.n) if size is not None)

@@ -250,7 +250,7 @@ def test_what_is_left() -> None:
 def test_it_goes_to_workers_and_refuses_options() -> None:
     inside = cloudpickle.loads(cloudpickle.dumps(take_all(implementation="xla")(mlp)))
     alike(inside(WEIGHTS, X), mlp(WEIGHTS, X))
-    with pytest.raises(SpecError, match="where_unknown='ours' is not known; use xla or kernel"):
+    with pytest.raises(SpecError, match="where_unknown='ours' is unknown; choose from xla, kernel"):
         systolic.matmuls(where_unknown="ours")  # type: ignore[arg-type]
     with pytest.raises(UnknownChipError, match="v9"):
         systolic.matmuls(chip="v9")

@@ -134,7 +134,10 @@ def test_tpu_inference_races_what_its_kernel_takes_or_says_why_not() -> None:
 
 
 def test_an_unknown_suite_is_named() -> None:
-    with pytest.raises(UnknownSuiteError, match="'sqare' is not known; use square, llm, fused, edges, layers, moe"):
+    with pytest.raises(
+        UnknownSuiteError,
+        match="'sqare' is unknown; did you mean square\\? choose from square, llm, fused, edges, layers, moe",
+    ):
         suite("sqare")
 
 

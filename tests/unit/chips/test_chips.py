@@ -85,7 +85,7 @@ def test_names(name: str, found: str) -> None:
 
 
 def test_unknown_chip() -> None:
-    with pytest.raises(UnknownChipError, match="chip 'v9' is not known; known are v4, v5e, v5p, v6e, v7x"):
+    with pytest.raises(UnknownChipError, match="chip 'v9' is unknown; choose from v4, v5e, v5p, v6e, v7x"):
         chip("v9")
 
 

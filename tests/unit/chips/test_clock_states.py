@@ -51,9 +51,9 @@ def test_a_state_stands_behind_any_name_of_its_chip(name: str, found: str) -> No
     ("name", "said"),
     [
         ("v5e@p7", "'v5e' has no clock state 'p7'; its clock is no setting: write v5e"),
-        ("v7x@p5", "'v7x' has no clock state 'p5'; its states are v7x@p3, v7x@p7"),
+        ("v7x@p5", "'v7x' has no clock state 'p5'; choose from v7x@p3, v7x@p7"),
         ("v7x@", "has no clock state ''"),
-        ("v9@p7", "'v9@p7' is not known"),
+        ("v9@p7", "'v9@p7' is unknown"),
     ],
 )
 def test_a_state_that_there_is_not(name: str, said: str) -> None:

@@ -36,7 +36,7 @@ def registered() -> Iterator[Chip]:
 
 def test_a_registered_chip_is_found_by_each_of_its_names(registered: Chip) -> None:
     assert chip("V8x ") is chip("graphite") is registered
-    with pytest.raises(UnknownChipError, match="known are v4, v5e, v5p, v6e, v7x, v8x"):
+    with pytest.raises(UnknownChipError, match="choose from v4, v5e, v5p, v6e, v7x, v8x"):
         chip("v9")
 
 

@@ -36,20 +36,22 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (("ladder", "--sizes", "0"), "'0' is no size"),
         (("ladder", "--sizes", "512,5x"), "'5x' is no size"),
         (("ladder", "--sizes", ""), "is no size"),
-        (("ladder", "--chip", "v9"), "'v9' is not known; known are v4, v5e, v5p, v6e, v7x"),
+        (("ladder", "--chip", "v9"), "'v9' is unknown; choose from v4, v5e, v5p, v6e, v7x"),
         (("ladder", "--tiles", "1,2"), "'1,2' is no tile"),
         (("ladder", "--tiles", "0,128,128"), "tile_m=0"),
         (("ladder", "--dtype", "float16"), "float16"),
-        (("ladder", "v9"), "rung 'v9' is not known"),
+        (("ladder", "v9"), "rung 'v9' is unknown; choose from v1"),
         (("ladder", "--splits", "0"), "--splits"),
         (("ladder", "--sweep", "--tiles", "128,128,128"), "give one of the two"),
         (("ladder", "v1", "v2", "--tiles", "128,128,128"), "v1, v2 takes none"),
         (("ladder", "v3", "--sweep"), "v3 has no tiles to find"),
         (("ladder", "--json", "/proc/nothing/ladder.json"), "cannot write /proc/nothing/ladder.json"),
         (("ladder", "--plot", "/proc/nothing"), "cannot write /proc/nothing"),
-        (("lessons", "v9"), "lesson 'v9' is not known"),
-        (("chips", "v9"), "'v9' is not known"),
-        (("dance",), "dance"),
+        (("lessons", "v9"), "lesson 'v9' is unknown; choose from"),
+        (("chips", "v9"), "'v9' is unknown"),
+        (("explian",), "command 'explian' is unknown; did you mean explain? choose from plan"),
+        (("table", "exprot", "x"), "did you mean export? choose from"),
+        (("chips", "--jsom", "x"), "Did you mean '--json'?"),
         (("chips", "--json", "/proc/nothing/chips.json"), "cannot write /proc/nothing/chips.json"),
     ],
 )
@@ -120,11 +122,11 @@ def test_a_json_file_that_fails_half_way_keeps_what_was_there(tmp_path: Path, mo
     target = tmp_path / "kept.json"
     target.write_text("before")
 
-    def fail(path: Path, text: str, encoding: str) -> None:
-        path.write_bytes(text.encode()[:5])
+    def fail(path: Path, contents: bytes) -> None:
+        path.write_text(contents.decode()[:5])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(click.UsageError, match="No space"):
         write_json(str(target), "x", [], {})
     assert target.read_bytes() == b"before"

@@ -344,7 +344,10 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("bench", "--suite", "sqare"), "'sqare' is not known; use square, llm, fused, edges, layers"),
+        (
+            ("bench", "--suite", "sqare"),
+            "'sqare' is unknown; did you mean square? choose from square, llm, fused, edges, layers",
+        ),
         (("bench", "--only", "nothing like this"), "no case of square is called so, such as 512³"),
         (("bench", "--precision", "high"), "--precision high is of float32"),
         (("bench", "--dtype", "float16"), "float16"),
@@ -352,7 +355,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
         (("bench", "--from", "/nothing/here.json"), "does not exist"),
         (("plan", "512,512"), "'512,512': give three whole numbers M,K,N"),
         (("plan", "512,512,0"), "give three whole numbers"),
-        (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is not known"),
+        (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is unknown; did you mean swish?"),
         (("plan", "512,512,512", "--dtype", "int8", "--chip", "v4"), "v4 has no matrix multiplication of int8"),
         (("plan", "512,512,512", "--precision", "highest"), "--precision highest is of float32"),
     ],

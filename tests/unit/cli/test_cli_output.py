@@ -170,7 +170,8 @@ def test_labels_from_a_file_neither_crash_nor_style(tmp_path: Path, capfd: pytes
     assert "\x1b" not in out
 
 
-EXPLAINED = "this takes the result of `systolic explain --json FILE` or of `systolic simulate --json FILE`"
+EXPLAINED = "this takes the result of `systolic explain --json FILE`, `systolic simulate --json FILE` or "
+EXPLAINED += "`systolic step --json FILE`"
 BENCHED = "this takes the result of `systolic bench --json FILE`"
 KINDS = {
     '{"command": "simulate", "rows": [{"a": 1}]}': "is the result of `systolic simulate`",

@@ -78,7 +78,7 @@ def test_without_gcloud_the_way_to_it_is_named(
     [
         (("create", "My_TPU"), "is no name of a machine"),
         (("create", "--", "--zone"), "is no name of a machine"),
-        (("create", "x", "--chip", "v9"), "known are v4"),
+        (("create", "x", "--chip", "v9"), "choose from v4"),
         (("create", "x", "--chip", "v7x"), "Compute Engine"),
         (("create", "x", "--chip", "v5e", "--accelerator-type", "v6e-1"), "disagree"),
         (("create", "x", "--accelerator-type", "v99-1"), "--runtime-version"),

@@ -128,8 +128,8 @@ def test_every_row_is_there_with_its_error_or_its_reason(run: Run, published: Ca
     assert rows[1]["error"] == pytest.approx(simulated / 10 - 1)
     assert (rows[1]["dispatch_us"], rows[1]["tile_m"], rows[0]["tile_m"]) == (0, 128, None)
     assert rows[2]["error"] == pytest.approx(0)
-    reasons = ["'flash' is not known", "'v9' is not known", "needs tile_m", "too small", "waits for a copy", "2 cores"]
-    for row, reason in zip(rows[3:], [*reasons, "nothing is left", "'guess' is not known"], strict=True):
+    reasons = ["'flash' is unknown", "'v9' is unknown", "needs tile_m", "too small", "waits for a copy", "2 cores"]
+    for row, reason in zip(rows[3:], [*reasons, "nothing is left", "'guess' is unknown"], strict=True):
         assert reason in row["reason"]
         assert "\n" not in row["reason"]
         assert "/somewhere" not in row["reason"]
@@ -150,7 +150,7 @@ def test_the_table_says_how_times_are_known_and_why_rows_are_left_out(run: Run, 
     assert "simulated µs" in out
     assert "predicted times are simulated" in out
     assert "2 rows: 1 counted, 1 not; 115 µs of dispatch" in out
-    assert "not counted, line 3 (v5e flash 256/256/256): op 'flash' is not known" in out
+    assert "not counted, line 3 (v5e flash 256/256/256): op 'flash' is unknown" in out
     assert "1 job\n" in err
 
 
@@ -180,7 +180,7 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
     assert "    systolic validate published.csv --dispatch-us 115 --plot p.png --page p.md" in page
     assert str(tmp_path) not in page
     assert "1 of the 3 counted rows" in page
-    assert "| v5e | flash | 256/256/256 | bfloat16 |  | 200.0 | op 'flash' is not known" in page
+    assert "| v5e | flash | 256/256/256 | bfloat16 |  | 200.0 | op 'flash' is unknown" in page
     tables = [text for text in page.splitlines() if text.startswith("| v5e, ")]
     assert [text.split("|")[1:4] for text in tables] == [
         [" v5e, all ", " 3 ", " 3 "],
@@ -193,13 +193,13 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
     ("arguments", "said"),
     [
         (("--chip", "v6e"), "has no row of v6e"),
-        (("--chip", "v9"), "'v9' is not known"),
+        (("--chip", "v9"), "'v9' is unknown"),
         (("--dispatch-us", "-1"), "--dispatch-us"),
         (("--constants", "{here}/missing.json"), "missing.json"),
         (("--constants", "{here}/broken.json"), "is no JSON"),
         (("--constants", "{here}/v6e.json", "--chip", "v5e"), "holds constants of v6e, of which no row is asked for"),
         (("--constants", "{here}/v9.json"), "holds constants of v9"),
-        (("--constants", "{here}/unknown.json"), "constant 'mxu_count' is not known"),
+        (("--constants", "{here}/unknown.json"), "constant 'mxu_count' is unknown"),
         (("--plot", "/proc/nothing/x.png"), "cannot write /proc/nothing/x.png"),
         (("--page", "/proc/nothing/x.md"), "cannot write /proc/nothing/x.md"),
     ],
@@ -310,8 +310,8 @@ def test_the_tables_of_calibrate(run: Run, published: Callable[..., Path], tmp_p
     [
         (("--chip", "v5e,v6e"), "constants are fitted for one chip"),
         ((), "--chip"),
-        (("--chip", "v5e", "--fit", "colour"), "'colour' is not known; known are clock_hz"),
-        (("--chip", "v5e", "--fit", ""), "'' is not known"),
+        (("--chip", "v5e", "--fit", "colour"), "'colour' is unknown; choose from clock_hz"),
+        (("--chip", "v5e", "--fit", ""), "'' is unknown"),
         (("--chip", "v5e"), "v5e has 3 distinct programs with a published time"),
         (("--chip", "v5e", "--out", "/proc/nothing/c.json"), "cannot write /proc/nothing/c.json"),
     ],

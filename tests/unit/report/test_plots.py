@@ -9,6 +9,7 @@ import pytest
 from PIL import Image, ImageChops
 
 from systolic.report import RatePoint, rates_plot, save_png
+from systolic.report.png import with_larger_text
 from systolic.report.trials_plot import TrialPoint, trials_plot
 from systolic.report.validation_plot import TimePoint, predictions_plot
 
@@ -75,7 +76,7 @@ def test_a_png_is_written_into_a_new_folder(tmp_path: Path) -> None:
 
 def test_a_png_loses_nothing_on_its_way(tmp_path: Path) -> None:
     path, as_drawn = save_png(rates({512: 50.0}), tmp_path / "v1.png"), BytesIO()
-    rates({512: 50.0}).save(as_drawn, format="png", scale_factor=2)
+    with_larger_text(rates({512: 50.0})).save(as_drawn, format="png", scale_factor=2)
     with Image.open(path) as found, Image.open(as_drawn) as wanted:
         assert (found.size, found.mode) == (wanted.size, wanted.mode)
         assert ImageChops.difference(found, wanted).getbbox() is None

@@ -19,7 +19,7 @@ def config(**changes: Any) -> KernelConfig:
     [
         ({"subtile_m": 96}, r"subtile_m=96 .* use a divisor of 256"),
         ({"subtile_n": 0}, r"subtile_n=0 .* use a divisor of 256"),
-        ({"pipeline": "streamed"}, r"pipeline='streamed' .* use auto, emit, manual"),
+        ({"pipeline": "streamed"}, r"pipeline='streamed' is unknown; choose from auto, emit, manual"),
         ({"num_stages": 3}, r"num_stages=3: pipeline='auto' has 2; use 2"),
         ({"pipeline": "emit"}, r"num_stages=2: pipeline='emit' has 3; use 3"),
         ({"pipeline": "manual", "num_stages": 4}, r"num_stages=4: pipeline='manual' has 2 or 3; use 2 or 3"),

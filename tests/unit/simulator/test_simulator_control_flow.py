@@ -113,6 +113,24 @@ def test_a_shadow_does_not_reach_over_a_wait() -> None:
     assert run.cycles == 2 + 3 * (3 + 6) + 5
 
 
+@pytest.mark.parametrize("branch_marked", [True, False])
+def test_a_shadow_does_not_reach_out_of_its_loop_to_a_flag(branch_marked: bool) -> None:
+    """After the loop its flags are set to 1: in the shadow that would happen each round, and undo what copies count."""
+    text = listing(
+        "%s1_s1 = smov 0",
+        "LB|%s2_s1 = sphi %s1_s1, %s3_s1 /* Start region 5 */",
+        "%9 = sbr.rel (!%p1_p1) target = $region5",
+        "",
+        *[f"%{flag} = vsyncpa [#allocation7 + $0x{flag}], 1" for flag in range(4)],
+        "%4 = vsyncpa [#allocation7 + $0x4], 1 /* End region 1 */",
+        "%s5_s5 = smov 1",
+    ).splitlines()
+    in_loop = (3 + 1, 3 + 2) if branch_marked else (3 + 1,)  # after three lines of the listing's head
+    marked = [line if index in in_loop else line.replace(": >", ":") for index, line in enumerate(text)]
+    _, loop_block, rest = split_blocks(parse_listing("op", "\n".join(marked) + "\n"), 6)
+    assert (loop_block.branch, loop_block.last, loop_block.last_cycles, rest.first) == (2, 3, 6, 4)
+
+
 def test_a_shadow_does_not_reach_over_a_signal_to_another_device() -> None:
     """What is signalled is worked out for the path that is not taken alone: the `{}` ahead of it ends the shadow."""
     program = parse_listing(

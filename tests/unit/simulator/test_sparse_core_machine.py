@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from listing_mutations import check_source, mutated
-from sparse_listings import GATHER, gather
+from sparse_listings import GATHER, RESIDENT, gather
 
 from systolic.chips import Chip, chip
 from systolic.simulator import DeadlockError, SimulationError
@@ -80,6 +80,19 @@ def test_a_gather_takes_its_streams_and_latencies() -> None:
     assert slow - fast == pytest.approx((512 + 2 * ROWS_BYTES) / 2, abs=2)
     # Descriptor, program, loader, the tiles' code, list, rows, rows.
     assert time_of(a_chip(latency=200)) - time_of(a_chip(latency=100)) == pytest.approx(7 * 100, abs=2)
+
+
+def test_tiles_whose_code_comes_with_the_program_are_not_sent_any() -> None:
+    """Such a program is 8 granules longer than its listing says."""
+    listing = parse_sparse_listing("resident", RESIDENT)
+    assert listing.granules == len(listing.scs.bundles) + 2 * len(listing.tec.bundles) + 8
+    ends = []
+    for latency in (100, 200):
+        device = Device(a_chip(latency=latency), RESIDENT)
+        device.launch(0)
+        ends.append(device.end())
+    # Descriptor, program, list, rows, rows.
+    assert ends[1] - ends[0] == pytest.approx(5 * 100, abs=2)
 
 
 def test_indices_count_where_they_take_longer_than_the_bytes() -> None:

@@ -173,7 +173,7 @@ def test_a_file_keeps_all_of_the_chip_that_a_run_reads() -> None:
 def test_a_chip_of_ones_own_has_to_be_given(tmp_path: Path) -> None:
     mine = replace(V5E, name="mine", aliases=())
     everything(mine).save(tmp_path / "p")
-    with pytest.raises(ProgramFileError, match=r"'mine' is not known.*pass `chip=`"):
+    with pytest.raises(ProgramFileError, match=r"'mine' is unknown.*pass `chip=`"):
         load_program(tmp_path / "p")
     assert load_program(tmp_path / "p", chip=mine).run() == everything(mine).run()
     with pytest.raises(ProgramFileError, match="it is of mine with 1 cores a device, not of v5p with 2"):
@@ -219,7 +219,7 @@ def resealed(data: bytes, change: object) -> bytes:
     [
         (lambda head: head.pop("name"), "name is missing"),
         (lambda head: head.update(more=1), "more"),
-        (lambda head: head.update(chip="v9"), "'v9' is not known"),
+        (lambda head: head.update(chip="v9"), "'v9' is unknown"),
         (lambda head: head.update(chip="v6e"), "mxu_count=2: this program was compiled for mxu_count=4"),
         (lambda head: head.update(cores_per_device=2), "2 cores a device"),
         (lambda head: head.update(key="another"), "checksum"),

@@ -160,7 +160,7 @@ def test_a_result_is_written_and_read_again_without_the_function() -> None:
         ('"trials": [', '"trials": 5, "more": [', "trials is no list"),
         ('"end": "all"', '"end": "bored"', "is none of"),
         ('"simulated_us": 1000.0', '"simulated_us": -1.0', "no time above 0"),
-        ('"op": "function"', '"op": "sorcery"', "is not known"),
+        ('"op": "function"', '"op": "sorcery"', "is unknown"),
     ],
 )
 def test_a_text_that_is_no_result_is_refused(old: str, new: str, said: str) -> None:

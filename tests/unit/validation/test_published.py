@@ -97,7 +97,7 @@ def test_brackets_in_a_cell_are_no_markup(
     monkeypatch.setattr("systolic.cli.validate.check_available", lambda: None)
     odd = [LINE.replace("v5e", "[/bold]"), LINE.replace("xla", "[/bold]").replace("device", "[/bold]")]
     assert main(["validate", str(write_csv(tmp_path / "t.csv", *odd)), "-q"]) == 1  # none has a program
-    assert "op '[/bold]' is not known" in capsys.readouterr().out
+    assert "op '[/bold]' is unknown" in capsys.readouterr().out
 
 
 def test_a_missing_column(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_sum_over_all_devices(tmp_path: Path) -> None:
         (PERMUTE, {"topology": "some chips"}, "names no slice"),
         (PERMUTE, {"topology": "3x4"}, "3x4"),
         (PERMUTE.replace("{bytes} bytes", "a few bytes"), {}, "bytes of a device"),
-        (PERMUTE.replace("ppermute", "broadcast"), {}, "known are all_gather, psum, ppermute"),
+        (PERMUTE.replace("ppermute", "broadcast"), {}, "choose from all_gather, psum, ppermute"),
         (GATHER.replace("same core of each", ""), {}, "same core of each"),
         (SUM.replace("bf16[64,128]", "everything"), {}, "array of a device"),
     ],

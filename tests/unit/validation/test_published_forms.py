@@ -142,7 +142,7 @@ def test_attention(tmp_path: Path) -> None:
 
 def test_a_kind_that_is_not_known(tmp_path: Path) -> None:
     row = read(tmp_path, COPY.replace("copy,", "convolution,").replace("4294967296", "8"))
-    assert "kind 'convolution' is not known; known are copy" in str(program_or_reason(row, published_program))
+    assert "kind 'convolution' is unknown; choose from copy" in str(program_or_reason(row, published_program))
 
 
 # --- rows of tokamax' cache ------------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def test_without_tokamax_the_row_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         (LINE.format(kind="fwd", sizes="short", date=""), "are 1 groups of 64 rows together; the row says 4 and 64"),
         (LINE.format(kind="fwd", sizes="odd", date=""), "'odd' of t_groups.json is no list of whole numbers"),
         (LINE.format(kind="fwd", sizes="rng", date="").replace(",4,", ",0,"), "line 2: groups='0'"),
-        (LINE.format(kind="fwd", sizes="rng", date="").replace(",4,", ",2000000,"), "line 2: 2000000 groups"),
+        (LINE.format(kind="fwd", sizes="rng", date="").replace(",4,", ",2000000,"), "64 rows in 2000000 groups"),
         (LINE.format(kind="fwd", sizes="rng", date="").replace(",2,", ",,"), "line 2: input_buffer_count=''"),
     ],
 )

@@ -26,47 +26,31 @@ _LONG_STEP = 2048 * 2048 * 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request: rungs × square sizes on one chip.
-
-    Attributes:
-      tiles: the tile rungs'.
-      splits: v2's.
-      sweep_trials: number of tiles to try for the rungs that sweep; None: no sweep.
-      checked: compare results with float64.
-      xla_default_flags: race XLA with the chip's flags alone, and not with 64 MiB of scoped VMEM too.
-    """
+    """A request: rungs × square sizes on one chip."""
 
     rungs: tuple[Rung, ...]
     chip: Chip
     dtype: str
     sizes: tuple[int, ...]
-    tiles: Tiles | None = None
-    splits: int = 4
-    sweep_trials: int | None = None
-    checked: bool = True
-    xla_default_flags: bool = False
+    tiles: Tiles | None = None  # the tile rungs'
+    splits: int = 4  # v2's
+    sweep_trials: int | None = None  # number of tiles to try for the rungs that sweep; None: no sweep
+    checked: bool = True  # compare results with float64
+    xla_default_flags: bool = False  # race XLA with the chip's flags alone, and not with 64 MiB of scoped VMEM too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One rung at one size: the tiles to try, or the reason why none can be tried.
-
-    Attributes:
-      tiles: the requested ones, or the rung's own.
-      tried: tiles to compile; several in a sweep, none if a rule forbids them.
-      swept: search the fastest of several tiles.
-      violations: broken rules.
-      foregone: the refusal of a step that is too long to compile.
-    """
+    """One rung at one size: the tiles to try, or the reason why none can be tried."""
 
     request: Request
     rung: Rung
     spec: MatmulSpec
-    tiles: Tiles
-    tried: tuple[Tiles, ...] = ()
-    swept: bool = False
-    violations: tuple[Violation, ...] = ()
-    foregone: str = ""
+    tiles: Tiles  # the requested ones, or the rung's own
+    tried: tuple[Tiles, ...] = ()  # tiles to compile; several in a sweep, none if a rule forbids them
+    swept: bool = False  # search the fastest of several tiles
+    violations: tuple[Violation, ...] = ()  # broken rules
+    foregone: str = ""  # the refusal of a step that is too long to compile
 
     @classmethod
     def of(cls, request: Request, rung: Rung, size: int) -> Cell:

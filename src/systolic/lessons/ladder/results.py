@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from systolic.bench.accuracy import Accuracy, ResultError
 from systolic.compiler import CompilerRefusal, versions
@@ -28,7 +29,6 @@ def row_of(
     """Return the row of a cell.
 
     Args:
-      cell: the rung and the size.
       outcomes: by the tried tiles; empty without a compiler.
       xla: the opponent: XLA's product of the same size, with the faster of its flags.
       checked: the result of the comparison with float64; None: there was none.
@@ -48,9 +48,7 @@ def row_of(
         n=spec.n,
         dtype=spec.dtype_lhs,
         dtype_out=spec.dtype_out,
-        tile_m=tiles.tile_m,
-        tile_k=tiles.tile_k,
-        tile_n=tiles.tile_n,
+        **asdict(tiles),
         status=status,
         reason=reason,
         time_us=outcome.time_us,
@@ -121,9 +119,7 @@ def _ranking(outcomes: Mapping[Tiles, Outcome]) -> list[tuple[Tiles, Outcome]]:
 
 def _swept(cell: Cell, tiles: Tiles, outcome: Outcome) -> SweptTiles:
     return SweptTiles(
-        tile_m=tiles.tile_m,
-        tile_k=tiles.tile_k,
-        tile_n=tiles.tile_n,
+        **asdict(tiles),
         modelled_us=modelled_us(cell.spec, tiles, cell.request.chip),
         simulated_us=outcome.time_us,
         reason=outcome.reason,

@@ -15,6 +15,7 @@ from systolic.chips import Chip
 from systolic.lessons.ladder.rules import band_rules, bands, block_rules, whole_rules
 from systolic.schedule import MIB, IllegalTilesError, Tiles, Violation, VmemBuffer, dtype_violations
 from systolic.spec import MatmulSpec, SpecError
+from systolic.support.choices import unknown_name
 
 if TYPE_CHECKING:
     import jax
@@ -204,14 +205,10 @@ RUNGS = {rung.name: rung for rung in _ALL}
 
 
 def rungs_named(names: Sequence[str]) -> tuple[Rung, ...]:
-    """Return the rungs of these names, each once; all of them for none or `all`.
-
-    Raises:
-      UnknownRungError: no rung has the name.
-    """
+    """Return the rungs of these names, each once, or all for none or `all`; raise UnknownRungError for others."""
     for name in names:
         if name not in RUNGS and name != "all":
-            raise UnknownRungError(f"rung {name!r} is not known; known are {', '.join(RUNGS)} and all")
+            raise UnknownRungError(unknown_name("rung", name, (*RUNGS, "all")))
     chosen = list(RUNGS) if not names or "all" in names else dict.fromkeys(names)
     return tuple(RUNGS[name] for name in chosen)
 

@@ -20,13 +20,7 @@ __all__ = ["Request", "run_ladder"]
 
 
 def run_ladder(request: Request, pool: WorkerPool | None, progress: Progress = QUIET) -> list[LadderRow]:
-    """Return one row for every rung and size, in that order.
-
-    Args:
-      request: what to run.
-      pool: compiles; None: no compiler, and no row has a time.
-      progress: counts every program and every check.
-    """
+    """Return one row for every rung and size, in that order; without a pool, and so a compiler, rows have no time."""
     cells = [Cell.of(request, rung, size) for rung in request.rungs for size in request.sizes]
     checks = sum(cell.is_checked for cell in cells)
     # XLA's time is the baseline, even of a refusal; with nothing but broken rules it is useless.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from systolic.compat.jaxprs import equations, functions_inside
 from systolic.ops.functions.elementwise import elementwise
 from systolic.spec import SpecError
+from systolic.support.choices import unknown_name
 
 Fn = Callable[..., Any]
 
@@ -41,17 +42,12 @@ class OpCount:
 
 
 def activation_of(activation: str | Fn | None, *, in_kernel: bool = True) -> tuple[str, Fn | None]:
-    """Return the name and the function of an activation.
-
-    Raises:
-      SpecError: there is no activation of that name; a function fails on float32, or is not elementwise.
-    """
+    """Return the name and the function of an activation; raise SpecError if it is unknown, or not elementwise."""
     if activation is None:
         return "", None
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:
-            names = ", ".join(ACTIVATIONS)
-            raise SpecError(f"activation={activation!r} is not known; use a function, or one of {names}")
+            raise SpecError(f"{unknown_name('activation=', activation, ACTIVATIONS)}, or pass a function")
         return activation, ACTIVATIONS[activation]
     name = getattr(activation, "__name__", type(activation).__name__)
     tile = jax.ShapeDtypeStruct((8, 128), jnp.float32)

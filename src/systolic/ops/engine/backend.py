@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from jax import Array
 from jax.experimental.pallas import tpu as pltpu
@@ -49,6 +49,28 @@ class Backend:
         return interpreted_effects() if self.interpret else frozenset()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """The base of a product's static parameters."""
+
+    backend: Backend
+
+    def anew(self, **changes: Any) -> Self:
+        """Return another product by the same backend, without the tiles that the caller gave for this one."""
+        return replace(self, backend=replace(self.backend, tiles=None), **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfProduct:
+    """The base of a product's derivatives, for `engine.linear` and `engine.derivative`."""
+
+    product: Any
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.product.backend.effects
+
+
 BY_XLA = Backend(implementation="xla", chip=None, tiles=None)
 
 
@@ -60,7 +82,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
-        raise SpecError(f"implementation={implementation!r} is not known; use pallas, xla or interpret, or None")
+        raise SpecError(f"implementation={implementation!r} is not known; choose from pallas, xla, interpret and None")
     if chip is not None and not isinstance(chip, (str, Chip)):
         raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
     named_chip = chip_named(chip) if isinstance(chip, str) else chip

@@ -19,7 +19,7 @@ import jax
 from jax import Array
 
 from systolic.ops.engine.cuts import cut_like
-from systolic.ops.engine.linear import linear, perturbed
+from systolic.ops.engine.linear import jvp_of_moving, linear, perturbed
 
 
 class Bilinear(Protocol):
@@ -102,10 +102,8 @@ def fused_after_sum(
     """Return `kernel(operands)`, with the derivatives of `in_two(operands)`.
 
     Args:
-      kernel: computes the result in one kernel.
       in_two: computes the same by a product whose sum is stored, and the rest by XLA.
       needs_sum: False if the derivative is linear in the sum, so that the kernel runs where it is differentiated too.
-      operands: a tree of arrays.
     """
     del in_two, needs_sum
     return kernel(operands)
@@ -121,11 +119,5 @@ def _fused_tangent(
 ) -> tuple[Array, Any]:
     leaves, structure = jax.tree.flatten(primals[0])
     changes = perturbed(structure.flatten_up_to(tangents[0]))
-    moving = [number for number, change in enumerate(changes) if change is not None]
-
-    def of_moving(*arrays: Array) -> Array:
-        moved = dict(zip(moving, arrays, strict=True))
-        return in_two(structure.unflatten([moved.get(number, leaf) for number, leaf in enumerate(leaves)]))
-
-    out, tangent = jax.jvp(of_moving, [leaves[number] for number in moving], [changes[number] for number in moving])
+    out, tangent = jvp_of_moving(lambda *arrays: in_two(structure.unflatten(arrays)), leaves, changes)
     return (out if needs_sum else kernel(primals[0])), tangent

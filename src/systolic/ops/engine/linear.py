@@ -8,7 +8,7 @@ other arguments; this can be, any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +58,17 @@ def perturbed(tangents: Sequence[Any]) -> list[Array | None]:
     return [None if isinstance(tangent, SymbolicZero) else tangent for tangent in tangents]
 
 
+def jvp_of_moving(fn: Callable[..., Any], arrays: Sequence[Array], changes: Sequence[Array | None]) -> tuple[Any, Any]:
+    """Return `fn(*arrays)` and its tangent, differentiating only in arrays whose change is not None, that is zero."""
+    moving = [number for number, change in enumerate(changes) if change is not None]
+
+    def of_moving(*values: Array) -> Any:
+        moved = dict(zip(moving, values, strict=True))
+        return fn(*(moved.get(number, array) for number, array in enumerate(arrays)))
+
+    return jax.jvp(of_moving, [arrays[number] for number in moving], [changes[number] for number in moving])
+
+
 def _bound(
     fn: Linear, residuals: Sequence[Array], arguments: Sequence[Array | None], outs: tuple[Any, ...]
 ) -> tuple[Array, ...]:
@@ -86,17 +97,8 @@ def _tangent(
     terms = []
     if any(change is not None for change in argument_tangents):
         terms.append(_bound(fn, residuals, argument_tangents, outs))
-    moving = [number for number, change in enumerate(residual_tangents) if change is not None]
-    if moving:
-
-        def of_moving(*values: Array) -> tuple[Array, ...]:
-            moved = list(residuals)
-            for number, value in zip(moving, values, strict=True):
-                moved[number] = value
-            return tuple(fn.forward(moved, arguments))
-
-        at = tuple(residuals[number] for number in moving)
-        terms.append(jax.jvp(of_moving, at, tuple(residual_tangents[number] for number in moving))[1])
+    if any(change is not None for change in residual_tangents):
+        terms.append(jvp_of_moving(lambda *moved: fn.forward(moved, arguments), residuals, residual_tangents)[1])
     total = terms[0] if len(terms) == 1 else [term + other_term for term, other_term in zip(*terms, strict=True)]
     return _bound(fn, residuals, arguments, outs), total
 

@@ -17,10 +17,8 @@ R = TypeVar("R")
 def with_plans(*, static: int) -> Callable[[Callable[Concatenate[Plans, P], R]], Callable[P, R]]:
     """Return a decorator that jits a call of a kernel and hands it the plans of the planner in use.
 
-    Plans are static, so that another planner, or the same one when there is a new winner, has other kernels.
-
-    Args:
-      static: number of static arguments after the plans.
+    Plans are static, so that another planner, or the same one when there is a new winner, has other kernels; after them
+    come `static` static arguments.
     """
 
     def decorate(call: Callable[Concatenate[Plans, P], R]) -> Callable[P, R]:

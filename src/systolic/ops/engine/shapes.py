@@ -14,11 +14,7 @@ WHOLE_BLOCK_COLUMNS = 256
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape to which these broadcast, as in NumPy; sizes may be symbols.
-
-    Raises:
-      ValueError: the shapes do not broadcast.
-    """
+    """Return the shape to which these broadcast, as in NumPy; sizes may be symbols. Raise ValueError if they do not."""
     return cast(tuple[int, ...], lax.broadcast_shapes(*shapes))
 
 

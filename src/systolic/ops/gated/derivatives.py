@@ -23,6 +23,7 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.kernels.epilogue import Functions
+from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute
@@ -61,14 +62,10 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tangent:
+class _Tangent(OfProduct):
     """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
 
     product: Product
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, gate_slope, up_slope = residuals

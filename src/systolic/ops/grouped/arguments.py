@@ -54,11 +54,7 @@ def canonical(
     rows_per_group: int | None,
     backend: Backend,
 ) -> Call:
-    """Check the arguments.
-
-    Raises:
-      SpecError: shapes or dtypes that do not match, or known sizes of groups that are above m together.
-    """
+    """Check the arguments; raise SpecError for shapes, dtypes or known sizes of groups that do not match."""
     left, right = _matrix(lhs, "lhs", 2), _matrix(rhs, "rhs", 3)
     (m, k), (groups, inner, n) = left.shape, right.shape
     inner, n = (n, inner) if transpose_rhs else (inner, n)

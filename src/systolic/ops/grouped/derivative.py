@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.cuts import axes_of
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
@@ -21,14 +22,10 @@ from systolic.ops.grouped.xla import finished, gradient_by_xla, product_by_xla, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Multiply:
+class _Multiply(OfProduct):
     """`lhs[rows of g] @ rhs[g]`, for `engine.derivative`."""
 
     product: GroupedProduct
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def multiply(self, lhs: Array, rhs: Array, rest: Grouping) -> Array:
         return _product(self.product, lhs, rhs, rest, Fused())
@@ -45,15 +42,11 @@ class _Multiply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gradient:
+class _Gradient(OfProduct):
     """`lhs[rows of g]ᵀ @ rhs[rows of g]`, for `engine.derivative`."""
 
     product: GroupedProduct
     groups: int
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def multiply(self, lhs: Array, rhs: Array, rest: Grouping) -> Array:
         return _gradient(self.product, self.groups, lhs, rhs, rest)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.backend import Computed
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.spec import PrecisionName
 
@@ -25,10 +25,9 @@ class Fused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedProduct:
+class GroupedProduct(Computed):
     """All static parameters of a product except its operands' shapes; hashable."""
 
-    backend: Backend
     precision: PrecisionName
     dtype_out: str
     rows_per_group: int
@@ -37,10 +36,6 @@ class GroupedProduct:
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
-
-    def anew(self, **changes: Any) -> GroupedProduct:
-        """Return another product by the same backend, without the tiles that the caller gave for this one."""
-        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
     def plain(self) -> GroupedProduct:

@@ -37,40 +37,34 @@ def registers_rows(*dtypes: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedSchedule:
-    """The schedule of `kernels.grouped.product` for a configuration.
+class _TiledColumns:
+    """The tiles of columns that a device's cores share."""
 
-    Attributes:
-      row_multiple: divides a visit's first row and its number of rows.
-      panel: rows that stay in VMEM while all matrices of their groups pass.
-      panels: panels in VMEM; one if all rows fit.
-      tile_n: columns of a tile; if they do not divide n, the columns of the last and widest one.
-      step_n: columns from the beginning of a tile to the beginning of the next.
-      cores: cores that share the tiles of columns evenly; each has all rows. One if the number of tiles is odd.
-      blocks: largest rows first.
-      weight_slots: tiles of weights in VMEM.
-      residual_slots: panels of a tile's columns of the residual in VMEM; 0 without a residual.
-      out_slots: blocks of the result in VMEM.
-      most_visits: the most visits that any sizes of groups make.
-    """
-
-    row_multiple: int
-    panel: int
-    panels: int
+    row_multiple: int  # divides a visit's first row and its number of rows
+    # Columns of a tile; if they do not divide n, the columns of the last and widest one.
     tile_n: int
-    step_n: int
+    step_n: int  # columns from the beginning of a tile to the beginning of the next
     grid_n: int
+    # Cores that share the tiles of columns evenly; each has all rows. One if the number of tiles is odd.
     cores: int
-    blocks: tuple[RowBlock, ...]
-    weight_slots: int
-    residual_slots: int
-    out_slots: int
-    most_visits: int
+    out_slots: int  # blocks of the result in VMEM
+    most_visits: int  # the most visits that any sizes of groups make
     buffers: tuple[VmemBuffer, ...]
 
     @property
     def core_n(self) -> int:
         return self.grid_n // self.cores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedSchedule(_TiledColumns):
+    """The schedule of `kernels.grouped.product` for a configuration."""
+
+    panel: int  # rows that stay in VMEM while all matrices of their groups pass
+    panels: int  # panels in VMEM; one if all rows fit
+    blocks: tuple[RowBlock, ...]  # largest rows first
+    weight_slots: int  # tiles of weights in VMEM
+    residual_slots: int  # panels of a tile's columns of the residual in VMEM; 0 without a residual
 
     @classmethod
     def of(cls, spec: GroupedSpec, config: KernelConfig, chip: Chip) -> GroupedSchedule:
@@ -134,38 +128,24 @@ class GroupedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientSchedule:
+class GradientSchedule(_TiledColumns):
     """The schedule of `kernels.grouped.gradient` for a configuration.
 
     Attributes:
       most_rows: the most rows of a visit.
       depths: rows that one stretch of straight code sums over, the largest first.
       block_k, block_n: rows and columns of the result that such a stretch makes.
-      tile_n, step_n: as in a product's schedule.
-      lhs_slots, cotangent_slots, out_slots: blocks in VMEM.
-      cores: cores that share the tiles of columns, as in a product's schedule.
+      lhs_slots, cotangent_slots: blocks in VMEM.
     """
 
-    row_multiple: int
     most_rows: int
     tile_k: int
-    tile_n: int
-    step_n: int
     grid_k: int
-    grid_n: int
-    cores: int
     depths: tuple[int, ...]
     block_k: int
     block_n: int
     lhs_slots: int
     cotangent_slots: int
-    out_slots: int
-    most_visits: int
-    buffers: tuple[VmemBuffer, ...]
-
-    @property
-    def core_n(self) -> int:
-        return self.grid_n // self.cores
 
     @classmethod
     def of(cls, spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -> GradientSchedule:

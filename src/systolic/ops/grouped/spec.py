@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.spec.dtypes import SpecError, dtype_bytes
-from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
+from systolic.spec.dtypes import dtype_bytes
+from systolic.spec.matmul import PrecisionName, check_precision, check_sizes
 from systolic.spec.one_dtype import OneDtype
 
 
@@ -23,14 +23,10 @@ class GroupedSizes(OneDtype):
     precision: PrecisionName = "default"
 
     def __post_init__(self) -> None:
-        for name in ("m", "k", "n", "groups", "rows_per_group"):
-            size = getattr(self, name)
-            if not 1 <= size <= LARGEST_SIZE:
-                raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+        check_sizes(self, "m", "k", "n", "groups", "rows_per_group")
         for dtype in (self.dtype, self.dtype_out):
             dtype_bytes(dtype)
-        if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+        check_precision(self.precision)
 
     @property
     def row_dtypes(self) -> tuple[str, ...]:

@@ -89,11 +89,7 @@ def canonical(
     preferred_element_type: Any,
     backend: Backend,
 ) -> Call:
-    """Check the arguments, make matrices of vectors and give all arrays the same number of dimensions.
-
-    Raises:
-      SpecError: shapes or dtypes that do not match, or functions that are not elementwise.
-    """
+    """Check the arguments, make matrices of vectors, all of one rank; raise SpecError for those that do not fit."""
     lhs, rhs = (_Factor.of(factor, in_kernel=backend.in_kernel) for factor in (left, right))
     if (lhs.is_vector and left.transposed) or (rhs.is_vector and right.transposed):
         raise SpecError(f"a vector has no transpose: {lhs.said}, {rhs.said}; leave it out")

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.compat import varying_alike
+from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.cuts import cut_like
-from systolic.ops.engine.linear import linear, perturbed
+from systolic.ops.engine.linear import jvp_of_moving, linear, perturbed
 from systolic.ops.engine.shapes import fold, is_symbolic
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
@@ -63,15 +64,11 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tangent:
+class _Tangent(OfProduct):
     """The derivative of `_multiply` for `ops.linear`. Its residuals are the operands and, if it is kept, z."""
 
     product: Product
     structure: Any  # of `Operands`
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         operands, z = self._unpacked(residuals)
@@ -135,15 +132,9 @@ def _operand_tangent(
 ) -> Array | None:
     fn: Fn | None = getattr(product.functions, side)
     arrays, changes = ([getattr(tree, side), *getattr(tree, f"{side}_args")] for tree in (operands, tangents))
-    moving = [number for number, change in enumerate(changes) if change is not None]
-    if fn is None or not moving:
+    if fn is None or all(change is None for change in changes):
         return changes[0]
-
-    def of_moving(*values: Array) -> Array:
-        moved = dict(zip(moving, values, strict=True))
-        return fn(*(moved.get(number, array) for number, array in enumerate(arrays)))
-
-    return jax.jvp(of_moving, [arrays[number] for number in moving], [changes[number] for number in moving])[1]
+    return jvp_of_moving(fn, arrays, changes)[1]
 
 
 def _added(total: Array | None, term: Array) -> Array:

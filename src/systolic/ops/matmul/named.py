@@ -20,6 +20,7 @@ from systolic.ops.engine.activations import ACTIVATIONS
 from systolic.ops.engine.backend import BY_XLA, Backend
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import FusedOperand, MatmulSpec, Operands, Prologue, Side, SpecError
+from systolic.support.choices import unknown_name
 
 Fn = Callable[..., Any]
 
@@ -45,7 +46,7 @@ def functions_of(spec: MatmulSpec) -> Functions:
     """Return the functions that a spec names; raise SpecError for an unknown name."""
     name = spec.epilogue.activation
     if name and name not in ACTIVATIONS:
-        raise SpecError(f"activation={name!r} is not known; use one of {', '.join(ACTIVATIONS)}")
+        raise SpecError(unknown_name("activation=", name, ACTIVATIONS))
     return Functions(
         lhs=_named(spec.lhs_prologue),
         rhs=_named(spec.rhs_prologue),
@@ -80,8 +81,7 @@ def function_named(name: str, dtype: str) -> Fn:
     by_name: dict[str, Fn] = {fn.__name__: fn for fn in (cast, mask, norm, dequantize, slopes)}
     if name not in by_name:
         raise SpecError(
-            f"a spec only names an operand's function, and {name!r} is not known; known are "
-            f"{', '.join(by_name)}; leave it out"
+            f"a spec only names an operand's function: {unknown_name('function', name, by_name)}, or leave it out"
         )
     return by_name[name]
 

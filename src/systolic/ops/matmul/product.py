@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.engine.activations import OpCount, op_count_of
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.backend import Computed
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.gated.spec import GatedSpec
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Pairing, PrecisionName, Prologue, Side
@@ -28,10 +28,9 @@ Fn = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Computed):
     """All static parameters of a product except its operands' shapes; hashable."""
 
-    backend: Backend
     precision: PrecisionName
     dtype_out: str
     functions: Functions
@@ -42,10 +41,6 @@ class Product:
     pairing: Pairing | None = None  # the combination of two products; None if there is one
     side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
     counts_cast: bool = True  # True if the cast to `dtype_out` counts as an operation of the epilogue
-
-    def anew(self, **changes: Any) -> Product:
-        """Return another product by the same backend, without the tiles that the caller gave for this one."""
-        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
 
 def spec_of(product: Product, operands: Operands) -> MatmulSpec:

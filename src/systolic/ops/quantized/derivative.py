@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_batching import custom_vmap
 
+from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.cuts import cut_like
 from systolic.ops.engine.derivative import fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, each_of_batch
@@ -72,21 +73,17 @@ def _plain_tangent(product: QuantizedProduct, primals: tuple[Operands], tangents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _PlainTangent:
+class _PlainTangent(OfProduct):
     """The derivative of `_plain` for `engine.linear`. Its residuals are the operands."""
 
     product: QuantizedProduct
     structure: Any  # of the operands
 
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
-
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         operands, tangents = (self.structure.unflatten(arrays) for arrays in (residuals, arguments))
         # The product is linear in rows, values and scales alike: one product with each tangent in its place.
         terms = [
-            _plain(self._product_with(name), operands._replace(**{name: tangent}))
+            _plain(self._product_of(name), operands._replace(**{name: tangent}))
             for name, tangent in tangents._asdict().items()
             if tangent is not None
         ]
@@ -108,10 +105,9 @@ class _PlainTangent:
             cotangent if argument is not None else None for cotangent, argument in zip(flat, arguments, strict=True)
         ]
 
-    def _product_with(self, name: str) -> QuantizedProduct:
+    def _product_of(self, name: str) -> QuantizedProduct:
         """Return the product with a tangent in place of an operand: the tangent of rows is not rounded."""
-        backend = replace(self.product.backend, tiles=None)
-        return replace(self.product, backend=backend, **({"quantize_lhs": None} if name == "lhs" else {}))
+        return self.product.anew(**({"quantize_lhs": None} if name == "lhs" else {}))
 
 
 def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, summed: Summed) -> Operands:

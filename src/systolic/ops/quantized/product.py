@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.backend import Computed
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.spec import LARGEST
 
@@ -24,10 +24,9 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedProduct:
+class QuantizedProduct(Computed):
     """All static parameters of a product except its operands' shapes; hashable."""
 
-    backend: Backend
     dtype_out: str
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function

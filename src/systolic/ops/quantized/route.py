@@ -41,29 +41,21 @@ class Codes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The weights loaded into the matrix units, the way to make them, and the target of the scales.
+    """The weights loaded into the matrix units, the way to make them, and the target of the scales."""
 
-    Attributes:
-      pushed: dtype of the weights in the units.
-      made: as stored, by a cast, as codes of four bits, by a cast of such codes, or from their bits.
-      codes: codes of four bits; None if there are none.
-      depth: rows of the weight that one dot sums over: a block's rows if sums are scaled.
-      rows: dtype in which rows of lhs go through the units.
-      rows_of_bits: True if rows are of a float format that the chip does not take, so that they are made from their
-        bits.
-      even_first: True if the even ones of every 64 rows of the weight come before the odd ones, and columns of lhs too:
-        so each half of a byte becomes a code without being unpacked.
-      sums: int32 if products are summed as integers, by the units or, for exact parts, after them; else float32.
-    """
-
-    pushed: str
+    pushed: str  # dtype of the weights in the units
+    # As stored, by a cast, as codes of four bits, by a cast of such codes, or from their bits.
     made: Made
-    codes: Codes | None
+    codes: Codes | None  # codes of four bits; None if there are none
     scaled: Scaled
-    depth: int
-    rows: str = "bfloat16"
+    depth: int  # rows of the weight that one dot sums over: a block's rows if sums are scaled
+    rows: str = "bfloat16"  # dtype in which rows of lhs go through the units
+    # True if rows are of a float format that the chip does not take, so that they are made from their bits.
     rows_of_bits: bool = False
+    # True if the even ones of every 64 rows of the weight come before the odd ones, and columns of lhs too: so each
+    # half of a byte becomes a code without being unpacked.
     even_first: bool = False
+    # Int32 if products are summed as integers, by the units or, for exact parts, after them; else float32.
     sums: Literal["float32", "int32"] = "float32"
 
     @property

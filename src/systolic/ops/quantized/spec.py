@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from systolic.spec.dtypes import EXACT_INT32_PRODUCTS, SpecError, dtype_bytes
 from systolic.spec.formats import LARGEST, QuantizationError, format_bytes
-from systolic.spec.matmul import LARGEST_SIZE
+from systolic.spec.matmul import check_sizes
 
 _SCALES = ("float32", "bfloat16")
 _FLOATS = ("float32", "bfloat16")
@@ -60,10 +60,7 @@ class QuantizedSpec:
     out_scale: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("m", "k", "n", "block"):
-            size = getattr(self, name)
-            if not 1 <= size <= LARGEST_SIZE:
-                raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+        check_sizes(self, "m", "k", "n", "block")
         if self.dtype_lhs not in (*_FLOATS, *ROW_FORMATS):
             raise SpecError(f"dtype_lhs={self.dtype_lhs!r}; use {', '.join((*_FLOATS, *ROW_FORMATS))}")
         self._check_rows()

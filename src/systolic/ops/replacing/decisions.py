@@ -66,20 +66,13 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules by which a kernel is taken.
+    """The rules by which a kernel is taken."""
 
-    Attributes:
-      least_ratio: XLA's time over ours must be above it.
-      where_unknown: the implementation of a product for which XLA's time is unknown.
-      chip: the chip whose times count; None: tracing sees no TPU.
-      plans: the planner's plans; a new object when its store has a new winner.
-    """
-
-    least_ratio: float
-    where_unknown: WhereUnknown
-    chip: Chip | None
+    least_ratio: float  # XLA's time over ours must be above it
+    where_unknown: WhereUnknown  # the implementation of a product for which XLA's time is unknown
+    chip: Chip | None  # the chip whose times count; None: tracing sees no TPU
     planner: Planner
-    plans: Plans
+    plans: Plans  # the planner's plans; a new object when its store has a new winner
 
     def decide(self, types: Sequence[Any], params: Mapping[str, Any]) -> Decision:
         """Decide on a `dot_general` with these types of operands and result."""

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 from systolic.ops.planner import planner_in_use
 from systolic.ops.replacing.decisions import Decision, Policy
 from systolic.spec import MatmulSpec, SpecError
+from systolic.support.choices import unknown_name
 from systolic.support.summary import Summarised, Summary
 
 P = ParamSpec("P")
@@ -26,7 +27,7 @@ class ReplacedProducts(Summarised):
 
         self._options = options
         if (who := options["where_unknown"]) not in ("xla", "kernel"):
-            raise SpecError(f"where_unknown={who!r} is not known; use xla or kernel")
+            raise SpecError(unknown_name("where_unknown=", who, ("xla", "kernel")))
         self._backend = functools.partial(backend_of, options["implementation"], options["chip"], None)
         self._backend()  # errors now, and not in the block
         self._counts: Counter[Decision] = Counter()

@@ -34,17 +34,11 @@ _OURS = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewriter:
-    """The callback of `compat.intercepted`: replaces products, and reports each decision.
+    """The callback of `compat.intercepted`: replaces products, and reports each decision."""
 
-    Attributes:
-      policy: which products are replaced.
-      implementation: of a replaced product, as `systolic.matmul` takes it.
-      tell: called with the decision on every product.
-    """
-
-    policy: Policy
-    implementation: Implementation
-    tell: Callable[[Decision], None]
+    policy: Policy  # which products are replaced
+    implementation: Implementation  # of a replaced product, as `systolic.matmul` takes it
+    tell: Callable[[Decision], None]  # called with the decision on every product
 
     def __call__(self, primitive: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> Any:
         """Return the results of `primitive.bind`, with replaced products."""

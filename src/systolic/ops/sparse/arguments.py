@@ -24,21 +24,16 @@ from systolic.spec import SpecError
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """A call in canonical form.
-
-    Attributes:
-      operands: blocks and the dense matrix of dsd and dds, lhs and rhs of sdd; a dense one may have a batch.
-      shape: of a dense result.
-      dtype: the dtype that the caller expects.
-    """
+    """A call in canonical form."""
 
     product: SparseProduct
+    # Blocks and the dense matrix of dsd and dds, lhs and rhs of sdd; a dense one may have a batch.
     operands: tuple[Array, Array]
     bias: Array | None
     places: Places
     batch: tuple[int, ...]
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...]  # of a dense result
+    dtype: str  # the dtype that the caller expects
 
 
 def canonical(

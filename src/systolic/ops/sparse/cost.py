@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from systolic.chips import Chip
 from systolic.cost.pipeline import ModelledTime
-from systolic.cost.ranking import TimedConfig
+from systolic.cost.ranking import TimedConfig, legal_configs
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.ops.sparse.call_lists import calls_of, one_call
 from systolic.ops.sparse.schedule import MAX_BUNDLES, ProductSchedule, SampledSchedule, most_joined
 from systolic.ops.sparse.spec import SparseSpec
-from systolic.schedule import LANES, REGISTER_BYTES, IllegalTilesError, KernelConfig, Tiles
+from systolic.schedule import LANES, REGISTER_BYTES, KernelConfig, Tiles
 from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
@@ -50,19 +50,13 @@ def configs(spec: SparseSpec, chip: Chip) -> list[TimedConfig]:
 
 @functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a product
 def _configs(spec: SparseSpec, chip: Chip) -> tuple[TimedConfig, ...]:
-    timed_configs, refusal = list[TimedConfig](), None
     space = (_sampled_space if spec.kind == "sdd" else _product_space)(one_call(spec, chip), chip)
-    for config in dict.fromkeys(space):
-        try:
-            timed_configs.append(timed(spec, config, chip))
-        except IllegalTilesError as error:
-            refusal = error
-    if not timed_configs and refusal is not None:
-        raise refusal
+
+    def with_code(one: TimedConfig) -> float:
+        return one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE)
+
     # Of configurations that are about as fast, the one with less code.
-    return tuple(
-        sorted(timed_configs, key=lambda one: one.modelled.time_us * (1 + _joined(spec, one.config) * _MORE_CODE))
-    )
+    return tuple(sorted(legal_configs(space, lambda config: timed(spec, config, chip)), key=with_code))
 
 
 def timed(spec: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:

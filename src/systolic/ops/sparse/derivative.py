@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
@@ -20,14 +21,10 @@ from systolic.spec import accumulator_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Multiply:
+class _Multiply(OfProduct):
     """The product of a sparse matrix, lhs being its blocks, and a dense one, for `engine.derivative`."""
 
     product: SparseProduct
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def multiply(self, lhs: Array, rhs: Array, rest: Places) -> Array:
         return _product(self.product, lhs, rhs, None, rest)
@@ -37,26 +34,20 @@ class _Multiply:
         # The derivative of blocks that are stored transposed is the derivative of the transposed product.
         left, right = (rows, rhs) if product.kind == "dsd" else (rhs.mT, rows.mT)
         left, right = (right, left) if product.transpose_sparse else (left, right)
-        to_blocks = product.with_planned_tiles(
-            kind="sdd", transpose_sparse=False, transpose_rhs=True, dtype_out=lhs.dtype.name
-        )
+        to_blocks = product.anew(kind="sdd", transpose_sparse=False, transpose_rhs=True, dtype_out=lhs.dtype.name)
         return sample(to_blocks, left, right, rest)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
         turned = not self.product.transpose_sparse
-        product = self.product.with_planned_tiles(transpose_sparse=turned, dtype_out=rhs.dtype.name)
+        product = self.product.anew(transpose_sparse=turned, dtype_out=rhs.dtype.name)
         return multiply(product, lhs, cotangent.astype(lhs.dtype), rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Sample:
+class _Sample(OfProduct):
     """Blocks of the product of dense matrices, or a matrix with them, for `engine.derivative`."""
 
     product: SparseProduct
-
-    @property
-    def effects(self) -> frozenset[Any]:
-        return self.product.backend.effects
 
     def multiply(self, lhs: Array, rhs: Array, rest: Places) -> Array:
         run = functools.partial(_dispatched, sampled_by_pallas, sampled_by_xla)
@@ -74,7 +65,7 @@ class _Sample:
 
     def _sparse(self, operand: Array) -> SparseProduct:
         """Return the product of the cotangent's blocks that makes the cotangent of an operand."""
-        return self.product.with_planned_tiles(
+        return self.product.anew(
             kind="dsd", transpose_rhs=False, dense_out=False, lower=None, upper=None, dtype_out=operand.dtype.name
         )
 
@@ -96,7 +87,7 @@ def sample(product: SparseProduct, lhs: Array, rhs: Array, places: Places) -> Ar
 def multiply_fused(product: SparseProduct, blocks: Array, dense: Array, bias: Any, places: Places) -> Array:
     """Return `activation(lhs @ rhs + bias)`, in one kernel if nothing is differentiated."""
     # The sum is stored as it is, not rounded.
-    sums = product.with_planned_tiles(dtype_out=accumulator_dtype(blocks.dtype.name), activation="", function=None)
+    sums = product.anew(dtype_out=accumulator_dtype(blocks.dtype.name), activation="", function=None)
 
     def kernel(operands: tuple[Array, Array, Any]) -> Array:
         return _product(product, *operands, places)

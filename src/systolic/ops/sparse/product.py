@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend, Computed
 from systolic.ops.sparse.spec import SparseKind, SparseSpec
 from systolic.spec import PrecisionName
+
+# Fields that a product and its spec have in common.
+_OF_SPEC = ("kind", "precision", "dtype_out", "transpose_sparse", "transpose_rhs", "dense_out", "activation")
 
 
 class Places(NamedTuple):
@@ -19,7 +23,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProduct:
+class SparseProduct(Computed):
     """All static parameters of a product except its dense operands' shapes; hashable.
 
     Attributes:
@@ -29,7 +33,6 @@ class SparseProduct:
       lower, upper: of a dense result, diagonals outside of which elements are zero: column − row.
     """
 
-    backend: Backend
     kind: SparseKind
     shape: tuple[int, int]
     block: tuple[int, int]
@@ -43,10 +46,6 @@ class SparseProduct:
     upper: int | None = None
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
-
-    def with_planned_tiles(self, **changes: Any) -> SparseProduct:
-        """Change these fields, and leave tiles to the planner: a caller's tiles are for one product."""
-        return replace(self, backend=replace(self.backend, tiles=None), **changes)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -62,19 +61,26 @@ class SparseProduct:
             "sdd": {"m": rows, "k": sweep, "n": columns},
         }
         return SparseSpec(
-            kind=self.kind,
             **sizes[self.kind],
             block_rows=block[0],
             block_columns=block[1],
             blocks=max(min(self.expected, most_blocks, self.grid[0] * self.grid[1]), 1),
             most_blocks=most_blocks,
             dtype=dtype,
-            dtype_out=self.dtype_out,
-            precision=self.precision,
-            transpose_sparse=self.transpose_sparse,
-            transpose_rhs=self.transpose_rhs,
-            dense_out=self.dense_out,
             diagonals=self.lower is not None or self.upper is not None,
             bias=bias,
-            activation=self.activation,
+            **{name: getattr(self, name) for name in _OF_SPEC},
+        )
+
+    @staticmethod
+    def of(spec: SparseSpec, backend: Backend) -> SparseProduct:
+        """Return the product that a spec describes."""
+        _, function = activation_of(spec.activation or None)
+        return SparseProduct(
+            backend=backend,
+            shape=spec.stored_shape,
+            block=spec.stored_block,
+            expected=spec.blocks,
+            function=function,
+            **{name: getattr(spec, name) for name in _OF_SPEC},
         )

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import BY_XLA, Backend, Implementation
 from systolic.ops.engine.programs import raced_call
 from systolic.ops.op_programs import Programs, RacedPrograms
@@ -102,7 +101,7 @@ def dense_by_xla(spec: SparseSpec, *arrays: Array) -> Any:
         return cut[jnp.minimum(rows, spec.grid_rows - 1), columns].astype(spec.dtype_out)
     dense = rest[0].mT if spec.transpose_sparse else rest[0]
     total = _dot(spec, *((dense, second) if spec.kind == "dsd" else (second, dense)))
-    return finished(_static(spec), total, rest[-1] if spec.bias else None)
+    return finished(SparseProduct.of(spec, BY_XLA), total, rest[-1] if spec.bias else None)
 
 
 def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
@@ -116,26 +115,8 @@ def _dot(spec: SparseSpec, lhs: Array, rhs: Array) -> Array:
     )
 
 
-def _static(spec: SparseSpec, backend: Backend = BY_XLA) -> SparseProduct:
-    name, function = activation_of(spec.activation or None)
-    return SparseProduct(
-        backend=backend,
-        kind=spec.kind,
-        shape=spec.stored_shape,
-        block=spec.stored_block,
-        expected=spec.blocks,
-        precision=spec.precision,
-        dtype_out=spec.dtype_out,
-        transpose_sparse=spec.transpose_sparse,
-        transpose_rhs=spec.transpose_rhs,
-        dense_out=spec.dense_out,
-        activation=name,
-        function=function,
-    )
-
-
 def _product(spec: SparseSpec, chip: Chip, config: KernelConfig, *arrays: Array) -> Array:
-    product = _static(spec, Backend(implementation="pallas", chip=chip, tiles=config))
+    product = SparseProduct.of(spec, Backend(implementation="pallas", chip=chip, tiles=config))
     first, second, rows, columns, *rest = arrays
     places = Places(rows, columns)
     if spec.kind == "sdd":

@@ -41,29 +41,17 @@ MAX_BUNDLES = 11_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductSchedule:
-    """The schedule of `kernels.sparse.product` for a configuration of dsd or dds.
+    """The schedule of `kernels.sparse.product` for a configuration of dsd or dds."""
 
-    Attributes:
-      joined: blocks of a line that one stretch of straight code multiplies, at most.
-      tile: columns of rhs in VMEM, of dds rows of lhs, with all of k.
-      grid: number of such panels.
-      subtile: columns, or rows, that one stretch multiplies.
-      parts: parts in which a panel arrives.
-      slots: blocks of the sparse matrix in VMEM.
-      fetched: blocks that one copy brings.
-      out_slots: blocks of the result.
-      buffers: all buffers in VMEM.
-    """
-
-    joined: int
-    tile: int
-    grid: int
-    subtile: int
-    parts: int
-    slots: int
-    fetched: int
-    out_slots: int
-    buffers: tuple[VmemBuffer, ...]
+    joined: int  # blocks of a line that one stretch of straight code multiplies, at most
+    tile: int  # columns of rhs in VMEM, of dds rows of lhs, with all of k
+    grid: int  # number of such panels
+    subtile: int  # columns, or rows, that one stretch multiplies
+    parts: int  # parts in which a panel arrives
+    slots: int  # blocks of the sparse matrix in VMEM
+    fetched: int  # blocks that one copy brings
+    out_slots: int  # blocks of the result
+    buffers: tuple[VmemBuffer, ...]  # all buffers in VMEM
 
     @property
     def capacity(self) -> int:
@@ -128,31 +116,18 @@ class ProductSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledSchedule:
-    """The schedule of `kernels.sparse.sampled` for a configuration of sdd.
+    """The schedule of `kernels.sparse.sampled` for a configuration of sdd."""
 
-    Attributes:
-      joined: blocks of a line that one stretch of straight code makes, at most.
-      tile_k: rows of a panel of rhs, which has all columns.
-      grid_k: number of such panels.
-      parts: parts in which a panel arrives.
-      slots: blocks whose sums are in VMEM.
-      row_slots: blocks of lhs.
-      stages: blocks of the result that wait to be stored.
-      subtile: rows of a block that one stretch of straight code takes.
-      zero_widths: blocks that a copy of zeros fills, the largest first.
-      buffers: all buffers in VMEM.
-    """
-
-    joined: int
-    tile_k: int
-    grid_k: int
-    parts: int
-    slots: int
-    row_slots: int
-    stages: int
-    subtile: int
-    zero_widths: tuple[int, ...]
-    buffers: tuple[VmemBuffer, ...]
+    joined: int  # blocks of a line that one stretch of straight code makes, at most
+    tile_k: int  # rows of a panel of rhs, which has all columns
+    grid_k: int  # number of such panels
+    parts: int  # parts in which a panel arrives
+    slots: int  # blocks whose sums are in VMEM
+    row_slots: int  # blocks of lhs
+    stages: int  # blocks of the result that wait to be stored
+    subtile: int  # rows of a block that one stretch of straight code takes
+    zero_widths: tuple[int, ...]  # blocks that a copy of zeros fills, the largest first
+    buffers: tuple[VmemBuffer, ...]  # all buffers in VMEM
 
     @property
     def panel_slots(self) -> int:

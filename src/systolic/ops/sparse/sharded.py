@@ -26,12 +26,7 @@ _PLACES = Places(rows=("",), columns=("",))
 
 
 def sharded_product(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> Array:
-    """Return the product by `run`, which on each device gets the device's parts.
-
-    Args:
-      mesh: the result of `target.explicit_mesh`.
-      given: blocks, the dense matrix, the bias or None, and places.
-    """
+    """Return the product by `run`, which on each device gets its parts of blocks, dense matrix, bias and places."""
     dense, bias, out = _dense_names(product)
     names = (_BLOCKS, dense, bias, _PLACES)
     return on_devices(lambda *parts: run(product, *parts), mesh, cuts_of(given, names, last=()), given, names, out)
@@ -44,7 +39,7 @@ def sharded_sample(run: Run, mesh: Any, product: SparseProduct, *given: Any) -> 
     def compute(*parts: Any) -> Array:
         if "k" not in cuts:
             return run(product, *parts)
-        part = product.with_planned_tiles(dtype_out=accumulator_dtype(given[0].dtype.name))
+        part = product.anew(dtype_out=accumulator_dtype(given[0].dtype.name))
         return lax.psum(run(part, *parts), cuts["k"]).astype(product.dtype_out)
 
     return on_devices(compute, mesh, cuts, given, names, ("", "") if product.dense_out else _BLOCKS)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from systolic.spec.dtypes import SpecError, dtype_bytes
-from systolic.spec.matmul import LARGEST_SIZE, PASSES, PrecisionName
+from systolic.spec.matmul import PrecisionName, check_precision, check_sizes
 from systolic.spec.one_dtype import OneDtype
+from systolic.support.choices import unknown_name
 
 # Which matrix is sparse, as MegaBlocks names it: result, left operand, right operand; d is a dense one.
 SparseKind = Literal["dsd", "dds", "sdd"]
@@ -61,16 +62,12 @@ class SparseSpec(OneDtype):
     activation: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("m", "k", "n", "block_rows", "block_columns", "blocks", "most_blocks"):
-            size = getattr(self, name)
-            if not 1 <= size <= LARGEST_SIZE:
-                raise SpecError(f"{name}={size}: it has to be a number from 1 to {LARGEST_SIZE}")
+        check_sizes(self, "m", "k", "n", "block_rows", "block_columns", "blocks", "most_blocks")
         if self.kind not in ("dsd", "dds", "sdd"):
-            raise SpecError(f"kind={self.kind!r} is not known; use dsd, dds or sdd")
+            raise SpecError(unknown_name("kind=", self.kind, ("dsd", "dds", "sdd")))
         for dtype in (self.dtype, self.dtype_out):
             dtype_bytes(dtype)
-        if self.precision not in PASSES:
-            raise SpecError(f"precision={self.precision!r} is not known; use {', '.join(PASSES)}")
+        check_precision(self.precision)
         rows, columns = self.sparse_shape
         if rows % self.block_rows or columns % self.block_columns:
             raise BlockSparseError(

@@ -89,13 +89,10 @@ class DmaEngine:
         """Start a copy that signals `flag`; return when the core goes on.
 
         Args:
-          core: the core that starts it.
-          program: the program that starts it.
           time: when the core is ready to start it.
           flag: the sync flag that counts the granules that have landed.
           granules: size of the copy.
-          source: memory space.
-          destination: memory space.
+          source, destination: memory spaces.
           run_bytes: moved in one piece before the copy strides on; 0: all of it; None: not known.
           source_flag: signalled on this core where the copy goes to the other.
         """

@@ -17,11 +17,7 @@ class IterationBudget:
         self.left = limit
 
     def spend(self, iterations: int) -> None:
-        """Take iterations off the budget.
-
-        Raises:
-          SimulationError: fewer are left.
-        """
+        """Take iterations off the budget; raise SimulationError if fewer are left."""
         self.left -= iterations
         if self.left < 0:
             raise SimulationError(f"loops went round more than {self._most:,} times")

@@ -64,11 +64,7 @@ def _tiled(array: np.ndarray, tile: list[int]) -> np.ndarray:
 
 
 def array_bytes(shape: HloShape) -> int:
-    """Return the bytes of an array in memory, including its tiles' padding.
-
-    Raises:
-      ValueError: an element type whose size is not in its name.
-    """
+    """Return an array's bytes, with its tiles' padding; raise ValueError if the element type's name has no size."""
     bits = 8 if shape.dtype == "pred" else int(re.sub(r"\D.*", "", shape.dtype.lstrip("bfscu")))
     match = _LAYOUT.fullmatch(shape.layout)
     sizes = list(shape.sizes)

@@ -85,14 +85,29 @@ def _target(program: Program, bundle: Bundle, branch: Instruction) -> int | None
     return program.region_start.get(int(target.removeprefix("target = $region")))
 
 
-def _reach(slots: Sequence[Bundle]) -> int:
-    """Count the bundles after a branch that its shadow can cover at most."""
+def _reach(slots: Sequence[Bundle], depth: int) -> int:
+    """Count the bundles after a branch that its shadow can cover at most.
+
+    Args:
+      depth: of the loops that the branch repeats; 0: it leads on.
+    """
     stops = (
         at
         for at, slot in enumerate(slots)
-        if branch_of(slot) is not None or (at > 0 and slot.region_starts) or _meets_others(slot)
+        if branch_of(slot) is not None
+        or (at > 0 and slot.region_starts)
+        or _meets_others(slot)
+        or (slot.depth < depth and _changes_flags(slot))
     )
     return next(stops, len(slots))
+
+
+def _changes_flags(bundle: Bundle) -> bool:
+    """True if the bundle changes a flag of its core whatever the branch decides."""
+    return any(
+        instruction.traits.kind in ("set flag", "add to flag") and instruction.predicate is None
+        for instruction in bundle.instructions
+    )
 
 
 def _meets_others(bundle: Bundle) -> bool:
@@ -112,12 +127,14 @@ def _shadow(program: Program, index: int, delay_slots: int, target: int | None) 
             raise SimulationError(f"{program.name}, line {bundles[index].line}: the program ends in a branch's shadow")
         return index + delay_slots, 1
     # Which `{}` represents the rest is not marked. What holds in every listing seen: the shadow never reaches over the
-    # begin of a region, another branch, a wait for a copy or a signal to another device, and a run of empty slots not
-    # over the end of a region. On the chips that print all of their slots nothing waits in a shadow either (651
-    # branches of 80 programs), and nothing signals there (819 branches of 12 programs for slices).
-    slots = slots[: _reach(slots)]
+    # begin of a region, another branch, a wait for a copy or a signal to another device, nor out of a loop to a change
+    # of a flag, which would happen each round; and a run of empty slots not over the end of a region. On the chips that
+    # print all of their slots nothing waits in a shadow either (651 branches of 80 programs), and nothing signals there
+    # (819 branches of 12 programs for slices).
+    begin = bundles[target] if target is not None and target <= index else None  # of the loop
+    slots = slots[: _reach(slots, begin.depth if begin is not None else 0)]
     # The regions of a loop begin where its branch leads to. One that ends in the last slot has all slots within it.
-    looped = bundles[target].region_starts if target is not None and target <= index else ()
+    looped = begin.region_starts if begin is not None else ()
     if len(slots) == delay_slots and not set(looped).isdisjoint(slots[-1].region_ends):
         return index + delay_slots, 1
     empty = [slot for slot, bundle in enumerate(slots, 1) if bundle.empty]

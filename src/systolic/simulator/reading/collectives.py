@@ -45,19 +45,12 @@ class HloCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceHlo:
-    """The devices of a program, as the HLO gives them.
+    """The devices of a program, as the HLO gives them."""
 
-    Attributes:
-      partitions: devices that run the program, each on its part.
-      replicas: copies of all partitions.
-      collectives: operations that communicate, by name.
-      permutes: names of those that are permutations, in the order of the program.
-    """
-
-    partitions: int
-    replicas: int
-    collectives: Mapping[str, HloCollective]
-    permutes: tuple[str, ...]
+    partitions: int  # devices that run the program, each on its part
+    replicas: int  # copies of all partitions
+    collectives: Mapping[str, HloCollective]  # operations that communicate, by name
+    permutes: tuple[str, ...]  # names of those that are permutations, in the order of the program
 
 
 def parse_collectives(text: str) -> SliceHlo:

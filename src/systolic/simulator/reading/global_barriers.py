@@ -20,27 +20,16 @@ _BARRIER_KINDS = ("signal", "add to flag", "wait")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalBarrier:
-    """A barrier of all devices in a listing.
+    """A barrier of all devices in a listing."""
 
-    Attributes:
-      end: the block after it.
-      others: number of devices that the first one waits for.
-      signal: the instruction by which others signal the first device.
-      before_cycles: until a device has signalled the first one.
-      between_cycles: until that one, which has all signals, begins to signal the others.
-      each_cycles: from one of its signals to the next.
-      after_cycles: after a device's own wait.
-      waits: how many waits those cycles do not hold.
-    """
-
-    end: int
-    others: int
-    signal: Instruction
-    before_cycles: int
-    between_cycles: int
-    each_cycles: int
-    after_cycles: int
-    waits: int = 2
+    end: int  # the block after it
+    others: int  # number of devices that the first one waits for
+    signal: Instruction  # the instruction by which others signal the first device
+    before_cycles: int  # until a device has signalled the first one
+    between_cycles: int  # until that one, which has all signals, begins to signal the others
+    each_cycles: int  # from one of its signals to the next
+    after_cycles: int  # after a device's own wait
+    waits: int = 2  # how many waits those cycles do not hold
 
 
 def global_barriers(program: Program, blocks: Sequence[Block]) -> dict[int, GlobalBarrier]:

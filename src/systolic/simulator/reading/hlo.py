@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.reading.operation_kinds import OperationKinds
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?", re.ASCII)
@@ -17,6 +18,8 @@ _ALIAS = re.compile(r"\{(\d{0,9})\}: \((\d{1,9}), \{\}, (?:may|must)-alias\)", r
 _LAUNCH = "call-start"
 _SPARSE_THREAD = 'async_execution_thread="sparsecore"'
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_COMPUTATION = re.compile(r"(?:ENTRY )?%([\w.\-]+) \(", re.ASCII)
+_MODULE = re.compile(r"HloModule ([\w.\-]{1,1000})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,27 +42,27 @@ class HloParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLevelHlo:
-    """The scheduled HLO of a whole program.
+    """The scheduled HLO of a whole program."""
 
-    Attributes:
-      parameters: the entry computation's parameters, by number.
-      shapes: the shape of every instruction that gives one array, by name.
-      operands: names of every instruction's operands, by name.
-      kernels: names of the instructions that are Pallas kernels.
-      scopes: JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general".
-      results: how many arrays the program returns as a tuple; None: one, and no tuple.
-      aliases: results that take the memory of a parameter, by number, and that parameter's number.
-      launches: names of the instructions that start SparseCores, in the order of the schedule.
-    """
-
-    parameters: Mapping[int, HloParameter]
-    shapes: Mapping[str, HloShape]
-    operands: Mapping[str, tuple[str, ...]]
-    kernels: frozenset[str]
-    scopes: Mapping[str, str]
-    results: int | None = None
+    parameters: Mapping[int, HloParameter]  # the entry computation's parameters, by number
+    shapes: Mapping[str, HloShape]  # the shape of every instruction that gives one array, by name
+    operands: Mapping[str, tuple[str, ...]]  # names of every instruction's operands, by name
+    kernels: frozenset[str]  # names of the instructions that are Pallas kernels
+    scopes: Mapping[str, str]  # JAX's name stack of every instruction, by name: "jit(f)/while/body/dot_general"
+    results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
+    # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    launches: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ()  # names of the instructions that start SparseCores, in the order of the schedule
+    module: str = ""  # the module's name, such as "jit_f"
+    kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
+
+    def flops(self, instruction: str) -> int | None:
+        """Return the FLOPs of one call's matrix products; None if it has none, or the text does not say."""
+        return self.kinds.flops(
+            instruction,
+            lambda name: self.shapes[name].sizes if name in self.shapes else (),
+            lambda name: self.operands.get(name, ()),
+        )
 
     def operand_shape(self, instruction: str, index: int) -> HloShape | None:
         """Return the shape of one of an instruction's operands; None if the text does not say."""
@@ -80,11 +83,15 @@ def parse_hlo(text: str) -> TopLevelHlo:
     kernels: set[str] = set()
     results = None
     launches: list[str] = []
+    kinds = OperationKinds()
     in_entry = False
     name = ""
     for line in text.splitlines():
         match = _INSTRUCTION.match(line)
         if match is None:
+            header = _COMPUTATION.match(line)
+            if header is not None and line.endswith("{"):
+                kinds.enter(header[1])
             if line.startswith("ENTRY "):
                 in_entry = True
             elif line[:2].strip() == "}":
@@ -100,6 +107,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         if shape is not None:
             shapes[name] = shape
         operands[name] = tuple(_OPERAND.findall(rest.split(")", 1)[0]))
+        kinds.add(name, opcode, rest)
         scope = _OP_NAME.search(rest)
         if scope is not None:
             scopes[name] = scope.group(1)
@@ -118,6 +126,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         raise SimulationError(
             f"the HLO has {len(parameters)} parameters, of which one has the number {max(parameters)}"
         )
+    module = _MODULE.match(text)
     return TopLevelHlo(
         parameters=parameters,
         shapes=shapes,
@@ -127,6 +136,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
         launches=tuple(launches),
+        module=module[1] if module is not None else "",
+        kinds=kinds,
     )
 
 

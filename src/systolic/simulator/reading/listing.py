@@ -106,11 +106,7 @@ def registers(text: str) -> list[str]:
 
 
 def parse_listing(name: str, text: str) -> Program:
-    """Read the bundles of one listing.
-
-    Raises:
-      SimulationError: a line that is no bundle, a comment that does not end, an address out of order.
-    """
+    """Read the bundles of one listing; raise SimulationError for text that is none, or cut."""
     bundles: list[Bundle] = []
     region_start: dict[int, int] = {}
     keep_loads = " vpush " in text

@@ -21,11 +21,7 @@ _NUMBER = re.compile(r"\d+|0x[0-9a-f]+", re.ASCII)
 
 
 def barrier_flags(program: Program) -> dict[str, int]:
-    """Find the allocations that are signalled by number, and the number of each.
-
-    Raises:
-      SimulationError: it is not certain which allocation it is.
-    """
+    """Return the allocations that are signalled by number, with it; raise SimulationError if one is not certain."""
     definitions: dict[str, list[Instruction]] = {}
     for instruction in _instructions(program):
         if instruction.dest is not None:

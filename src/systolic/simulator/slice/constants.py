@@ -41,17 +41,11 @@ class NeighbourTableError(SimulationError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantOperand:
-    """An operand of a called operation that is a constant.
+    """An operand of a called operation that is a constant."""
 
-    Attributes:
-      operation: the called operation.
-      operand: as the operation declares it.
-      allocation: its number.
-    """
-
-    operation: str
-    operand: CallOperand
-    allocation: int
+    operation: str  # the called operation
+    operand: CallOperand  # as the operation declares it
+    allocation: int  # its number
 
     @property
     def words(self) -> int:
@@ -61,19 +55,12 @@ class ConstantOperand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """The constants of a program.
+    """The constants of a program."""
 
-    Attributes:
-      operands: constants that operations are handed.
-      contents: their words, by the number of their allocation.
-      places: their offsets in HBM from the first constant, by the number of their allocation.
-      unknown: why their contents are not known; "": they are.
-    """
-
-    operands: tuple[ConstantOperand, ...]
-    contents: Mapping[int, Words]
-    places: Mapping[int, int]
-    unknown: str
+    operands: tuple[ConstantOperand, ...]  # constants that operations are handed
+    contents: Mapping[int, Words]  # their words, by the number of their allocation
+    places: Mapping[int, int]  # their offsets in HBM from the first constant, by the number of their allocation
+    unknown: str  # why their contents are not known; "": they are
 
     def in_hbm(self, begin: int) -> dict[int, Words]:
         """Return the constants by the pointers to them, where constants begin there."""

@@ -20,25 +20,15 @@ _ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceFacts:
-    """Facts of a program for many devices.
+    """Facts of a program for many devices."""
 
-    Attributes:
-      hlo: devices and communication, from the HLO.
-      words: words of scalar memory that identify the device, by address.
-      constants: its constants in HBM.
-    """
-
-    hlo: SliceHlo
-    words: Mapping[int, Word]
-    constants: Constants
+    hlo: SliceHlo  # devices and communication, from the HLO
+    words: Mapping[int, Word]  # words of scalar memory that identify the device, by address
+    constants: Constants  # its constants in HBM
 
 
 def remote_code(program: Program, hlo: SliceHlo, *, top_level: bool) -> RemoteCode:
-    """Return the labels that translating needs of a program's acts on other devices.
-
-    Raises:
-      SimulationError: it is not certain which flag is signalled by number.
-    """
+    """Return the labels of a program's acts on other devices; raise SimulationError if a flag is not certain."""
     labels = _labels(program, hlo) if top_level else {}
     return RemoteCode(numbered=barrier_flags(program), labels=labels, default="" if top_level else program.name)
 

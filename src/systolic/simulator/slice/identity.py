@@ -43,21 +43,13 @@ _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The words of one device's memory that identify it, and words that are the same on all.
+    """The words of one device's memory that identify it, and words that are the same on all."""
 
-    Attributes:
-      chip: number of its chip.
-      partition: its place in the mesh.
-      first_core: number of its first core on the chip.
-      constants: where the program's constants begin.
-      assignment: where the table of the assignment lies.
-    """
-
-    chip: int
-    partition: int
-    first_core: int
-    constants: int
-    assignment: int
+    chip: int  # number of its chip
+    partition: int  # its place in the mesh
+    first_core: int  # number of its first core on the chip
+    constants: int  # where the program's constants begin
+    assignment: int  # where the table of the assignment lies
 
     def value(self, word: Word, core: int) -> int:
         return {

@@ -18,11 +18,7 @@ _AGREED_CHECK = "SynchronizeProgramDescriptorStates"
 
 
 def without_launch(program: Program) -> Program:
-    """Return the top-level program with the launch's bundles emptied.
-
-    Raises:
-      SimulationError: the marks around the launch are not there.
-    """
+    """Return the top-level program with the launch's bundles emptied; raise SimulationError if it has no marks."""
     begin, end = _marked(program, LAUNCHING), _marked(program, LAUNCHED)
     if begin is None or end is None or end < begin:
         raise SimulationError(f"{program.name}: the barrier at the program's launch has no marks around it")

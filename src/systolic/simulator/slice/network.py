@@ -72,11 +72,7 @@ class Network:
         self._changed: dict[Stream, None] = {}  # shares to be computed after all events of this time
 
     def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Send bytes from `time` on; `ended` is called when the last has left.
-
-        Raises:
-          TooManyCopiesError: there are more copies than can be simulated.
-        """
+        """Send bytes from `time` on, call `ended` when the last has left; raise TooManyCopiesError past the limit."""
         self.copies += 1
         if self.copies > self._most_copies:
             raise too_many_copies(self.copies)

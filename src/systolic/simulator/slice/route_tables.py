@@ -68,11 +68,7 @@ class RouteTables:
         return RouteTables(entries=entries, most=limit)
 
     def target(self, sender: int, entry: int) -> int:
-        """Return the chip to which a chip's entry leads.
-
-        Raises:
-          SimulationError: it is not known.
-        """
+        """Return the chip to which a chip's entry leads; raise SimulationError if it is not known."""
         target = self.entries[sender].get(entry)
         if target is None:
             raise SimulationError(

@@ -20,18 +20,12 @@ from systolic.simulator.slice.routes import Routes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceSetup:
-    """A slice, and where on it the program runs.
-
-    Attributes:
-      assignment: device ids by partition.
-      routes: its devices' routes.
-      route_tables: how its chips name each other; None: by number.
-    """
+    """A slice, and where on it the program runs."""
 
     shape: SliceShape
-    assignment: tuple[int, ...]
-    routes: Routes
-    route_tables: RouteTables | None
+    assignment: tuple[int, ...]  # device ids by partition
+    routes: Routes  # its devices' routes
+    route_tables: RouteTables | None  # how its chips name each other; None: by number
 
     @staticmethod
     def of(shape: SliceShape, assignment: Sequence[int], facts: SliceFacts) -> SliceSetup:
@@ -100,11 +94,7 @@ class PartitionContents:
         return replace(setup, parameters=self.parameters[partition], operand_words=words)
 
     def of_all(self, setup: DeviceSetup) -> DeviceSetup:
-        """Return the setup of a device that represents all.
-
-        Raises:
-          DivergedError: known contents differ between devices.
-        """
+        """Return the setup of a device for all; raise DivergedError if known contents differ between devices."""
         first = self.of(0, setup)
         for number, partition in enumerate(self.parameters):
             for index, words in enumerate(partition):

@@ -29,11 +29,7 @@ class SparseBlock:
 
 
 def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseBlock, ...]:
-    """Cut a section into basic blocks. Functions begin blocks.
-
-    Raises:
-      SimulationError: a branch to no label, or in the shadow of another.
-    """
+    """Cut a section into blocks, also at functions; raise SimulationError for a branch to no label, or in a shadow."""
     bundles = section.bundles
     starts = {0, *(at for label, at in section.labels.items() if not label.startswith(".Ltmp") and at < len(bundles))}
     shadows: dict[int, tuple[int, int | None]] = {}  # last bundle of the branch's shadow → where from, and to

@@ -87,7 +87,7 @@ class SparseCore:
         yield begin
         begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
         self._program, self._code_at = program, launch.code
-        self._functions.clear()
+        self._functions = _resident(program)
         machine = self._machine(None, launch.memory(), {})
         waits.append(machine)
         end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
@@ -180,11 +180,7 @@ class SparseCore:
         self.changes += 1
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag of another core.
-
-        Raises:
-          SimulationError: the core is not known.
-        """
+        """Signal a flag of another core; raise SimulationError if the core is not known."""
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
         self._signal(self.number, time, address, amount)
@@ -211,3 +207,10 @@ def _located(running: Running, name: str) -> Running:
         raise SimulationError(f"{name}: control flow depends on {error.why}, which is not followed there") from error
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise SimulationError(f"{name}: code that cannot be executed: {error}") from error
+
+
+def _resident(program: SparseProgram) -> dict[int, tuple[SparseFunction, int]]:
+    """Return the functions that the tiles have from the program's launch on, by address."""
+    if program.tec is None or not program.comes_with_tile_code:
+        return {}
+    return {program.symbols[name]: (program.tec, block) for name, block in program.tec.entries.items()}

@@ -30,11 +30,7 @@ class Launch:
 
     @staticmethod
     def read(words: Sequence[int | Unknown]) -> Launch:
-        """Read a descriptor.
-
-        Raises:
-          SimulationError: it is cut, or a needed word is not known.
-        """
+        """Read a descriptor; raise SimulationError if it is cut, or a needed word is not known."""
         if len(words) != _WORDS:
             raise SimulationError(f"a SparseCore is launched with a descriptor of {len(words)} words")
         number, granules, code = (words[place] for place in (_NUMBER, _GRANULES, _CODE))

@@ -27,6 +27,9 @@ SECTIONS = ("scs", "tec")
 # Sizes in HBM, in granules: by them a program's end is where the launch says.
 _SEQUENCER_GRANULES = 1
 TILE_GRANULES = 2
+# What a program has in addition to its listing if its sequencer does not load the tiles' code: launches of v7x' data
+# formatting say 222, 238 and 334 granules, for 214, 230 and 326 in the listings.
+_LOADER_GRANULES = 8
 
 _BUNDLE = re.compile(r"0x([0-9a-f]+): \{\s*(.*)", re.ASCII | re.DOTALL)
 _LABEL = re.compile(r"([.\w]+):", re.ASCII)
@@ -80,7 +83,18 @@ class SparseListing:
     @property
     def granules(self) -> int:
         """Size of the program in HBM, in granules of 32 bytes."""
-        return len(self.scs.bundles) * _SEQUENCER_GRANULES + len(self.tec.bundles) * TILE_GRANULES
+        listed = len(self.scs.bundles) * _SEQUENCER_GRANULES + len(self.tec.bundles) * TILE_GRANULES
+        return listed + (_LOADER_GRANULES if self.comes_with_tile_code else 0)
+
+    @property
+    def comes_with_tile_code(self) -> bool:
+        """True if the tiles have their code from the launch on: the sequencer copies none to their memory."""
+        return bool(self.tec.bundles) and not any(
+            dest.startswith("[timem:")
+            for bundle in self.scs.bundles
+            for instruction in bundle.instructions
+            for dest in instruction.dests
+        )
 
     def symbols(self) -> dict[str, int]:
         """Return values of the names that instructions use as numbers: function addresses and sizes."""

@@ -21,11 +21,7 @@ _LINK = "s99"
 
 
 def operand(text: str, symbols: Mapping[str, int]) -> str:
-    """Write a register, a number or the value of a symbol as Python.
-
-    Raises:
-      SimulationError: the operand has another form.
-    """
+    """Write a register, a number or a symbol's value as Python; raise SimulationError for another operand."""
     if text == "lr":
         return variable(_LINK)
     if match := _REGISTER.fullmatch(text):

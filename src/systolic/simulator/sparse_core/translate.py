@@ -46,14 +46,11 @@ class SparseProgram:
     tec: SparseFunction | None  # None where the tiles have nothing to do
     symbols: Mapping[str, int]
     granules: int
+    comes_with_tile_code: bool
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
-    """Translate both sections of a listing.
-
-    Raises:
-      SimulationError: an instruction that is not understood; the message quotes it.
-    """
+    """Translate both sections of a listing; raise SimulationError with an instruction that is not understood."""
     symbols = listing.symbols()
     return SparseProgram(
         name=listing.name,
@@ -61,6 +58,7 @@ def translate_sparse(listing: SparseListing) -> SparseProgram:
         tec=_Translator(listing.name, listing.tec, "tec", symbols).translate() if listing.tec.bundles else None,
         symbols=symbols,
         granules=listing.granules,
+        comes_with_tile_code=listing.comes_with_tile_code,
     )
 
 

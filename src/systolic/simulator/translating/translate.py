@@ -78,8 +78,6 @@ def translate(
     """Translate a parsed listing.
 
     Args:
-      program: the listing.
-      machine: the model of the chip.
       allocations: shared with the other programs of the run.
       shared: other cores act on the same device; see above.
       top_level: it calls the other programs.

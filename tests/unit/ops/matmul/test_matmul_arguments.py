@@ -121,7 +121,7 @@ CHOICES = {
     "unknown precision": ({"precision": "medium"}, ("'medium'", "default, high or highest")),
     "a precision for each": ({"precision": ("high", "default")}, ("('high', 'default')", "highest")),
     "a number as precision": ({"precision": 3}, ("precision=3",)),
-    "unknown implementation": ({"implementation": "cuda"}, ("'cuda'", "pallas, xla or interpret")),
+    "unknown implementation": ({"implementation": "cuda"}, ("'cuda'", "pallas, xla, interpret")),
     "a truth as implementation": ({"implementation": True}, ("implementation=True",)),
     "no chip": ({"chip": 5}, ("chip=5", "v5e")),
     "two tiles": ({"tiles": (128, 128)}, ("tiles=(128, 128)", "(tile_m, tile_k, tile_n)")),

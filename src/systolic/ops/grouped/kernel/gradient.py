@@ -21,10 +21,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import as_dtype
-from systolic.kernels.launch import core_number, from_hbm, on_cores, vmem_shapes
+from systolic.kernels.launch import core_number, launch_to_hbm, on_cores, read_from_hbm, vmem_shapes
 from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups
@@ -76,27 +75,19 @@ def grouped_gradient(
         first = core_number(schedule.cores) * schedule.core_n
         _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
-    present = [operand for operand in operands if operand is not None]
-    arrays = operands
-    if not interpret:
-        arrays = operands._replace(lhs=from_hbm(operands.lhs), cotangent=from_hbm(operands.cotangent))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    places = GradientOperands(scalars, scalars, hbm, hbm)
-    return pl.pallas_call(
+    return launch_to_hbm(
         kernel,
-        in_specs=(
-            GradientOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
-        ),
-        out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.groups, spec.k, spec.n), jnp.dtype(spec.dtype_out), present),
+        operands if interpret else read_from_hbm(operands, "lhs", "cotangent"),
+        GradientOperands(scalars, scalars, hbm, hbm),
+        (spec.groups, spec.k, spec.n),
+        spec.dtype_out,
+        spec,
         scratch_shapes=(buffers,),
-        cost_estimate=pl.CostEstimate(
-            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
-        ),
         interpret=interpret,
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
-    )(arrays)
+    )
 
 
 class _At(NamedTuple):

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import core_number, from_hbm, on_cores, vmem_shapes
+from systolic.kernels.launch import core_number, launch_to_hbm, on_cores, read_from_hbm, vmem_shapes
 from systolic.ops.grouped.kernel.product_arrays import Buffers, GroupedOperands
 from systolic.ops.grouped.kernel.product_outputs import Outputs
 from systolic.ops.grouped.kernel.product_steps import Fn, Steps
@@ -76,25 +76,17 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
-    present = [operand for operand in operands if operand is not None]
-    large = {name: getattr(operands, name) for name in ("lhs", "rhs", "up", "residual")}
-    placed = {name: from_hbm(array) for name, array in large.items() if array is not None and not interpret}
-    arrays = operands._replace(**placed)
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    places = GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2))
-    return pl.pallas_call(
+    return launch_to_hbm(
         kernel,
-        in_specs=(
-            GroupedOperands(*(None if operand is None else at for operand, at in zip(arrays, places, strict=True))),
-        ),
-        out_specs=hbm,
-        out_shape=shape_with_mesh_axes((spec.m, spec.n), jnp.dtype(spec.dtype_out), present),
+        operands if interpret else read_from_hbm(operands, "lhs", "rhs", "up", "residual"),
+        GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2)),
+        (spec.m, spec.n),
+        spec.dtype_out,
+        spec,
         scratch_shapes=(buffers,),
-        input_output_aliases={} if arrays.existing is None else {len(present) - 1: 0},
-        cost_estimate=pl.CostEstimate(
-            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
-        ),
+        input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
         interpret=interpret,
         name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
-    )(arrays)
+    )

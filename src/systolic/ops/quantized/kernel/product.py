@@ -29,8 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm, vmem_shapes
+from systolic.kernels.launch import from_hbm, launch_to_hbm, vmem_shapes
 from systolic.ops.quantized.kernel.copies import Buffers, QuantizedOperands
 from systolic.ops.quantized.kernel.step import Fn, Step
 from systolic.ops.quantized.schedule import QuantizedSchedule
@@ -76,33 +75,30 @@ def quantized_product(
         lhs=hbm,
         values=hbm,
         scales=hbm,
-        bias=row if spec.bias else None,
-        residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)) if spec.residual else None,
-        lhs_scales=pl.BlockSpec((ring_schedule.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0))
-        if spec.lhs_blocks
-        else None,
-        out_scale=row if spec.out_scale else None,
-        up_values=None if operands.up_values is None else hbm,
-        up_scales=None if operands.up_scales is None else hbm,
+        bias=row,
+        residual=pl.BlockSpec(out_tile, lambda i, j, kk: (i, j)),
+        lhs_scales=pl.BlockSpec((ring_schedule.tile_m, spec.lhs_blocks), lambda i, j, kk: (i, 0)),
+        out_scale=row,
+        up_values=hbm,
+        up_scales=hbm,
     )
-
-    present = [array for array in arrays if array is not None]
 
     def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
         Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
 
-    return pl.pallas_call(
+    return launch_to_hbm(
         kernel,
+        arrays,
+        places,
+        (m, spec.n),
+        spec.dtype_out,
+        spec,
         grid=(ring_schedule.grid_m, ring_schedule.grid_n, ring_schedule.grid_k),
-        in_specs=(places,),
-        out_specs=hbm,
-        out_shape=shape_with_mesh_axes((m, spec.n), jnp.dtype(spec.dtype_out), present),
         scratch_shapes=(_buffers(spec, schedule, arrays),),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
-        cost_estimate=pl.CostEstimate(flops=spec.flops, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
         interpret=interpret,
         name=_name(spec),
-    )(arrays)
+    )
 
 
 def _name(spec: QuantizedSpec) -> str:

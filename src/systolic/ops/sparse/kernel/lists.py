@@ -36,6 +36,17 @@ def list_buffers(spec: SparseSpec) -> ListBuffers:
     return ListBuffers(words(spec.lines + 2), *(map(words, by_columns) if by_columns else (None, None, None)))
 
 
+def call_options(spec: SparseSpec, cores: int, vmem_limit_bytes: int) -> dict[str, Any]:
+    """Return the arguments of `pallas_call` that both kernels have: the cores, and the kernel's name."""
+    return {
+        "grid": (cores,),
+        "compiler_params": pltpu.CompilerParams(
+            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
+        ),
+        "name": f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
+    }
+
+
 class BlockList(NamedTuple):
     """Blocks by lines; see `schedule.sparse`."""
 

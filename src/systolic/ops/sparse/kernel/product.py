@@ -17,16 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm, vmem_shapes
+from systolic.kernels.launch import launch_to_hbm, read_from_hbm, vmem_shapes
 from systolic.ops.sparse.kernel.lines import Buffers, Kernel, ProductOperands
-from systolic.ops.sparse.kernel.lists import Places, list_buffers, listed
+from systolic.ops.sparse.kernel.lists import Places, call_options, list_buffers, listed
 from systolic.ops.sparse.schedule import ProductSchedule
 from systolic.ops.sparse.spec import SparseSpec
 
@@ -63,27 +61,16 @@ def sparse_product(
             activation=activation,
         ).run()
 
-    arrays = operands
-    if not interpret:
-        arrays = operands._replace(blocks=from_hbm(operands.blocks), dense=from_hbm(operands.dense))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    bias = None if arrays.bias is None else pl.BlockSpec(memory_space=pltpu.VMEM)
-    first = None if arrays.first is None else scalars
-    return pl.pallas_call(
+    bias = pl.BlockSpec(memory_space=pltpu.VMEM)
+    return launch_to_hbm(
         kernel,
-        grid=(cores,),
-        in_specs=(ProductOperands(Places(scalars, scalars), hbm, hbm, bias, first),),
-        out_specs=hbm,
-        out_shape=shape_with_mesh_axes(
-            (spec.m, spec.n), jnp.dtype(spec.dtype_out), [operands.blocks, operands.dense, operands.places.rows]
-        ),
+        operands if interpret else read_from_hbm(operands, "blocks", "dense"),
+        ProductOperands(Places(scalars, scalars), hbm, hbm, bias, scalars),
+        (spec.m, spec.n),
+        spec.dtype_out,
+        spec,
         scratch_shapes=(buffers,),
-        compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
-        ),
-        cost_estimate=pl.CostEstimate(
-            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
-        ),
         interpret=interpret,
-        name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    )(arrays)
+        **call_options(spec, cores, vmem_limit_bytes),
+    )

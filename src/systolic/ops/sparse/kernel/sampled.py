@@ -20,9 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm, vmem_shapes
-from systolic.ops.sparse.kernel.lists import Places, list_buffers, listed
+from systolic.kernels.launch import launch_to_hbm, read_from_hbm, vmem_shapes
+from systolic.ops.sparse.kernel.lists import Places, call_options, list_buffers, listed
 from systolic.ops.sparse.kernel.samples import Buffers, Kernel, SampledOperands
 from systolic.ops.sparse.schedule import SampledSchedule
 from systolic.ops.sparse.spec import SparseSpec
@@ -67,26 +66,15 @@ def sparse_sampled(
             band=band,
         ).run()
 
-    arrays = operands
-    if not interpret:
-        arrays = operands._replace(lhs=from_hbm(operands.lhs), rhs=from_hbm(operands.rhs))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    shape = (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, spec.block_rows, spec.block_columns)
-    return pl.pallas_call(
+    return launch_to_hbm(
         kernel,
-        grid=(cores,),
-        in_specs=(SampledOperands(Places(scalars, scalars), hbm, hbm),),
-        out_specs=hbm,
-        out_shape=shape_with_mesh_axes(
-            shape, jnp.dtype(spec.dtype_out), [operands.lhs, operands.rhs, operands.places.rows]
-        ),
+        operands if interpret else read_from_hbm(operands, "lhs", "rhs"),
+        SampledOperands(Places(scalars, scalars), hbm, hbm),
+        (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, spec.block_rows, spec.block_columns),
+        spec.dtype_out,
+        spec,
         scratch_shapes=(buffers,),
-        compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
-        ),
-        cost_estimate=pl.CostEstimate(
-            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
-        ),
         interpret=interpret,
-        name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    )(arrays)
+        **call_options(spec, cores, vmem_limit_bytes),
+    )

@@ -1,0 +1,58 @@
+"""Computes single equations of a traced function in float64, whatever width the function names itself.
+
+A reference that says `.astype(float32)`, or `preferred_element_type=float32`, means "in full", and not "rounded here":
+if it were followed, its own sums would be as inexact as the kernel's. Conversions to narrower types stay: those mean
+to round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from systolic.compat.jaxpr_values import bound
+from systolic.compat.jaxprs import functions_inside
+
+_WIDE = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.complex128)}
+# Their function only says how two elements are put together, which the operands' types say again.
+_COMBINES = "scatter"
+
+
+def widened(value: Any) -> Any:
+    """Return a value in float64 or complex128 if it is of float32 or complex64."""
+    import jax.numpy as jnp
+
+    wide = _WIDE.get(np.dtype(dtype)) if isinstance(dtype := jnp.result_type(value), np.dtype) else None
+    return value if wide is None else jnp.asarray(value, wide)
+
+
+def bound_widely(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Run an equation on widened operands, and widen its results.
+
+    An equation that needs its types, since they say how bits are laid out or are those of a function inside of it, gets
+    its operands in these.
+    """
+    import jax.numpy as jnp
+
+    name = equation.primitive.name
+    fixed = name == "bitcast_convert_type" or (functions_inside(equation) and not name.startswith(_COMBINES))
+    if not fixed:
+        return [widened(result) for result in bound(equation, [*map(widened, operands)], _wide_params(equation))]
+    typed = [
+        jnp.asarray(operand, atom.aval.dtype) if _is_float(operand) else operand
+        for operand, atom in zip(operands, equation.invars, strict=True)
+    ]
+    return [widened(result) for result in bound(equation, typed)]
+
+
+def _wide_params(equation: Any) -> dict[str, Any]:
+    return {key: _WIDE.get(value, value) if isinstance(value, np.dtype) else value for key, value in
+            equation.params.items()}  # fmt: skip
+
+
+def _is_float(value: Any) -> bool:
+    import jax.numpy as jnp
+
+    return jnp.issubdtype(jnp.result_type(value), jnp.inexact)

@@ -1,0 +1,60 @@
+"""Lets TPU interpret mode run what it fails at and a TPU does not: kernels under `jax.vmap`, and empty copies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def interpreted_batches() -> Iterator[None]:
+    """Give the axes that `vmap` adds to a grid their semantics, as the compiler does; jax 0.10 to 0.12 forget them."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    calls: Any = interpret_pallas_call
+    before = calls.interpret_pallas_call
+
+    @functools.wraps(before)
+    def interpret(*args: Any, grid_mapping: Any, compiler_params: Any, **kw: Any) -> Any:
+        semantics = getattr(compiler_params, "dimension_semantics", None)
+        if semantics is not None and len(semantics) < len(grid_mapping.grid):
+            remaining = iter(semantics)
+            full = [
+                "parallel" if axis in grid_mapping.vmapped_dims else next(remaining)
+                for axis in range(len(grid_mapping.grid))
+            ]
+            compiler_params = dataclasses.replace(compiler_params, dimension_semantics=tuple(full))
+        return before(*args, grid_mapping=grid_mapping, compiler_params=compiler_params, **kw)
+
+    calls.interpret_pallas_call = interpret
+    try:
+        yield
+    finally:
+        calls.interpret_pallas_call = before
+
+
+@contextmanager
+def empty_copies() -> Iterator[None]:
+    """Let a wait for a copy of no bytes end at once, also if nothing has signaled its semaphore yet.
+
+    Kernels on ragged sizes copy as much as there is, which may be nothing. With race detection, interpret mode asserts
+    that somebody signaled the semaphore before.
+    """
+    from jax._src.pallas.mosaic.interpret import shared_memory
+
+    semaphore: Any = shared_memory.Semaphore
+    before = semaphore.wait
+
+    @functools.wraps(before)
+    def wait(self: Any, value: Any, *args: Any, **kw: Any) -> None:
+        if int(value):
+            before(self, value, *args, **kw)
+
+    semaphore.wait = wait
+    try:
+        yield
+    finally:
+        semaphore.wait = before

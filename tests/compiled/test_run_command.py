@@ -1,0 +1,118 @@
+"""`systolic run`: a script with a helper module beside it, as its user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import systolic
+from systolic.cli.main import main
+
+HELPER = """
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+
+@partial(jax.jit, static_argnames="times")
+def repeated(x, *, times):
+    for _ in range(times):
+        x = jnp.tanh(x @ x)
+    return x
+"""
+
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+
+import helper
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class State:
+    weight: jax.Array
+    steps: jax.Array
+
+
+def kernel(x_vmem, out_vmem):
+    out_vmem[...] = x_vmem[...] + 1
+
+
+def add_one(x):
+    interpret = jax.devices()[0].platform != "tpu"  # a script that knows no `systolic run`
+    spec = pl.BlockSpec((128, x.shape[1]), lambda i: (i, 0))
+    call = pl.pallas_call(kernel, out_shape=x, grid=(2,), in_specs=[spec], out_specs=spec, interpret=interpret)
+    return call(x)
+
+
+@jax.jit
+def step(state, x):
+    return State(state.weight + helper.repeated(add_one(x), times=2), state.steps + 1)
+
+
+state = State(jnp.zeros((256, 256)), jnp.int32(0))
+x = jnp.zeros((256, 256))
+for _ in range(int(sys.argv[1])):
+    state = step(state, x[:256, :128] if sys.argv[2] == "wrong" else x)
+helper.repeated(x, times=3)
+print("steps", state.steps, "weight", state.weight[0, 0])
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("helper.py").write_text(HELPER)
+    Path("script.py").write_text(SCRIPT)
+
+
+@pytest.mark.parametrize("no_values", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+def test_a_script_is_timed_by_call(no_values: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--trace", "calls.json", "--json", "run.json", "-q", *["--no-values"] * no_values]
+    assert main(["run", "script.py", "--chip", "v6e", *options, "--", "3", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert f"steps {0 if no_values else 3} weight {0.0 if no_values else 3.0}" in printed
+    document = json.loads(Path("run.json").read_text())
+    rows = {(row["function"], row["arguments"]): row for row in document["rows"]}
+    of_step = rows["step", "f32[256,256], s32[], f32[256,256]"]
+    repeated = rows["repeated", "f32[256,256], times=3"]
+    assert (of_step["calls"], repeated["calls"]) == (3, 1)
+    assert document["summary"]["total_us"] == pytest.approx(3 * of_step["time_us"] + repeated["time_us"])
+    assert any(op["is_pallas"] for core in of_step["run"]["cores"] for op in core["ops"])  # it was not interpreted
+    calls = [event for event in json.loads(Path("calls.json").read_text())["traceEvents"] if event.get("cat") == "call"]
+    assert [event["name"] for event in calls] == ["step", "step", "step", "repeated"]
+    assert calls[1]["ts"] == pytest.approx(of_step["time_us"])
+
+
+def test_the_script_decides_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "script.py", "--chip", "v6e", "--", "1", "3"]) == 3
+    assert main(["run", "script.py", "--chip", "v6e", "-q", "--", "1", "wrong"]) == 1
+    printed = capsys.readouterr()
+    assert 'File "script.py"' in printed.err
+    assert "running/recording.py" not in printed.err
+    assert "TypeError" in printed.err or "ValueError" in printed.err
+    assert "repeated" in printed.out  # the table of what ran before
+
+
+def test_the_time_is_that_of_simulate() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.ones((512, 512), jnp.bfloat16)
+    with systolic.record("v5e", values=False) as recording:
+        product = jax.jit(lambda x, y: x @ y)
+        product(x, x)
+        jax.jit(lambda x, y: x + y)(x, x)  # by name and arguments the same
+    program, other = recording.result().programs
+    assert other.status == "ok"
+    assert program.time_us == systolic.simulate(lambda x, y: x @ y, x, x, chip="v5e").time_us
+    assert program.time_us is not None
+    assert " ms on v5e in 2 calls" in str(recording.result())

@@ -1,0 +1,126 @@
+"""Device times of recorded operations: their file, samples and halves, and a program for every kind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from systolic.validation.device_times import for_fitting, read_device_times, sampled
+from systolic.validation.errors import OpError, PublishedProgram, program_or_reason
+from systolic.validation.foreign import foreign_program
+from systolic.validation.published import PublishedFileError, PublishedRow
+from systolic.validation.recorded import KINDS_IN_JAX
+
+# One row of every kind of the published file.
+ROWS = read_device_times(Path(__file__).parent / "data" / "device_times.jsonl")
+HAS_TOKAMAX = importlib.util.find_spec("tokamax") is not None
+RECORD: dict[str, Any] = {
+    "op": "gated_linear_unit",
+    "chip": "v6e",
+    "arguments": {"x": "bf16[8,128]", "weights": "bf16[128,2,256]", "activation": "jax._src.nn.functions.silu"},
+    "config": {},
+    "time_us": 5.0,
+    "spread": 0.01,
+    "samples": 5,
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)
+def test_every_kind_has_a_program_or_says_which_package_it_needs(row: PublishedRow) -> None:
+    if row.kind not in KINDS_IN_JAX and not HAS_TOKAMAX:
+        with pytest.raises(OpError, match="needs the package tokamax"):
+            foreign_program(row)
+        return
+    program = foreign_program(row)
+    assert program.what.startswith(f"{row.op} ")
+    if row.kind in KINDS_IN_JAX:  # kernels ask for their chip when they are traced, and on a CPU there is none
+        results = jax.tree.leaves(jax.eval_shape(program.function, *program.arguments))
+        assert all(result.size for result in results)
+
+
+def test_no_kind_of_xla_needs_a_package() -> None:
+    assert len(ROWS) == len({row.kind for row in ROWS})
+    assert set(KINDS_IN_JAX) <= {row.kind for row in ROWS}
+
+
+def test_gradients_have_the_shapes_of_their_operands() -> None:
+    rows = {row.kind: row for row in ROWS}
+    for kind, operands in (
+        ("linear_softmax_cross_entropy_loss_vjp", slice(2, 5)),
+        ("chunked_xla_linear_softmax_cross_entropy_loss_vjp", slice(2, 5)),
+        ("normalization_vjp", slice(3, 6)),
+        ("dot_product_attention_vjp", slice(3, 7)),
+    ):
+        program = foreign_program(rows[kind])
+        results = jax.eval_shape(program.function, *program.arguments)
+        shapes = [operand and operand.shape for operand in program.arguments[operands]]
+        assert [result and result.shape for result in results] == shapes
+
+
+def test_a_sample_is_of_each_chip_and_kind_and_grows() -> None:
+    records = [{**RECORD, "arguments": {**RECORD["arguments"], "x": f"bf16[{size},128]"}} for size in range(1, 41)]
+    rows = [_row(record, chip, line) for line, record in enumerate(records) for chip in ("v6e", "v5p")]
+    few, many, other = (sampled(rows, count, seed) for count, seed in ((3, 0), (7, 0), (3, 1)))
+    assert Counter(row.chip for row in many) == {"v6e": 7, "v5p": 7}
+    assert set(_lines(few)) < set(_lines(many))
+    assert set(few_lines := _lines(few)) == set(_lines(sampled(reversed(rows), 3, 0))) != set(_lines(other))
+    assert len(few_lines) == 6
+    assert sampled(rows, 100, 0) == tuple(rows)
+
+
+def test_an_operation_is_in_one_half_on_every_chip_with_any_tiles() -> None:
+    records = [{**RECORD, "arguments": {"x": f"bf16[{size},128]"}} for size in range(200)]
+    halves = [for_fitting(_row(record, "v6e")) for record in records]
+    assert halves == [for_fitting(_row({**record, "config": {"tile": 8}}, "v5p")) for record in records]
+    assert 60 < sum(halves) < 140
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"arguments": {**RECORD["arguments"], "weights": "bf16[64,2,256]"}}, "no .* and .k, 2, n."),
+        ({"arguments": {**RECORD["arguments"], "x": "bf17[8,128]"}}, "x='bf17.8,128.' is no array"),
+        ({"arguments": {**RECORD["arguments"], "x": "bf16[999999999,999999999]"}}, "more elements than any device"),
+        ({"arguments": {**RECORD["arguments"], "activation": "tanh"}}, "activation='tanh' is unknown"),
+        ({"arguments": {**RECORD["arguments"], "bias": "bf16[8]"}}, "bias='bf16.8.' is not known for this operation"),
+        ({"op": "fused_moe"}, "op 'fused_moe' is not known"),
+    ],
+)
+def test_a_row_that_is_not_understood_says_why(change: dict[str, object], said: str) -> None:
+    reason = program_or_reason(_row({**RECORD, **change}, "v6e"), foreign_program)
+    assert not isinstance(reason, PublishedProgram)
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(reason)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{}", "line 2: .*op"),
+        (json.dumps({**RECORD, "time_us": 0}), "line 2: .*time_us"),
+        (json.dumps({**RECORD, "arguments": []}), "line 2: .*arguments"),
+        ("{", "line 2: no JSON"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(line: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "times.jsonl"
+    file.write_text(f"{json.dumps(RECORD)}\n{line}\n")
+    with pytest.raises(PublishedFileError, match=said):
+        read_device_times(file)
+
+
+def _lines(rows: Iterable[PublishedRow]) -> list[tuple[str, int]]:
+    return [(row.chip, row.line) for row in rows]
+
+
+def _row(record: dict[str, Any], chip: str, line: int = 1) -> PublishedRow:
+    parts = {name: record[name] for name in ("op", "arguments", "config")}
+    return replace(ROWS[0], line=line, chip=chip, kind=record["op"], **parts)
