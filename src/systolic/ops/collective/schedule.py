@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from systolic.schedule.legality import LANES, Violation, require_none
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 from systolic.spec import dtype_bytes
 
 _REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of bfloat16
@@ -58,7 +58,8 @@ class GatherSchedule:
             limit = "blocks are whole registers and cut the columns evenly"
             fix = f"use a multiple of {LANES} that divides the columns"
             violations.append(Violation(rule="block", value=value, limit=limit, fix=fix))
-        require_none(str(self), violations)
+        if violations:
+            raise IllegalTilesError(str(self), violations)
 
     @property
     def steps(self) -> int:

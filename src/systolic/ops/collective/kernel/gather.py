@@ -48,7 +48,7 @@ def all_gather_matmul(
     Args:
       x: [rows, k], this device's rows.
       w: [k, columns], this device's columns.
-      ring: axis indices in the order of the ring. Any permutation is correct; it is fast if neighbors are one hop apart.
+      ring: axis indices in the order of the ring. Any permutation is correct; neighbors one hop apart are fast.
       collective_id: the barrier's number. Calls over another ring in the same program need another one.
     """
     (rows, k), columns = x.shape, w.shape[1]
