@@ -42,13 +42,15 @@ from systolic.cli.options import chip_option, output_options
 from systolic.cli.output import check_target, versions, write_json
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, show_table
-from systolic.compiler import WorkerPool, abstract_arguments, argument_values, cache_folder, tracing_settings
+from systolic.compiler import WorkerPool, cache_folder
 from systolic.report.columns import Column, numeric, textual
 from systolic.simulator import SimulatedRun
-from systolic.timing import Measurement, simulate_in_worker
+from systolic.timing import Measurement
+from systolic.timing.call import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Progress, Runner
+from systolic.timing.simulated import simulate_in_worker
 
 # libtpu 0.0.42.1 dies of a failed check whenever it estimates a reduction for these.
 WITHOUT_ESTIMATES = ("v7x",)
@@ -120,14 +122,14 @@ def experiment(name: str, chip: Chip, function: Function) -> Experiment:
 def submit(pool: WorkerPool, its: Experiment) -> Future[Measurement]:
     """Compile and simulate an experiment in a worker."""
     file = estimates_file(its.chip, its.label.removeprefix(f"{its.chip.name} "))
-    values = argument_values(its.args)
-    return pool.submit(timed, its, file, abstract_arguments(its.args), values, tracing_settings(), label=its.label)
+    call = Call.of(its.fn, its.args, its.chip, its.topology)
+    return pool.submit(timed, call, file, its.cached, its.spans, label=its.label)
 
 
-def timed(its: Experiment, file: Path, shapes: Any, values: Any, settings: Mapping[str, Any]) -> Measurement:
+def timed(call: Call, file: Path, cached: bool, spans: int) -> Measurement:
     """Compile and simulate, in a worker, and keep the estimates if it was compiled now."""
     try:
-        return simulate_in_worker(its.fn, shapes, values, its.chip, its.cached, settings, its.spans)
+        return simulate_in_worker(call, cached, spans)
     finally:
         estimates: dict[str, int] = {}
         for path in file.parent.glob("*_static_llo_profile.textproto"):

@@ -84,7 +84,8 @@ def _segments_plain(q, k, v, segments):
 
 
 def _gqa_plain(q, k, v, segments):
-    return jax.vmap(lambda *heads: _segments_plain(*heads, segments))(q, *(x[:, None].repeat(2, 1) for x in (k, v)))
+    k, v = (x[:, None].repeat(2, 1) for x in (k, v))
+    return jax.vmap(lambda q, k, v: _segments_plain(q, k, v, segments))(q, k, v)
 
 
 def _mqa_plain(q, k, v):

@@ -63,7 +63,7 @@ def simulations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         if rows == 7:
             future.set_exception(CompilerRefusal("too odd", kind="other", where=None))
         elif rows == 8:
-            future.set_exception(CompilerTimeout("stopped after 600 s"))
+            future.set_exception(CompilerTimeout(label="8 rows", limit_s=600.0))
         else:
             run = planted_run(known, rows)
             future.set_result(Measurement(chip=known.name, provenance="simulated", time_us=run.time_us, run=run))

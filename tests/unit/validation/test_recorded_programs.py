@@ -20,10 +20,10 @@ from systolic.validation.recorded.ragged import ragged_dot
 
 HIGHEST = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
 # Sums of a few hundred float32 numbers around 1: their error is some 2⁻²⁴ times the square root of their number.
-CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+CLOSE: Any = {"rtol": 2e-5, "atol": 2e-5}
 
 
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+def drawn(*shape: int, seed: int = 0) -> Any:
     return np.random.default_rng([seed, *shape]).normal(size=shape).astype(np.float32)
 
 
@@ -42,8 +42,9 @@ def test_a_gated_linear_unit() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_losses_and_their_gradients_in_one_piece_and_in_blocks(reduction: str) -> None:
-    x, w, labels = drawn(37, 16), drawn(16, 50), np.arange(37) % 50
-    blocks = {"token_block": 16, "column_block": 32}  # 37 and 50 leave a remainder
+    x, w = drawn(37, 16), drawn(16, 50)
+    labels: Any = np.arange(37) % 50
+    blocks: Any = {"token_block": 16, "column_block": 32}  # 37 and 50 leave a remainder
     logits = x.astype(float) @ w
     expected_lse = np.log(np.exp(logits).sum(axis=1))
     of_tokens = expected_lse - logits[np.arange(37), labels]
@@ -52,7 +53,7 @@ def test_losses_and_their_gradients_in_one_piece_and_in_blocks(reduction: str) -
     np.testing.assert_allclose(whole[0], expected, **CLOSE)
     np.testing.assert_allclose(whole[1][0], expected_lse, **CLOSE)
     by_x, by_w = jax.grad(lambda x, w: loss(x, labels, w, reduction=reduction, with_residuals=False), (0, 1))(x, w)
-    arguments = (expected_lse.astype(np.float32), np.float32(1), x, labels, w)
+    arguments: Any = (expected_lse.astype(np.float32), np.float32(1), x, labels, w)
     _assert_close(loss_gradient(*arguments, reduction=reduction), (by_x, np.zeros(37, int), by_w))
     # The timed program counts the logits of the 14 padded columns, which are 0.
     padded_lse = np.log(np.exp(logits).sum(axis=1) + 14)

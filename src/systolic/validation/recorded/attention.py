@@ -119,10 +119,10 @@ def attention_settings(arguments: Arguments, *more: str) -> Settings:
     arguments.text("logits_dtype", "float32")
     if not arguments.flag("normalize_output"):
         raise OpError("normalize_output=false is not known for this operation")
-    precisions = arguments.precisions("precision")
+    first, second = arguments.precisions("precision")
     preset = jax.lax.DotAlgorithmPreset.BF16_BF16_F32  # the default for operands of at most 32 bits on a TPU
     return Settings(
-        precisions=tuple(preset if isinstance(precision, tuple) else precision for precision in precisions),
+        precisions=(preset if isinstance(first, tuple) else first, preset if isinstance(second, tuple) else second),
         scale=arguments.number("logits_scale"),
         causal=_mask_parts(arguments)[1],
     )
