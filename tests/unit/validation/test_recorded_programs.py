@@ -78,7 +78,8 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     expected = np.einsum("bhqk,bkhd->bqhd", weights, np.repeat(v, 2, axis=2))
-    result, residuals = attention(q, k, v, bias, mask, settings=settings, with_residuals=True)
+    values: Any = attention(q, k, v, bias, mask, settings=settings, with_residuals=True)
+    result, residuals = values
     np.testing.assert_allclose(result, expected, **CLOSE)
     np.testing.assert_allclose(chunked_attention(q, k, v, bias, mask, settings=settings), expected, **CLOSE)
     cotangent = drawn(2, 150, 4, 8, seed=3)
@@ -100,7 +101,8 @@ def test_a_normalization_and_its_gradient(axis: int) -> None:
         drawn((24, 32)[axis], seed=1),
         drawn(24, 32, seed=2),
     )
-    result, residuals = layer_norm(x, scale, offset, axis=axis, epsilon=1e-6, with_residuals=True)
+    values: Any = layer_norm(x, scale, offset, axis=axis, epsilon=1e-6, with_residuals=True)
+    result, residuals = values
     wide = x.astype(float)
     normal = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(wide.var(axis, keepdims=True) + 1e-6)
     along = (lambda vector: vector[:, None]) if axis == 0 else (lambda vector: vector[None])
@@ -118,7 +120,8 @@ def test_a_normalization_and_its_gradient(axis: int) -> None:
 @pytest.mark.parametrize(("outgoing", "equation"), [(True, "ikc,jkc->ijc"), (False, "kjc,kic->ijc")])
 def test_a_triangle_multiplication(outgoing: bool, equation: str) -> None:
     n, channels, hidden = 5, 8, 6
-    x, mask = drawn(n, n, channels), np.random.default_rng(1).random((n, n)) > 0.3
+    x = drawn(n, n, channels)
+    mask: Any = np.random.default_rng(1).random((n, n)) > 0.3
     projection_in, gate_in = drawn(channels, 2, hidden), drawn(channels, 2, hidden, seed=1)
     projection_out, gate_out = drawn(hidden, channels), drawn(channels, channels)
     norms = [drawn(size, seed=seed) for size in (channels, hidden) for seed in (5, 6)]
@@ -139,14 +142,17 @@ def test_a_triangle_multiplication(outgoing: bool, equation: str) -> None:
 
 
 def test_a_ragged_product_and_a_gathered_sum() -> None:
-    lhs, rhs, sizes = drawn(12, 8), drawn(3, 8, 4), np.array([5, 0, 7], np.int32)
+    lhs, rhs = drawn(12, 8), drawn(3, 8, 4)
+    sizes: Any = np.array([5, 0, 7], np.int32)
     dimensions = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), [0], [0])
     result = ragged_dot(lhs, rhs, sizes, dimensions=dimensions, dtype_out="float32", gated=False)
     expected = [row.astype(float) @ rhs[0 if index < 5 else 2] for index, row in enumerate(lhs)]
     np.testing.assert_allclose(
         result, expected, rtol=2e-2, atol=2e-2
     )  # its product has bfloat16's precision on some CPUs
-    weights, valid, indices = drawn(6), np.array([1, 1, 0, 1, 1, 1], bool), np.array([3, 0, 11, 11, 5, 5])
+    weights = drawn(6)
+    valid: Any = np.array([1, 1, 0, 1, 1, 1], bool)
+    indices: Any = np.array([3, 0, 11, 11, 5, 5])
     rows = lhs.astype(float)[indices] * np.where(valid, weights, 0)[:, None]
     np.testing.assert_allclose(
         combined_rows(lhs, indices, weights, valid, group=3), rows.reshape(2, 3, 8).sum(axis=1), **CLOSE
