@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,7 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     expected = np.einsum("bhqk,bkhd->bqhd", weights, np.repeat(v, 2, axis=2))
-    values: Any = attention(q, k, v, bias, mask, settings=settings, with_residuals=True)
-    result, residuals = values
+    result, (largest, total) = cast("Any", attention(q, k, v, bias, mask, settings=settings, with_residuals=True))
     np.testing.assert_allclose(result, expected, **CLOSE)
     np.testing.assert_allclose(chunked_attention(q, k, v, bias, mask, settings=settings), expected, **CLOSE)
     cotangent = drawn(2, 150, 4, 8, seed=3)
@@ -88,7 +87,7 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
         return jnp.sum(attention(q, k, v, bias, mask, settings=settings, with_residuals=False) * cotangent)  # type: ignore[operator]
 
     expected_gradients = jax.grad(weighed, (0, 1, 2, 3) if with_bias else (0, 1, 2))(q, k, v, bias)
-    gradients = attention_gradient(*residuals, cotangent, q, k, v, bias, mask, settings=settings)
+    gradients = attention_gradient(largest, total, cotangent, q, k, v, bias, mask, settings=settings)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=False):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
@@ -101,8 +100,9 @@ def test_a_normalization_and_its_gradient(axis: int) -> None:
         drawn((24, 32)[axis], seed=1),
         drawn(24, 32, seed=2),
     )
-    values: Any = layer_norm(x, scale, offset, axis=axis, epsilon=1e-6, with_residuals=True)
-    result, residuals = values
+    result, (mean, inverse_deviation) = cast(
+        "Any", layer_norm(x, scale, offset, axis=axis, epsilon=1e-6, with_residuals=True)
+    )
     wide = x.astype(float)
     normal = (wide - wide.mean(axis, keepdims=True)) / np.sqrt(wide.var(axis, keepdims=True) + 1e-6)
     along = (lambda vector: vector[:, None]) if axis == 0 else (lambda vector: vector[None])
@@ -112,7 +112,7 @@ def test_a_normalization_and_its_gradient(axis: int) -> None:
         return jnp.sum(layer_norm(x, scale, offset, axis=axis, epsilon=1e-6) * cotangent)  # type: ignore[operator]
 
     expected = jax.grad(weighed, (0, 1, 2))(x, scale, offset)
-    gradients = layer_norm_gradient(*residuals, cotangent, x, scale, offset, axis=axis)
+    gradients = layer_norm_gradient(mean, inverse_deviation, cotangent, x, scale, offset, axis=axis)
     for gradient, expected_gradient in zip(gradients, expected, strict=True):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
