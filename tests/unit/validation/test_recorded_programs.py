@@ -78,7 +78,7 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     expected = np.einsum("bhqk,bkhd->bqhd", weights, np.repeat(v, 2, axis=2))
-    result, (largest, total) = cast("Any", attention(q, k, v, bias, mask, settings=settings, with_residuals=True))
+    result, (largest, sums) = cast("Any", attention(q, k, v, bias, mask, settings=settings, with_residuals=True))
     np.testing.assert_allclose(result, expected, **CLOSE)
     np.testing.assert_allclose(chunked_attention(q, k, v, bias, mask, settings=settings), expected, **CLOSE)
     cotangent = drawn(2, 150, 4, 8, seed=3)
@@ -87,7 +87,9 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
         return jnp.sum(attention(q, k, v, bias, mask, settings=settings, with_residuals=False) * cotangent)  # type: ignore[operator]
 
     expected_gradients = jax.grad(weighed, (0, 1, 2, 3) if with_bias else (0, 1, 2))(q, k, v, bias)
-    gradients = attention_gradient(largest, total, cotangent, q, k, v, bias, mask, settings=settings)
+    gradients = cast(
+        "tuple[Any, ...]", attention_gradient(largest, sums, cotangent, q, k, v, bias, mask, settings=settings)
+    )
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=False):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
 
