@@ -34,7 +34,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command()
 @published_options(several=True)
 @click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
-@click.option("--only", "kinds", multiple=True, metavar="KIND", help="Only rows of this kind. May be given again.")
+@click.option("--only", "kinds", default="", metavar="KINDS", help="Only rows of these kinds, with commas.")
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="N rows of each chip and kind, drawn at random."
 )
@@ -75,7 +75,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def validate(
     csv_files: tuple[Path, ...],
     chips: tuple[Chip, ...],
-    kinds: tuple[str, ...],
+    kinds: str,
     sample: int | None,
     seed: int,
     resume_file: Path | None,
@@ -117,7 +117,7 @@ def validate(
     check_drawing_target(page_file)
     for file in (intervals_file, kinds_file, resume_file):
         check_target(file)
-    selection = Selection(kinds=kinds, sample=sample, seed=seed)
+    selection = Selection(kinds=tuple(filter(None, kinds.split(","))), sample=sample, seed=seed)
     published = rows_of(csv_files, chips, dict(xla_flags), selection)
     constants = None if constants_file is None else load_constants(constants_file)
     in_use: dict[str, Chip] = {}
@@ -224,8 +224,8 @@ def _command(
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(chip.name for chip in chips)]
-    for kind in selection.kinds:
-        words += ["--only", kind]
+    if selection.kinds:
+        words += ["--only", ",".join(selection.kinds)]
     if selection.sample is not None:
         words += ["--sample", str(selection.sample), "--seed", str(selection.seed)]
     for name, value in flags.items():

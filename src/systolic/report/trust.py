@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -38,7 +39,7 @@ def trust_page(facts: TrustFacts) -> str:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"percent": _percent, "cell": _cell, "us": _us, "flags": flags_text, "error": _error}
-    environment.filters |= {"number": _number}
+    environment.filters |= {"number": _number, "folded": _folded}
     template = environment.from_string(files(str(__package__)).joinpath("trust.md.jinja").read_text("utf-8"))
     of_one_device = [row for row in facts.rows if row.kind != COLLECTIVE]
     counted = [row for row in of_one_device if row.counted]
@@ -55,6 +56,11 @@ def trust_page(facts: TrustFacts) -> str:
         kind_lines=_kind_lines(shipped_kind_errors().kinds),
         sources=_sources(facts.chips),
     )
+
+
+def _folded(command: str) -> str:
+    """Continue a long command on further lines of an indented block, after commas and spaces, as a shell reads it."""
+    return "\\\n    ".join(re.findall(r".{1,110}(?:[, ]|$)", command))
 
 
 def _kind_lines(kinds: Sequence[KindErrors]) -> list[tuple[str, str, KindErrors | None, KindErrors | None]]:
