@@ -68,7 +68,7 @@ class TraceComparison:
 
     @property
     def provenance(self) -> Literal["measured", "simulated"]:
-        """Of the trace's times; `systolic` writes traces too."""
+        """How the trace's times are known: systolic writes traces too, and those are simulated."""
         return "simulated" if self.module.is_simulated else "measured"
 
     @property

@@ -32,13 +32,13 @@ class _Place(NamedTuple):
 
 
 class _Value(NamedTuple):
-    """What is known of a value.
+    """Facts about a value of the body.
 
     Attributes:
       reference: the parameter that it refers to; None: it is no reference.
       loaded: the places whose contents it is made of.
-      added: whether something was added to these.
-      is_part: whether it is made of the sum of an operation.
+      added: something was added to these.
+      is_part: it is made of the sum of an operation.
       coarse: the operation after which such a sum was rounded to a narrow type.
     """
 
