@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from systolic.accuracy.kind_errors import KindErrors, shipped_kind_errors
+from systolic.accuracy.kind_errors import shipped_kind_errors
 from systolic.accuracy.time_error import percent_text, shipped_time_errors
 from systolic.chips import Chip, flags_text
 from systolic.chips.constants import FittedConstants, fittable
@@ -53,7 +53,6 @@ def trust_page(facts: TrustFacts) -> str:
         lines=_statistics_lines(facts.statistics),
         errors=shipped_time_errors(),
         kinds=shipped_kind_errors(),
-        kind_lines=_kind_lines(shipped_kind_errors().kinds),
         sources=_sources(facts.chips),
     )
 
@@ -61,14 +60,6 @@ def trust_page(facts: TrustFacts) -> str:
 def _folded(command: str) -> str:
     """Continue a long command on further lines of an indented block, after commas and spaces, as a shell reads it."""
     return "\\\n    ".join(re.findall(r".{1,110}(?:[, ]|$)", command))
-
-
-def _kind_lines(kinds: Sequence[KindErrors]) -> list[tuple[str, str, KindErrors | None, KindErrors | None]]:
-    """List chip and kind with the errors of the half that is held out, and of the half in view."""
-    halves: dict[tuple[str, str], dict[bool, KindErrors]] = {}
-    for kind in kinds:
-        halves.setdefault((kind.chip, kind.kind), {})[kind.in_view] = kind
-    return [(chip, kind, half.get(False), half.get(True)) for (chip, kind), half in halves.items()]
 
 
 def _statistics_lines(statistics: Mapping[str, ChipStatistics]) -> list[tuple[str, ErrorStatistics]]:
