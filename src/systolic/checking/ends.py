@@ -81,7 +81,11 @@ def unread_ends(run: Run, arguments: Sequence[np.ndarray], outputs: Sequence[np.
             distance *= 2
             usual = changes(end, distance)
         further = changes(end, distance + 1)
-        if usual is not None and further is not None and count < _MIN_SHARE * min(usual, further):
+        if usual is None or further is None:
+            continue
+        # The first query of causal attention sees one key: it changes nothing, and its neighbors only their own rows.
+        own = total / arguments[end.argument].shape[end.axis]
+        if count < _MIN_SHARE * min(usual, further) and min(usual, further) > own:
             elements = distance // 2 + 1 if distance > 1 else 1
             yield UnreadEnd(
                 argument=end.argument,
