@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from systolic.accuracy.time_error import (
+    NOT_SAID,
     CheckedKind,
     ProgramTraits,
     TimeError,
@@ -20,6 +21,7 @@ from systolic.accuracy.time_error import (
     time_error,
 )
 from systolic.chips import CHIPS, chip
+from systolic.report.time_errors import error_lines
 
 V5E = chip("v5e")
 KERNEL = ProgramTraits(pallas_share=0.9, matrix_share=0.8, hbm_share=0.6, time_us=100.0, copies_per_us=1.0)
@@ -136,3 +138,8 @@ def test_the_shipped_errors_are_those_of_the_shipped_constants() -> None:
     checked = {each.chip for each in shipped.kinds if each.error_percent is not None}
     assert checked >= set(CHIPS) - {"v4"}  # of which nobody has published a time
     assert time_error(chip("v4"), KERNEL).reason
+
+
+def test_a_time_without_its_error_is_followed_by_no_reason() -> None:
+    assert (NOT_SAID.words, TimeError(reason="too short").words) == ("± ?", "± ? (too short)")
+    assert error_lines([NOT_SAID, TimeError(reason="too short")])[1:] == ["± ?: too short"]
