@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -30,15 +31,33 @@ _WIDTH_OF_A_FILE = 200
 _LEAST = {"text": 12, "code": 24}  # characters, to which a column may be folded
 _LONGEST_WORD = 24  # characters, up to which folding breaks no word
 _BETWEEN = 2  # columns
+# The beginning of a line, below which nothing of its folded rest stands: spaces, or a word and two spaces after it.
+_MARGIN = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,}(?=\S)|)")
 _LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
 
 
 class _PrintableConsole(Console):
     """A console on which no file name can move the cursor or change colors, and on a terminal no line breaks a word."""
 
-    def print(self, *objects: Any, soft_wrap: bool | None = None, **style: Any) -> None:  # type: ignore[override]
-        # A terminal breaks a line that is too long in the middle of a word; a file takes it as it is.
-        super().print(*objects, soft_wrap=False if self.is_terminal else soft_wrap, **style)
+    def print(  # type: ignore[override]
+        self, *objects: Any, soft_wrap: bool | None = None, markup: bool | None = None, **style: Any
+    ) -> None:
+        if not self.is_terminal:
+            super().print(*objects, soft_wrap=soft_wrap, markup=markup, **style)
+            return
+        # A terminal breaks a line that is too long in the middle of a word.
+        lines = [self._folded(text, markup=markup) if isinstance(text, str) else text for text in objects]
+        super().print(*lines, **style)
+
+    def _folded(self, text: str, *, markup: bool | None) -> Text:
+        """Fold the lines of a text between words; what follows stands below the line's first word, or its value."""
+        folded: list[Text] = []
+        for line in self.render_str(text, markup=markup, emoji=False).split("\n", allow_blank=True):
+            margin = _MARGIN.match(line.plain)
+            begin = margin.end() if margin is not None and margin.end() < self.width // 2 else 0
+            first, *others = line[begin:].wrap(self, self.width - begin)
+            folded += [line[:begin] + first, *(Text(" " * begin) + other for other in others)]
+        return Text("\n").join(folded)
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
         return super().render_str(shown_text(text), **style)
