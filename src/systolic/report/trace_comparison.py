@@ -68,7 +68,7 @@ class TraceComparison:
 
     @property
     def provenance(self) -> Literal["measured", "simulated"]:
-        """How the trace's times are known: systolic writes traces too, and those are simulated."""
+        """Say how the times of a trace are known: systolic writes traces too, with simulated times."""
         return "simulated" if self.module.is_simulated else "measured"
 
     @property
