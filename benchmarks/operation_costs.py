@@ -18,7 +18,7 @@ An operation that still folds, such as the absolute value, is followed by an add
 instructions are counted in the same way, by unit: vpu for arithmetic, eup for transcendental functions, xlu across
 lanes.
 
-For sums, broadcasts, transposes and reshapes, 4 or 8 blocks take the place of repetitions: each block is read from VMEM,
+For sums, broadcasts, transposes and reshapes, 4 or 8 blocks replace the repetitions: each block is read from VMEM,
 goes through the operation and is added to a running result. "Read and add" is the cost without an operation, so an
 operation that costs no more is free. A load can also broadcast a row or take rows apart, which makes these free too.
 

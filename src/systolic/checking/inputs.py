@@ -80,7 +80,7 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data)
 
 
 def _range(dtype: Any, data: Data) -> tuple[int, int]:
-    """The least and the largest integer."""
+    """Return the least and the largest integer."""
     import jax.numpy as jnp
 
     limits = jnp.iinfo(dtype)
@@ -106,7 +106,7 @@ def _floats(random: np.random.Generator, shape: tuple[int, ...], data: Data, lar
 
 
 def _with_zeros(array: np.ndarray) -> np.ndarray:
-    """The array with zeros in the first half of its rows, or of its only dimension."""
+    """Return the array with zeros in the first half of its rows, or of its only dimension."""
     axis = max(array.ndim - 2, 0)
     if array.ndim:
         array[(slice(None),) * axis + (slice(array.shape[axis] // 2),)] = 0

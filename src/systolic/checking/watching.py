@@ -122,7 +122,7 @@ class Watch:
 
 
 def first_difference(first: Watch, other: Watch) -> Access | None:
-    """The first read of one run that gave something else in the other; None where none is known.
+    """Return the first read of one run that returned something else in the other; None if none is known.
 
     Steps are compared with themselves, in whatever order they came.
     """

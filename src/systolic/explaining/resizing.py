@@ -47,7 +47,7 @@ def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[
 def _holding(
     fn: Callable[..., Any], name: str, keywords_of_fn: Mapping[str, Any], parts: Mapping[Part, Any], args: Sequence[Any]
 ) -> Any:
-    """The tuple or record that an argument holds, or that the function makes in its place."""
+    """Return the tuple or record that an argument holds, or that the function makes in its place."""
     value = keywords_of_fn.get(name)
     if value is None:
         import jax

@@ -162,7 +162,7 @@ class WhatIfSearch:
 
 
 def tried_time(tried: WhatIf) -> float:
-    """The time of a change, to sort by: what has none comes last."""
+    """Return the time of a change as a sort key: changes without a time come last."""
     return float("inf") if tried.time_us is None else tried.time_us
 
 

@@ -58,5 +58,5 @@ def block_matmul(lhs: np.ndarray, rhs: np.ndarray, *, bm: int = 256, bk: int = 2
 
 
 def lost_share(m: int, k: int, n: int, *, bm: int, bk: int, bn: int) -> float:
-    """Share of the m·k·n products that a grid of `m // bm`, `n // bn`, `k // bk` blocks would leave out."""
+    """Return the share of the m·k·n products that a grid of `m // bm`, `n // bn`, `k // bk` blocks would leave out."""
     return 1 - (m // bm * bm) * (k // bk * bk) * (n // bn * bn) / (m * k * n)

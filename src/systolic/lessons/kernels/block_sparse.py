@@ -93,7 +93,7 @@ def sparse_reference(rows: Array, columns: Array, blocks: Array, rhs: Array, zer
 
 
 def block_list(count: int, grid_m: int, grid_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of `count` blocks at random places of a grid, sorted by rows."""
+    """Return the rows and columns of `count` blocks at random places of a grid, sorted by rows."""
     places = np.random.default_rng(0).choice(grid_m * grid_k, count, replace=False)
     rows, columns = np.divmod(np.sort(places), grid_k)
     return rows.astype(np.int32), columns.astype(np.int32)

@@ -34,7 +34,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def identity(acc: Array) -> Array:
-    """No activation."""
+    """Return the sum as it is: no activation."""
     return acc
 
 
@@ -67,7 +67,7 @@ def first_matmul_kernel(
 
 
 def requantized(scale: float) -> Callable[[Array], Array]:
-    """An activation for int8 results: `scale` times the sum, to the nearest int8 (ties to even), saturated.
+    """Return an activation for int8: `scale` times the sum, rounded to the nearest int8 (ties to even), saturated.
 
     Raises:
       ValueError: a scale that is not a positive number.

@@ -84,7 +84,7 @@ def passes_kernel(
     *,
     product: Product,
 ):
-    """The ladder's v5 with another product of blocks."""
+    """Run the body of the ladder's v5 with another product of blocks."""
     kk = pl.program_id(2)
 
     @pl.when(kk == 0)

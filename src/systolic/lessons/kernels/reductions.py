@@ -60,7 +60,7 @@ def sum_kernel(
 
 
 def sum_whole(x: Array, *, kernel: Callable[..., None] = sum_kernel) -> Array:
-    """The sum over the first axis, the output one block: the text's `sum`, and with another kernel `naive_sum`."""
+    """Return the sum over the first axis, with one output block: the text's `sum`, or `naive_sum` with its kernel."""
     count, m, n = x.shape
     return pl.pallas_call(
         kernel,
@@ -73,7 +73,7 @@ def sum_whole(x: Array, *, kernel: Callable[..., None] = sum_kernel) -> Array:
 
 
 def sum_blocks(x: Array, *, bm: int = 512, bn: int = 512, semantics: Sequence[str] = BOTH_CORES) -> Array:
-    """The sum over the first axis by blocks of bm × bn: the answer to both exercises."""
+    """Return the sum over the first axis by blocks of bm × bn: the answer to both exercises."""
     count, m, n = x.shape
     return pl.pallas_call(
         functools.partial(sum_kernel, axis=2),

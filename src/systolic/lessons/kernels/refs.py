@@ -152,7 +152,7 @@ def piece(at: Array, x: Array, *, rows: int = 256) -> Array:
 
 
 def sum_in_place(x: Array, *, bm: int = 64) -> Array:
-    """The sum over the first axis by a loop of kernels over one ref."""
+    """Return the sum over the first axis by a loop of kernels over one ref."""
     acc_ref = jax.new_ref(jnp.zeros(x.shape[1:], x.dtype))
     accumulate = _on_one_core(functools.partial(accumulate_kernel, bm=bm), at=1)
     lax.fori_loop(0, x.shape[0], lambda r, nothing: accumulate(jnp.full((1,), r, jnp.int32), x, acc_ref), ())

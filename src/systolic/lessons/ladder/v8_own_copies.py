@@ -53,7 +53,7 @@ def kernel(
     in_sem,  # [SLOTS]
     out_sem,  # [2]
 ):
-    """The whole product, step by step."""
+    """Compute the whole product, step by step."""
     (_, bm, bk), bn = lhs_vmem.shape, rhs_vmem.shape[2]
     sn = SUBTILE if bn % SUBTILE == 0 else bn
     blocks_n, steps_k = rhs_hbm.shape[1] // bn, lhs_hbm.shape[1] // bk
