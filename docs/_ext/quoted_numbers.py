@@ -134,27 +134,45 @@ def few_rows_table(text: str) -> str:
     return text
 
 
-def rung_times(sentence: str) -> Renewer:
-    """Return what renews the times in a sentence of a rung's docstring, in which {v6 v5e 4096} stands for such a time.
+def sentence(words: str, value: Callable[[str], str]) -> Renewer:
+    """Return what renews the numbers of a sentence, which may be wrapped anywhere.
 
-    Times are simulated, of bfloat16, from the ladder's numbers. The sentence may be wrapped anywhere.
+    Args:
+      words: the sentence, with names in braces in place of numbers.
+      value: the number that a name stands for.
     """
 
     def renew(text: str) -> str:
-        rows = json.loads((NUMBERS / "ladder.json").read_text("utf-8"))["rows"]
-        parts = re.split(r"\{(\w+ \w+ \d+)\}", sentence)
-        words = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in parts[::2]]
-        [match] = re.finditer(r"[\d.,]+".join(f"({part})" for part in words), text)
-        times = []
-        for slot in parts[1::2]:
-            rung, chip, size = slot.split()
-            keys = (rung, chip, int(size), "bfloat16")
-            [row] = [row for row in rows if (row["rung"], row["chip"], row["m"], row["dtype"]) == keys]
-            times.append(f"{row['time_us']:.{0 if row['time_us'] >= 100 else 1}f}")
-        changed = "".join(part for pair in zip(match.groups(), [*times, ""], strict=True) for part in pair)
+        parts = re.split(r"\{([^}]+)\}", words)
+        between = ["(" + r"\s+".join(map(re.escape, re.split(r"\s+", part))) + ")" for part in parts[::2]]
+        [match] = re.finditer(r"[\d.,]+?".join(between), text)
+        numbers = [*map(value, parts[1::2]), ""]
+        changed = "".join(part for pair in zip(match.groups(), numbers, strict=True) for part in pair)
         return text[: match.start()] + changed + text[match.end() :]
 
     return renew
+
+
+def _numbers(file: str) -> list[Row]:
+    return json.loads((NUMBERS / file).read_text("utf-8"))["rows"]
+
+
+def rung_us(name: str) -> str:
+    """Return the simulated time of a rung in bfloat16: "v6 v5e 4096"."""
+    rung, chip, size = name.split()
+    keys = (rung, chip, int(size), "bfloat16")
+    rows = _numbers("ladder.json")
+    [time_us] = [row["time_us"] for row in rows if (row["rung"], row["chip"], row["m"], row["dtype"]) == keys]
+    return f"{time_us:.{0 if time_us >= 100 else 1}f}"
+
+
+def lesson_ratio(name: str) -> str:
+    """Return the ratio of the times of two parts of a lesson: "unpacking: bfloat16 / int8: v5e"."""
+    lesson, parts, chip = name.split(": ")
+    rows = [row for row in _numbers("lessons.json") if (row["lesson"], row.get("chip")) == (lesson, chip)]
+    times = {row["part"]: row["simulated_us"] for row in rows}
+    above, below = parts.split(" / ")
+    return f"{times[above] / times[below]:.2f}"
 
 
 RENEWERS: dict[str, tuple[Renewer, ...]] = {
@@ -162,22 +180,38 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
     "docs/matmul.md": (plan_sample,),
     "docs/results/matmul.md": (ratio_table,),
     "docs/results/quantized.md": (few_rows_table,),
+    "docs/explanation/quantized_kernel.md": (
+        sentence(
+            "int8 is {unpacking: bfloat16 / int8: v5e} · {unpacking: bfloat16 / int8: v6e} ·"
+            " {unpacking: bfloat16 / int8: v7x} × as fast as bfloat16 on v5e · v6e · v7x, and int4"
+            " {unpacking: bfloat16 / int4: v5e} · {unpacking: bfloat16 / int4: v6e} ·"
+            " {unpacking: bfloat16 / int4: v7x} ×.",
+            lesson_ratio,
+        ),
+        sentence(
+            "scales sums of blocks {unpacking: int4 in blocks, scaled weights / int4 in blocks, scaled sums: v5e} × as",
+            lesson_ratio,
+        ),
+    ),
     "src/systolic/lessons/ladder/v6_subtiles.py": (
-        rung_times(
+        sentence(
             "4096³ takes {v6 v6e 4096} µs instead of {v5 v6e 4096} on v6e, and {v6 v5e 4096} instead of {v5 v5e 4096}"
-            " on v5e; but 1024³ takes {v6 v6e 1024} instead of {v5 v6e 1024} on v6e"
+            " on v5e; but 1024³ takes {v6 v6e 1024} instead of {v5 v6e 1024} on v6e",
+            rung_us,
         ),
     ),
     "src/systolic/lessons/ladder/v7_three_buffers.py": (
-        rung_times(
+        sentence(
             "4096³ in bfloat16 takes {v7 v6e 4096} µs instead of v6's {v6 v6e 4096} on v6e (simulated), but"
-            " {v7 v5e 4096} instead of {v6 v5e 4096} on v5e"
+            " {v7 v5e 4096} instead of {v6 v5e 4096} on v5e",
+            rung_us,
         ),
     ),
     "src/systolic/lessons/ladder/v8_own_copies.py": (
-        rung_times(
+        sentence(
             "4096³ in bfloat16, simulated, {v8 v5e 4096} µs instead of v7's {v7 v5e 4096} on v5e, and {v8 v6e 4096}"
-            " instead of {v7 v6e 4096} on v6e"
+            " instead of {v7 v6e 4096} on v6e",
+            rung_us,
         ),
     ),
 }

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from quoted_numbers import RENEWERS, ROOT, NotQuotedError, merge, ratio_table, renewed, rung_times
+from quoted_numbers import RENEWERS, ROOT, NotQuotedError, merge, ratio_table, renewed, rung_us, sentence
 
 
 @pytest.mark.parametrize("name", RENEWERS)
@@ -30,7 +30,7 @@ def test_a_wrong_number_is_renewed() -> None:
 
 
 def test_a_wrapped_sentence_keeps_its_lines() -> None:
-    renew = rung_times("on v5e {v6 v5e 4096} and {v5 v5e 4096} µs")
+    renew = sentence("on v5e {v6 v5e 4096} and {v5 v5e 4096} µs", rung_us)
     changed = renew("on\nv5e 1 and\n2.0 µs")
     times = changed.split()
     assert changed == f"on\nv5e {times[2]} and\n{times[4]} µs"
