@@ -15,38 +15,18 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
+
+from bench_numbers import NUMBERS, few_rows_table, keep, put, ratio_table, readme_ratios
+from gallery import explanation
 
 from systolic.accuracy.kind_errors import shipped_kind_errors
 
 ROOT = Path(__file__).parents[2]
-NUMBERS = ROOT / "docs" / "numbers"
-BENCH = NUMBERS / "bench.json"
 
 Renewer = Callable[[str], str]
-Row = Mapping[str, Any]
-
-_RATIO_GROUPS = ("square", "prefill", "decode", "fused", "edges")
-# Spelled as in docs/results/quantized.md → the suite's groups.
-_WEIGHTS = {
-    "int4, blocks of 128": "decode int4/128",
-    "int8, blocks of 128": "decode int8/128",
-    "int4": "decode int4",
-    "float8_e4m3fn": "decode e4m3",
-    "fp4": "decode fp4",
-}
-_README_ROWS = {
-    "squares, 512 to 16384": "square",
-    "prefill of Llama 3, DeepSeek-V3, Gemma 2": "prefill",
-    "decode of the same": "decode",
-}
-
-
-class NotQuotedError(LookupError):
-    """A page has lost a quotation: mend the page, or remove the renewer."""
 
 
 def renewed(path: Path, text: str) -> str:
@@ -70,7 +50,7 @@ def trust_sentences(text: str) -> str:
         f"for Pallas kernels and {_held_out('all programs of XLA')} % for programs of XLA, by chip. The worst error is "
         f"{worst:.0f} %. [Every row](docs/trust.md)."
     )
-    return _put(r"^How far can you trust a time\?(?:.|\n)*?(?=\n\n)", textwrap.fill(paragraph, 118), text)
+    return put(r"^How far can you trust a time\?(?:.|\n)*?(?=\n\n)", textwrap.fill(paragraph, 118), text)
 
 
 def _held_out(kind: str) -> str:
@@ -97,41 +77,7 @@ def plan_sample(text: str) -> str:
             env=environment,
         )
     sample = textwrap.indent(done.stdout.strip("\n"), "    ")
-    return _put(r"^    [\d ×]+\(m k n\)(?:.|\n)*?(?=\n\n- \*\*kernel)", sample, text)
-
-
-def ratio_table(text: str) -> str:
-    """Renew the table of geometric means by suite and chip."""
-    for mean in _stored()["means"]:
-        star = " *" if mean["is_older"] else ""
-        line = (
-            f"| {mean['group']}{star} | {mean['chip']} | {mean['rows']} | {mean['ratio']:.3f} | "
-            f"{mean['ratio_with_prefetch']:.3f} | {mean['worst_ratio']:.2f}: {mean['worst_case']} |"
-        )
-        text = _put(rf"^\| {mean['group']}(?: \*)? \| {mean['chip']} \| .*$", line, text)
-    return text
-
-
-def readme_ratios(text: str) -> str:
-    """Renew the rows of the README's table that are geometric means."""
-    means = {(mean["group"], mean["chip"]): mean for mean in _stored()["means"]}
-    for opening, group in _README_ROWS.items():
-        shown = [means[group, chip] for chip in ("v5e", "v6e", "v7x")]
-        cells = " | ".join(f"{mean['ratio']:.2f}{' *' if mean['is_older'] else ''}" for mean in shown)
-        text = _put(rf"(?<=^\| {re.escape(opening)} \| ).*(?= \| `systolic)", cells, text)
-    return text
-
-
-def few_rows_table(text: str) -> str:
-    """Renew the table of sixteen rows times quantized weights."""
-    rows = _stored()["rows"]
-    for title, group in _WEIGHTS.items():
-        cells = []
-        for chip in ("v5e", "v6e", "v7x"):
-            [row] = [row for row in rows if (row["group"], row["chip"]) == (group, chip)]
-            cells.append(", ".join(f"{row[key]:.1f}" for key in ("ours_us", "xla_us", "hbm_us")))
-        text = _put(rf"^\| {re.escape(title)} \| .*$", f"| {title} | {' | '.join(cells)} |", text)
-    return text
+    return put(r"^    [\d ×]+\(m k n\)(?:.|\n)*?(?=\n\n- \*\*kernel)", sample, text)
 
 
 def sentence(words: str, value: Callable[[str], str]) -> Renewer:
@@ -153,7 +99,7 @@ def sentence(words: str, value: Callable[[str], str]) -> Renewer:
     return renew
 
 
-def _numbers(file: str) -> list[Row]:
+def _numbers(file: str) -> list[dict[str, Any]]:
     return json.loads((NUMBERS / file).read_text("utf-8"))["rows"]
 
 
@@ -175,11 +121,37 @@ def lesson_ratio(name: str) -> str:
     return f"{times[above] / times[below]:.2f}"
 
 
+def report_value(name: str) -> str:
+    """Return a number of a report of the gallery: "small_tiles: this kernel: µs", or ": saves" in percent."""
+    report, label, unit = name.split(": ")
+    times = {program.label: program.time_us or 0.0 for program in explanation(report).programs}
+    if unit == "µs":
+        return f"{times[label]:,.1f}"
+    return f"{100 * (1 - times[label] / times['this kernel']):.0f}"
+
+
 RENEWERS: dict[str, tuple[Renewer, ...]] = {
     "README.md": (trust_sentences, readme_ratios),
     "docs/matmul.md": (plan_sample,),
     "docs/results/matmul.md": (ratio_table,),
     "docs/results/quantized.md": (few_rows_table,),
+    "docs/first_kernel.md": (
+        sentence(
+            "product: simulated {small_tiles: this kernel: µs} µs ± ? (bound by neither matrix units nor HBM, unlike"
+            " anything that was checked), 4",
+            report_value,
+        ),
+        *(
+            sentence(f"{why} {{small_tiles: {label}: µs}} {{small_tiles: {label}: saves}}% simulated", report_value)
+            for why, label in (
+                ("64 steps and 302.0 MB, in pla…", "tile_m=1024 tile_k=1024 tile_n=1024"),
+                ("128 steps and 302.0 MB, in pl…", "tile_m=1024 tile_k=512 tile_n=1024"),
+                ("256 steps and 302.0 MB, in pl…", "tile_m=1024 tile_n=1024"),
+                ("VMEM in its place it computes lhs @ rhs, which …", "XLA with 64 MiB of scoped VMEM"),
+                ("matmul in its place it computes lhs @ rhs, which …", "systolic.matmul"),
+            )
+        ),
+    ),
     "docs/explanation/quantized_kernel.md": (
         sentence(
             "int8 is {unpacking: bfloat16 / int8: v5e} · {unpacking: bfloat16 / int8: v6e} ·"
@@ -217,71 +189,8 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
 }
 
 
-def merge(stored: dict[str, Any], result: Mapping[str, Any]) -> None:
-    """Put the rows of a result of `systolic bench --json` in place of older ones."""
-    bfloat16 = [row for row in result["rows"] if row["dtype"] == "bfloat16" and row["ratio"] is not None]
-    for mean in _means(bfloat16):
-        _replace(stored["means"], mean, ("group", "chip"))
-    for row in result["rows"]:
-        if row["suite"] == "quantized" and row["m"] == 16:
-            kept = {
-                "group": row["group"],
-                "case": row["case"],
-                "chip": row["chip"],
-                "ours_us": row["ours_us"],
-                "xla_us": row["xla_repeated_us"],
-                "hbm_us": row["model_hbm_us"],
-            }
-            _replace(stored["rows"], kept, ("group", "case", "chip"))
-
-
-def _means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    for group, chip in dict.fromkeys((row["group"], row["chip"]) for row in rows):
-        if group in _RATIO_GROUPS:
-            compared = [row for row in rows if (row["group"], row["chip"]) == (group, chip)]
-            worst = min(compared, key=lambda row: row["ratio"])
-            yield {
-                "group": group,
-                "chip": chip,
-                "rows": len(compared),
-                "ratio": geometric_mean(row["ratio"] for row in compared),
-                "ratio_with_prefetch": geometric_mean(row["ratio_with_prefetch"] for row in compared),
-                "worst_ratio": worst["ratio"],
-                "worst_case": worst["case"],
-                "is_older": False,
-            }
-
-
-def _replace(rows: list[Any], new: Row, keys: Sequence[str]) -> None:
-    """Put `new` in the place of the row with the same keys, or at the end."""
-    for place, row in enumerate(rows):
-        if all(row[key] == new[key] for key in keys):
-            rows[place] = new
-            return
-    rows.append(new)
-
-
-def _stored() -> dict[str, Any]:
-    return json.loads(BENCH.read_text("utf-8"))
-
-
-def _put(pattern: str, new: str, text: str) -> str:
-    """Put `new` in the place of the only match; the dot of a pattern does not match the end of a line.
-
-    Raises:
-      NotQuotedError: there is no match, or there are several.
-    """
-    matches = list(re.finditer(pattern, text, re.MULTILINE))
-    if len(matches) != 1:
-        raise NotQuotedError(f"{len(matches)} places match {pattern!r}")
-    return text[: matches[0].start()] + new + text[matches[0].end() :]
-
-
 if __name__ == "__main__":
-    stored = _stored()
-    for file in sys.argv[1:]:
-        merge(stored, json.loads(Path(file).read_text("utf-8")))
-    BENCH.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    keep(Path(file) for file in sys.argv[1:])
     for name in RENEWERS:
         page = ROOT / name
         page.write_text(renewed(page, page.read_text("utf-8")), "utf-8")

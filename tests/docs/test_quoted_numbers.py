@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from quoted_numbers import RENEWERS, ROOT, NotQuotedError, merge, ratio_table, renewed, rung_us, sentence
+from bench_numbers import NotQuotedError, merge, ratio_table
+from quoted_numbers import RENEWERS, ROOT, renewed, rung_us, sentence
 
 
 @pytest.mark.parametrize("name", RENEWERS)
