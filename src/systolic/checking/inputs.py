@@ -36,7 +36,7 @@ class NoInputError(ValueError):
 def made_up(
     leaves: Sequence[Any], values: Sequence[np.ndarray | None], seed: int, *, indices: bool, data: Data = "normal"
 ) -> list[np.ndarray]:
-    """Makes flat arguments: the values where they are given, else random ones of the seed.
+    """Make the flat arguments: given values, and random ones by the seed for the others.
 
     Normal are floats of that distribution, integers from −7 to 7 (0 to 7 without a sign), booleans either; `HARDER`
     says what else there is. Integers of 32 bits and more may be sizes and indices, and stay small.

@@ -1,4 +1,4 @@
-"""Traced functions: what JAX keeps of them, and a hook for what they do."""
+"""Traced functions: what JAX stores about them, and a hook for what they do."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def static_arguments(fn: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def jit_shardings(fn: Any) -> tuple[Any, Any]:
-    """Shardings of the arguments and of the results that a function of `jax.jit` was given; None where it has none.
+    """Return the shardings of arguments and of results that were given to `jax.jit`; None if there are none.
 
     Only tracing says so in public, as of what it gives away.
     """

@@ -1,4 +1,4 @@
-"""TPU interpret mode: what it is given, what it says, and what it does while somebody watches."""
+"""TPU interpret mode: its parameters, its errors, and a hook to watch a run."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _ranges(transforms: Any) -> tuple[int | slice, ...]:
 
 @contextmanager
 def all_references() -> Iterator[None]:
-    """Lets TPU interpret mode take references that a kernel reshapes or bitcasts, and masks of stores as they are.
+    """Let TPU interpret mode accept references that a kernel reshapes or bitcasts, and masks of stores.
 
     Its own test whether a masked store ends inside of its buffer (jax 0.10 to 0.12) holds every dimension against the
     first, and calls stores of 8 × 2 elements out of bounds.

@@ -190,7 +190,7 @@ class CacheFile:
 
     @contextmanager
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """While anybody uses the file, it is not replaced: SQLite finds what is beside it by name alone."""
+        """Lock the file against replacement while it is in use: SQLite finds its companion files only by name."""
         if not self.writable:
             yield
             return

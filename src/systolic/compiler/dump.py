@@ -1,4 +1,4 @@
-"""Reads and empties the folder in which libtpu leaves the listings of what it compiled."""
+"""Read and empty the folder into which libtpu writes its listings."""
 
 from __future__ import annotations
 

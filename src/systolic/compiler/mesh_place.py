@@ -1,4 +1,4 @@
-"""One device's place on a mesh: which part of an array it has, and which operations ask about places."""
+"""One device's place on a mesh: its part of an array, and the operations that depend on a place."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _holding(
 
 
 class WithKeywords:
-    """A function with sizes, by `Place`, bound over what is bound already. May be sent to a worker."""
+    """A function with sizes, by `Place`, bound in addition to its bound arguments. It may be sent to a worker."""
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[Any, Any]) -> None:
         self._fn = fn

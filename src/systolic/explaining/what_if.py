@@ -181,7 +181,7 @@ def analyse_sizes(
     settings: Mapping[str, Any],
     shape: SliceShape | None,
 ) -> list[FunctionAnalysis | None]:
-    """Analyses the function with each of these tile sizes; None where it does not even trace. For a worker."""
+    """Analyze the function with each of these tile sizes; None if it cannot be traced. For a worker."""
     analyses: list[FunctionAnalysis | None] = []
     for changed_sizes in sizes:
         try:
