@@ -59,7 +59,7 @@ class EquivalentMatmul:
 
 
 def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> EquivalentMatmul | None:
-    """Return the product of two matrices that has a function's shapes and, if known, its number of operations; else None.
+    """Return the product of two matrices with a function's shapes and, if known, its number of operations; else None.
 
     Square matrices fit however they are stored; then the dimensions that the kernels' own products contract decide.
     """
