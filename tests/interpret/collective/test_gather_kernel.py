@@ -43,7 +43,12 @@ run = jax.jit(jax.shard_map(
 ))
 random = np.random.default_rng(1)
 x, w = (random.integers(-3, 4, shape).astype(np.float32) for shape in ((devices * rows, k), (k, devices * columns)))
-out = np.asarray(run(x.astype(dtype), w.astype(dtype)))
+try:
+    out = np.asarray(run(x.astype(dtype), w.astype(dtype)))
+except RuntimeError as error:
+    # From JAX 0.12 on a race may also end the run, and only in some orders of the devices' threads.
+    assert planted == "no wait" and "RACE DETECTED" in str(error), error
+    sys.exit()
 if planted == "nothing":
     np.testing.assert_array_equal(out, x.astype(np.float64) @ w)  # small integers: exact in float32
     assert not races_found()
