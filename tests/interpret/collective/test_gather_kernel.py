@@ -57,6 +57,7 @@ else:
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("devices", "pieces", "slots_at_once", "dma"),
     [(4, 2, 1, "eager"), (4, 4, 2, "on_wait"), (3, 2, 1, "on_wait"), (2, 2, 2, "eager")],
