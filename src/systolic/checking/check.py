@@ -51,7 +51,7 @@ Function = Callable[..., Any] | NamedFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCheck:
-    """A check whose jobs are under way; `result` waits for them."""
+    """A check with running jobs; `result` waits for them."""
 
     function: str
     arguments: tuple[str, ...]

@@ -33,7 +33,7 @@ class CheckReportError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandUse:
-    """One operand of a kernel: its blocks, how often they are fetched, what that moves and what it takes of VMEM.
+    """One operand of a kernel: its blocks, the number of fetches, the bytes they move, and their VMEM.
 
     Attributes:
       fetches: blocks copied in or out; None where that depends on values that were not given.

@@ -49,7 +49,7 @@ class SparseClock:
 
     @staticmethod
     def of(model: SparseCoreModel, machine: MachineModel) -> SparseClock:
-        """The model's constants at the TensorCore's clock."""
+        """Return the model's constants at the TensorCore's clock."""
         cycle = machine.clock_hz / model.clock_hz
         return SparseClock(
             cycle=cycle,
