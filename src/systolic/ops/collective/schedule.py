@@ -42,7 +42,7 @@ class RingSchedule:
     block: int
 
     def __post_init__(self) -> None:
-        row_multiple = self.pieces * _REGISTER_ROW_BYTES // dtype_bytes(self.dtype)
+        multiple = self.pieces * row_multiple(self.dtype)
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:
             limit = "each direction brings half of the opposite device's chunk"
@@ -51,8 +51,8 @@ class RingSchedule:
             value = f"slots_at_once={self.slots_at_once} of {self.slots} slots"
             limit = "all products have equally many rows"
             violations.append(Violation(rule="slots", value=value, limit=limit, fix="use a divisor"))
-        if self.rows % row_multiple:
-            fix = f"pad the rows to a multiple of {row_multiple}"
+        if self.rows % multiple:
+            fix = f"pad the rows to a multiple of {multiple}"
             violations.append(
                 Violation(rule="rows", value=f"rows={self.rows}", limit="pieces are whole registers", fix=fix)
             )
@@ -122,6 +122,11 @@ class RingSchedule:
 
     def __str__(self) -> str:
         return f"{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
+
+
+def row_multiple(dtype: str) -> int:
+    """Return the rows of a register."""
+    return _REGISTER_ROW_BYTES // dtype_bytes(dtype)
 
 
 def _buffer(name: str, shape: tuple[int, ...], dtype: str, copies: int = 1) -> VmemBuffer:
