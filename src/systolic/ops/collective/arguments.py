@@ -12,6 +12,8 @@ from jax import Array, lax
 from jax.sharding import get_abstract_mesh
 
 from systolic.compat import varying_alike
+from systolic.compat.mesh_values import concrete_mesh
+from systolic.ops.collective.axis_ring import AxisRing
 from systolic.ops.collective.product import Kind, RingProduct
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
@@ -80,7 +82,7 @@ def canonical(
         kind=kind,
         axis_name=axis_name,
         devices=devices,
-        ring=_ring(ring, devices),
+        ring=_ring(ring, axis_name, devices),
         collective_id=_collective_id(collective_id, axis_name),
         precision=precision_named(precision),
         dtype_out=stored_dtype(dtype_out),
@@ -113,9 +115,10 @@ def _axis_size(axis_name: Any) -> int:
     return int(lax.axis_size(axis_name))
 
 
-def _ring(ring: Any, devices: int) -> tuple[int, ...] | None:
+def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     if ring is None:
-        return None
+        mesh = concrete_mesh()
+        return None if mesh is None else AxisRing(axis_name=axis_name, size=devices)(mesh)
     try:
         order = tuple(map(operator.index, ring))
     except TypeError as error:

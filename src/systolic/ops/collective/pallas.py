@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from systolic.compat.mesh_values import mesh_value
 from systolic.kernels.interpreted import tracing_for
-from systolic.ops.collective.axis_ring import axis_ring
+from systolic.ops.collective.axis_ring import AxisRing
 from systolic.ops.collective.cost import RingSizes, fastest_schedule, vmem_limit_bytes
 from systolic.ops.collective.kernel.gather import all_gather_matmul
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
@@ -45,7 +46,10 @@ def by_pallas(product: RingProduct, x: Array, w: Array, bias: Array | None) -> A
         vmem_limit_bytes=vmem_limit_bytes(schedule, sizes, chip),
         interpret=product.backend.interpret,
     )
-    ring = axis_ring(product.axis_name, devices) if product.ring is None else jnp.asarray(product.ring, jnp.int32)
+    if product.ring is not None:
+        ring = jnp.asarray(product.ring, jnp.int32)
+    else:
+        ring = mesh_value(AxisRing(axis_name=product.axis_name, size=devices), devices)
     if bias is not None:
         bias = bias.astype(jnp.float32).reshape(schedule.blocks, 1, schedule.block)
     x = _with_rows(product.backend.on_tpu(x), chunks, schedule.rows)

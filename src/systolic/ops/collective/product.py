@@ -19,7 +19,7 @@ class RingProduct(Computed):
     kind: Kind
     axis_name: str
     devices: int
-    ring: tuple[int, ...] | None  # axis indices round the ring; None: by the coordinates of the devices
+    ring: tuple[int, ...] | None  # axis indices round the ring; None: `AxisRing` when it is lowered
     collective_id: int
     precision: PrecisionName
     dtype_out: str
