@@ -12,7 +12,7 @@ from systolic.chips import CHIPS
 from systolic.ops.collective.rings import places, ring_through
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)  # JAX keeps parameters by weak references
 class AxisRing:
     """The order of an axis' indices in which neighbors are one hop apart, as a function of the mesh.
 

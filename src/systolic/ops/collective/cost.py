@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import RingSchedule, row_multiple
+from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -23,6 +23,13 @@ _MAX_PASS_ROWS = 1024
 # Rows' worth of time that a pass takes in addition for its weights, which the matrix unit loads. Simulated on v6e: 64
 # rows reach 0.46 of the peak (facts of the prototypes).
 _WEIGHT_ROWS = 75
+# A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8 passes
+# took 17 µs longer on v6e, 5 blocks more with 8 copies each in 2 passes 8 µs. Simulated with libtpu 0.0.42.1.
+_BLOCK_US = 0.05
+_COPY_US = 0.08
+_ADD_US = 0.2  # adding a block of sums to a product, and starting its copies; simulated likewise
+# libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
+_MAX_SEMAPHORES = 224
 # Of the VMEM for the compiler: values between a product and its store, seen with libtpu 0.0.42.1.
 _COMPILER_BYTES = 3 * MIB
 
@@ -59,15 +66,10 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
     violations = _violations(sizes, chip)
     schedules = [] if violations else list(_schedules(sizes, chip))
     if not violations and not schedules:
-        need = MIB + sizes.k * sizes.columns * dtype_bytes(sizes.dtype)
-        violations.append(
-            Violation(
-                rule="VMEM",
-                value=f"w alone is {need // MIB} MiB",
-                limit=f"w, x and what arrives must fit in {usable_bytes(chip) // MIB} MiB of VMEM",
-                fix="cut w over more devices",
-            )
-        )
+        elements = (sizes.devices * sizes.padded_rows + sizes.columns) * sizes.k
+        value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+        limit = f"with blocks of results they have to fit in {usable_bytes(chip) // MIB} MiB"
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
     if violations:
         raise IllegalTilesError("a product on a ring", violations)
     return min(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
@@ -92,39 +94,82 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
 
 def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
     """Return the modeled time of a schedule."""
-    assert chip.links is not None  # a rule of `_violations`
-    row_us = 2 * sizes.k * sizes.columns / chip.peak_ops_per_s(sizes.dtype) * 1e6
-    pass_us = (schedule.pass_rows + _WEIGHT_ROWS) * row_us
-    weights_us = sizes.k * sizes.columns * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6
-    sent_width = sizes.columns * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
-    piece_us = schedule.piece_rows * sent_width / chip.links.bytes_per_s * 1e6
-    hop_us = chip.links.hop_s * 1e6
-    arrivals: list[float] = []
-    link_free, now = hop_us, hop_us
+    times = _Times.of(schedule, sizes, chip)
+    return _scatter_us(schedule, times) if sizes.scatters else _gather_us(schedule, times)
 
-    def send(ready: float) -> None:
-        nonlocal link_free
-        link_free = max(link_free, ready) + piece_us
-        arrivals.append(link_free + hop_us)
 
-    if not sizes.scatters:
-        for _ in range(min(schedule.pieces, schedule.steps)):
-            send(hop_us)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Times in µs of what a schedule consists of."""
+
+    block: float  # product of the rows of a pass and a block of columns
+    weights: float  # of a block of w, from HBM
+    sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
+    hop: float
+
+    @staticmethod
+    def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
+        assert chip.links is not None  # a rule of `_violations`
+        flops = 2 * sizes.k * schedule.block * (schedule.pass_rows + _WEIGHT_ROWS)
+        sent_bytes = (
+            schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
+        )
+        copies = WAYS * schedule.slots_at_once
+        return _Times(
+            # One TensorCore of the device runs the kernel.
+            block=flops / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
+            + _BLOCK_US
+            + copies * _COPY_US,
+            weights=sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
+            sent=schedule.piece_rows * sent_bytes / chip.links.bytes_per_s * 1e6,
+            hop=chip.links.hop_s * 1e6,
+        )
+
+
+class _Link:
+    """Copies one after another in one direction."""
+
+    def __init__(self, times: _Times) -> None:
+        self._times, self._free = times, 0.0
+
+    def arrival(self, ready: float) -> float:
+        """Return when a copy arrives that is ready to be sent at a time."""
+        self._free = max(self._free, ready) + self._times.sent
+        return self._free + self._times.hop
+
+
+def _gather_us(schedule: RingSchedule, times: _Times) -> float:
+    link, now = _Link(times), times.hop  # of the barrier
+    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, schedule.steps))]
+    for group in range(schedule.groups):
+        for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
+            if slot >= schedule.own_slots:
+                now = max(now, arrivals[slot - schedule.own_slots])
+                if len(arrivals) < schedule.steps:
+                    arrivals.append(link.arrival(now))
+        for block in range(schedule.blocks):
+            now = max(now, 0.0 if group else (block + 1) * times.weights) + times.block
+    return now
+
+
+def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
+    link, now = _Link(times), times.hop
+    arrivals: dict[tuple[int, int], float] = {}
     for group in range(schedule.groups):
         slots = range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once)
-        if not sizes.scatters:
-            for step in (slot - schedule.own_slots for slot in slots if slot >= schedule.own_slots):
-                now = max(now, arrivals[step])
-                if len(arrivals) < schedule.steps:
-                    send(now)
-        now += max(pass_us, weights_us) if group == 0 else pass_us
-        if sizes.scatters:
+        for block in range(schedule.blocks):
+            now = max(now, 0.0 if group else (block + 1) * times.weights) + times.block
             for slot in slots:
-                if schedule.pieces <= slot < schedule.steps:
-                    now = max(now, arrivals[slot - schedule.pieces])
+                if slot < min(schedule.pieces, schedule.steps):
+                    arrivals[slot, block] = link.arrival(now)
+        for slot in slots:
+            # The last sums come in the steps before the device's own rows are finished.
+            before = min(slot, schedule.steps) - schedule.pieces
+            for block in range(schedule.blocks if slot >= min(schedule.pieces, schedule.steps) else 0):
+                now = max(now, arrivals.get((before, block), 0.0)) + _ADD_US
                 if slot < schedule.steps:
-                    send(now)
-    return max(now, arrivals[-1])
+                    arrivals[slot, block] = link.arrival(now)
+    return max(now, *arrivals.values()) + _ADD_US
 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
@@ -146,6 +191,7 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                 except IllegalTilesError:
                     continue
                 fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)
+                fits &= not sizes.scatters or schedule.scatter_semaphores <= _MAX_SEMAPHORES
                 if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
                     yield schedule
 
@@ -168,4 +214,3 @@ def _violations(sizes: RingSizes, chip: Chip) -> list[Violation]:
         if size % LANES or not size:
             refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")
     return violations
-

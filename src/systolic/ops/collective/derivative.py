@@ -75,7 +75,10 @@ def multiply_fused(product: RingProduct, x: Array, w: Array, bias: Array | None)
 
 def _product(product: RingProduct, *operands: Any) -> Array:
     def run(*operands: Any) -> Array:
+        backend = product.backend
+        if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:
+            return by_xla(product, *operands)  # the kernel leaves the device's second TensorCore idle
         pallas, xla = (functools.partial(run, product) for run in (by_pallas, by_xla))
-        return dispatched(product.backend, pallas, xla, *operands)
+        return dispatched(backend, pallas, xla, *operands)
 
     return one_at_a_time(run, *operands)

@@ -96,6 +96,11 @@ class RingSchedule:
         """Rows that are multiplied at once."""
         return self.slots_at_once * WAYS * self.piece_rows
 
+    @property
+    def scatter_semaphores(self) -> int:
+        """Semaphores of matmul × reduce-scatter."""
+        return self.slots + self.blocks + WAYS + WAYS * self.steps * self.blocks + 1
+
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
         product = (self.slots_at_once * WAYS, self.piece_rows, self.block)
