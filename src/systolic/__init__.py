@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from systolic.chips import Chip, chip
     from systolic.compiler import slice_devices, slice_mesh, typical
     from systolic.explaining import Explanation, explain
-    from systolic.ops.collective import all_gather_matmul, matmul_reduce_scatter
+    from systolic.ops.collective import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
     from systolic.ops.gated import gated_matmul
     from systolic.ops.gated.spec import GatedSpec
     from systolic.ops.grouped import grouped_matmul
@@ -79,6 +79,7 @@ __all__ = [
     "grouped_matmul",
     "load_program",
     "matmul",
+    "matmul_all_reduce",
     "matmul_reduce_scatter",
     "matmuls",
     "plan",
@@ -107,7 +108,7 @@ _DOORS = {
     "systolic.explaining": ("Explanation", "explain"),
     "systolic.ops.plan": ("Plan",),
     "systolic.ops.planner": ("Planner", "plan", "use"),
-    "systolic.ops.collective": ("all_gather_matmul", "matmul_reduce_scatter"),
+    "systolic.ops.collective": ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),

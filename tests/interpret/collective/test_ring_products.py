@@ -59,7 +59,7 @@ check(scatter, devices * 64, devices * 128, 256, "bfloat16", shuffled)
 """
 
 DERIVATIVES = """
-import functools
+import functools, itertools
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 import systolic
@@ -84,16 +84,27 @@ def mlp(x, up, bias, down, implementation, checked):
     specs = P("model"), P(None, "model"), P("model"), P("model", None)
     return jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("model"), check_vma=checked)(x, up, bias, down)
 
+def summed(x, up, bias, down, implementation, checked):
+    # The hidden axis is cut, rows are not: every device has them all, before and after.
+    def layer(x, up, bias, down):
+        hidden = jax.nn.silu(jnp.matmul(x, up, precision="highest") + bias)
+        return systolic.matmul_all_reduce(
+            hidden, down, axis_name="model", implementation=implementation, precision="highest", chip="v6e"
+        )
+    specs = P(), P(None, "model"), P("model"), P("model", None)
+    return jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=checked)(x, up, bias, down)
+
 def reference(x, up, bias, down):
     with jax.default_matmul_precision("highest"):
         return jax.nn.silu(x @ up + bias) @ down
 
-arrays = normal(64, 128), normal(128, 512), normal(512), normal(512, 128)
+arrays = normal(52, 128), normal(128, 512), normal(512), normal(512, 128)
 tangents = tuple(map(jnp.ones_like, arrays))
 loss = lambda multiply, *arrays: (multiply(*arrays) ** 2).sum()
 expected = jax.grad(functools.partial(loss, reference), argnums=(0, 1, 2, 3))(*arrays)
-for implementation, checked in (("xla", True), ("xla", False), (interpret_params(uninitialized_memory="nan"), False)):
-    multiply = functools.partial(mlp, implementation=implementation, checked=checked)
+runs = ("xla", True), ("xla", False), (interpret_params(uninitialized_memory="nan"), False)
+for layers, (implementation, checked) in itertools.product((mlp, summed), runs):
+    multiply = functools.partial(layers, implementation=implementation, checked=checked)
     gradient = jax.grad(functools.partial(loss, multiply), argnums=(0, 1, 2, 3))
     close(jax.jit(gradient)(*arrays), expected)
     if implementation == "xla":

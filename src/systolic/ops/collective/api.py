@@ -147,3 +147,36 @@ def matmul_reduce_scatter(
                 backend=backend_of(implementation, chip, None),
             )
         )
+
+
+def matmul_all_reduce(
+    x: Shaped[Array | np.ndarray, "rows *between k"],
+    w: Shaped[Array | np.ndarray, "k columns"],
+    *,
+    axis_name: str,
+    **options: Any,
+) -> Shaped[Array, "rows *between columns"]:
+    """Return `activation(sum over devices of x @ w + bias)`, the same on all devices of a mesh axis.
+
+    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA. Any number of rows is padded in the call.
+
+    Args:
+      x: [rows, ..., k], this device's part of k.
+      w: [k, columns], such as this device's rows of a weight.
+      axis_name: the mesh axis over which products are summed.
+      options: bias and others, as in `matmul_reduce_scatter`.
+
+    Raises:
+      SpecError, IllegalTilesError: as `matmul_reduce_scatter`.
+    """
+    import jax.numpy as jnp
+
+    from systolic.compat import all_gather_alike
+    from systolic.ops.collective.arguments import axis_size
+    from systolic.ops.engine.dtypes import operand
+
+    x = operand(x, "x")
+    rows, devices = x.shape[0], axis_size(axis_name)
+    padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
+    parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, **options)
+    return all_gather_alike(parts, axis_name)[:rows]

@@ -55,7 +55,7 @@ def canonical(
     backend: Backend,
 ) -> Call:
     """Check the arguments; raise SpecError for an unknown axis, or for shapes or dtypes that do not match."""
-    devices = _axis_size(axis_name)
+    devices = axis_size(axis_name)
     rows, weights = operand(x, "x"), operand(w, "w")
     shapes = f"x{list(rows.shape)}, w{list(weights.shape)}"
     if rows.ndim < 2 or weights.ndim != 2:
@@ -104,7 +104,8 @@ def canonical(
     )
 
 
-def _axis_size(axis_name: Any) -> int:
+def axis_size(axis_name: Any) -> int:
+    """Return the devices along a mesh axis; raise SpecError if it is none of the surrounding `jax.shard_map`."""
     mesh = get_abstract_mesh()
     if not isinstance(axis_name, str):
         raise SpecError(f"axis_name={axis_name!r}; use the name of one axis of the mesh")

@@ -30,8 +30,10 @@ _COPY_US = 0.08
 _ADD_US = 0.2  # adding a block of sums to a product, and starting its copies; simulated likewise
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
 _MAX_SEMAPHORES = 224
-# Of the VMEM for the compiler: values between a product and its store, seen with libtpu 0.0.42.1.
-_COMPILER_BYTES = 3 * MIB
+# VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
+# 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
+_MIN_COMPILER_BYTES = 3 * MIB
+_COMPILER_BYTES = 5 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
 
 def usable_bytes(chip: Chip) -> int:
     """Return the bytes of VMEM that the buffers of a schedule may take."""
-    return chip.usable_vmem_bytes_per_core - _COMPILER_BYTES
+    return chip.usable_vmem_bytes_per_core - _MIN_COMPILER_BYTES
 
 
 def vmem_limit_bytes(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> int:
@@ -110,7 +112,8 @@ class _Times:
     @staticmethod
     def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
         assert chip.links is not None  # a rule of `_violations`
-        flops = 2 * sizes.k * schedule.block * (schedule.pass_rows + _WEIGHT_ROWS)
+        multiplied = padded(schedule.block, chip.machine.mxu_columns)
+        flops = 2 * sizes.k * multiplied * (schedule.pass_rows + _WEIGHT_ROWS)
         sent_bytes = (
             schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
         )
