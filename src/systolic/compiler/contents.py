@@ -167,7 +167,8 @@ class _Walk:
     def _follows(self, function: Any) -> bool:
         """True if a jaxpr has a Pallas call, a `typical` value, or an operation on mesh axes."""
         return any(
-            equation.primitive.name in (_PALLAS, PRIMITIVE, MESH_VALUE) or (self.place is not None and names_axis(equation))
+            equation.primitive.name in (_PALLAS, PRIMITIVE, MESH_VALUE)
+            or (self.place is not None and names_axis(equation))
             for equation in equations(function.jaxpr)
         )
 

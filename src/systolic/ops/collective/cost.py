@@ -23,8 +23,8 @@ _MAX_PASS_ROWS = 1024
 # Rows' worth of time that a pass takes in addition for its weights, which the matrix unit loads. Simulated on v6e: 64
 # rows reach 0.46 of the peak (facts of the prototypes).
 _WEIGHT_ROWS = 75
-# A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8 passes
-# took 17 µs longer on v6e, 5 blocks more with 8 copies each in 2 passes 8 µs. Simulated with libtpu 0.0.42.1.
+# A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8
+# passes took 17 µs longer on v6e, 5 blocks more with 8 copies each in 2 passes 8 µs. Simulated with libtpu 0.0.42.1.
 _BLOCK_US = 0.05
 _COPY_US = 0.08
 _ADD_US = 0.2  # adding a block of sums to a product, and starting its copies; simulated likewise
