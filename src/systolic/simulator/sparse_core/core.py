@@ -51,6 +51,7 @@ class SparseCore:
         self.number = number
         self._clock = SparseClock.of(model, chip.machine)
         self._granule_bytes = chip.machine.granule_bytes
+        self._lane_count = model.lanes
         self._dma = dma
         self._start = start
         self._signal = signal
@@ -116,6 +117,7 @@ class SparseCore:
             memory=memory,
             arguments=arguments,
             granule_bytes=self._granule_bytes,
+            lane_count=self._lane_count,
         )
 
     # ---- what programs ask for ----

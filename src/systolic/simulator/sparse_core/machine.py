@@ -18,7 +18,7 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.timeline import Timeline
-from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown
 from systolic.simulator.sparse_core.flags import SparseFlags
 
 # A sequencer's flag as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
@@ -130,6 +130,7 @@ class SparseMachine:
         memory: dict[int, int | Unknown],
         arguments: dict[int, int | Unknown],
         granule_bytes: int,
+        lane_count: int,
     ) -> None:
         self._core_state = core
         self._clock = clock
@@ -142,6 +143,7 @@ class SparseMachine:
         self._memory = memory
         self._arguments = arguments
         self._granule_bytes = granule_bytes
+        self._lane_count = lane_count
         self.cycle = clock.cycle
         self.core = core_number
         self.tile: int | Unknown = NEVER_WRITTEN if tile is None else tile.number
@@ -246,6 +248,12 @@ class SparseMachine:
         if isinstance(count, Unknown):
             raise SimulationError(f"how many lanes a stream's mask has depends on {count.why}")
         return count
+
+    def lanes_below(self, limit: int | Unknown, numbers: int | Unknown) -> int | Unknown:
+        """Count the lanes whose number is below a limit, where `numbers` are the lanes' numbers."""
+        if isinstance(limit, Unknown) or numbers is not LANE_NUMBERS:
+            return COMPUTED
+        return min(limit, self._lane_count)
 
     def load(self, address: int | Unknown) -> int | Unknown:
         return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)

@@ -11,6 +11,7 @@ from systolic.simulator.sparse_core.listing import SparseInstruction
 _SPACE = re.compile(r"\[([a-z]+)(?:4b)?:", re.ASCII)
 _KIND = re.compile(r"stream\.(linear|strided|indirect|indirect_vreg)\.(gather|scatter)(?:\.\w+)*", re.ASCII)
 _MASK_STEPS = 4  # a `vcmask` counts four to a lane
+LANES_BELOW = "vgt.u32"  # of a value in all lanes and the lanes' numbers: a mask of that many lanes
 SPACES = ("hbm", "tilespmem", "spmem", "smem", "simem", "timem", "vmem")
 
 

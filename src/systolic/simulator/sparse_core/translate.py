@@ -2,7 +2,8 @@
 
 As with the TensorCore's programs, registers are local variables and the machine is called for everything that takes
 time of its own or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the
-number of lanes of a mask; a value that they hand to the scalar side is not known.
+number of lanes of a mask, where a scalar is compared with the numbers of the lanes; a value that they hand to the
+scalar side is not known.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown, larger, smaller
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown, larger, smaller
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
-from systolic.simulator.sparse_core.streams import mask_lanes, read_stream, space_of
+from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
@@ -25,7 +26,7 @@ from systolic.simulator.translating.scalar import choice
 _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
 _CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
-    *("write_argument", "lanes", "blocked", "round", "tile", "core"),
+    *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
 )
 
 
@@ -70,6 +71,13 @@ class _Translator:
         self._symbols = symbols
         self._blocks = split_section(name, section, kind)
         self._variables: set[str] = set()
+        self._compared = frozenset(
+            operand
+            for bundle in section.bundles
+            for instruction in bundle.instructions
+            if instruction.opcode == LANES_BELOW
+            for operand in instruction.operands
+        )
 
     def translate(self) -> SparseFunction:
         bodies = [self._block(index, block) for index, block in enumerate(self._blocks)]
@@ -87,6 +95,7 @@ class _Translator:
         scope: dict[str, Any] = {
             "nothing": NEVER_WRITTEN,
             "computed": COMPUTED,
+            "lane_numbers": LANE_NUMBERS,
             "Unknown": Unknown,
             "smaller": smaller,
             "larger": larger,
@@ -214,6 +223,9 @@ class _Translator:
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
             lanes = mask_lanes(instruction)
+            if instruction.opcode == LANES_BELOW and instruction.predicate is None:
+                limit, numbers = (self._variable("w" + text[1:]) for text in instruction.operands)
+                return [(self._variable("x" + mask.group()[2:]), f"lanes_below({limit}, {numbers})")]
             if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
                 first, other = (self._variable("x" + text[2:]) for text in instruction.operands)
                 known_value = f"({first} if {other}.__class__ is Unknown else {other})"
@@ -223,6 +235,9 @@ class _Translator:
             return []
         result = []
         for text in instruction.dests:
+            if text in self._compared:
+                result.append((self._variable("w" + text[1:]), self._in_all_lanes(instruction)))
+                continue
             dest = register(text)
             if dest is None:
                 continue
@@ -234,6 +249,15 @@ class _Translator:
         if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
             raise SimulationError(f"not understood: {instruction.text}")
         return result
+
+    def _in_all_lanes(self, instruction: SparseInstruction) -> str:
+        """Write the value that a vector instruction puts into every lane, or that it puts their numbers there."""
+        if instruction.predicate is None:
+            if instruction.opcode in ("vmov", "vimm.s32") and instruction.operands[0][0] != "v":
+                return self._operand(instruction.operands[0])
+            if instruction.opcode == "vlaneseq.u32":
+                return "lane_numbers"
+        return "computed"
 
     def _value(self, instruction: SparseInstruction) -> str:
         traits, operands = instruction.traits, instruction.operands
