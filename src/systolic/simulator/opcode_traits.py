@@ -40,6 +40,7 @@ Kind = Literal[
     "branch out",  # of the program
     "call",
     "copy",
+    "copy to any device",
     "wait for copy",
     "wait",  # for a count of a flag
     "wait for value",

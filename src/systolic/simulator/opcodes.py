@@ -240,7 +240,9 @@ SPARSE_CORE = OpcodeTable(
         _event("swait*", "unsupported"),
         _event("stream.*", "stream", writes="memory"),
         _event("dma.local", "copy", writes="memory"),
+        _event("dma.general", "copy to any device", writes="memory"),
         _event("dma.*", "unsupported"),
+        _event("sint", "unsupported"),  # only where the runtime traces the program
         _event("task", "task"),
         _event("task.clear_ibuf", "task"),
         _event("task*", "unsupported"),

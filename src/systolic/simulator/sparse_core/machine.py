@@ -12,51 +12,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from systolic.chips import MachineModel, SparseCoreModel
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.timeline import Timeline
+from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown
+from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
+from systolic.simulator.sparse_core.outside import SparseCopy
 
 # A sequencer's flag as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
 _SEQUENCER_FLAGS = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
-
-
-@dataclass(slots=True)
-class SparseCounts:
-    """Bytes that one SparseCore has moved, and cycles that its tiles waited."""
-
-    hbm_read_bytes: int = 0
-    hbm_written_bytes: int = 0
-    streams: int = 0
-    indices: int = 0
-    stall_cycles: float = 0.0  # of all tiles together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseClock:
-    """Durations on a SparseCore, in cycles of the TensorCore's clock, which all of a run counts in."""
-
-    cycle: float
-    stream_bytes_per_cycle: float
-    index_cycles: float
-    latency_cycles: float
-
-    @staticmethod
-    def of(model: SparseCoreModel, machine: MachineModel) -> SparseClock:
-        """The model's constants at the TensorCore's clock."""
-        cycle = machine.clock_hz / model.clock_hz
-        return SparseClock(
-            cycle=cycle,
-            stream_bytes_per_cycle=model.stream_bytes_per_s / machine.clock_hz,
-            index_cycles=model.index_cycles * cycle,
-            latency_cycles=model.stream_latency_cycles * cycle,
-        )
 
 
 class CoreActions(Protocol):
@@ -86,6 +56,14 @@ class CoreActions(Protocol):
 
     def changed(self) -> None:
         """Note that something happened that another program may wait for."""
+        ...
+
+    def copy(self, copy: SparseCopy) -> None:
+        """Start a copy to this device or another."""
+        ...
+
+    def table_words(self, begin: int, count: int) -> Sequence[int | Unknown]:
+        """Return words of the program's table in HBM, from a granule on."""
         ...
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
@@ -211,10 +189,48 @@ class SparseMachine:
             flags = self._core_state.tiles[tile].flags
             self._core_state.changed()
         flags.land(flag, end + self._clock.latency_cycles, granules)
+        if destination == "smem" and source == "hbm":
+            if isinstance(begin, Unknown) or isinstance(first, Unknown):
+                raise SimulationError("which table a sequencer loads is not known")
+            words = self._core_state.table_words(begin, size // WORD_BYTES)
+            self._memory.update({first + number: word for number, word in enumerate(words)})
         if destination == "timem":
             if isinstance(begin, Unknown) or isinstance(first, Unknown):
                 raise SimulationError("which code a tile loads is not known")
             self._core_state.code_copied(begin, first)
+
+    def general(
+        self,
+        time: float,
+        flag: int | Unknown,
+        source_flag: int | Unknown,
+        source: str,
+        destination: str,
+        granules: int | Unknown,
+        target: int | Unknown,
+    ) -> None:
+        """Start a copy to this device or another."""
+        if isinstance(granules, Unknown) or isinstance(target, Unknown):
+            raise SimulationError("how much a copy moves, or where to, is not known")
+        if isinstance(flag, Unknown) or isinstance(source_flag, Unknown):
+            raise SimulationError("which flags a copy signals is not known")
+        size = granules * self._granule_bytes
+        self._counts.hbm_read_bytes += size if source == "hbm" else 0
+        self._core_state.copy(
+            SparseCopy(
+                time=time,
+                flag=flag,
+                source_flag=source_flag,
+                source=source,
+                destination=destination,
+                size_bytes=size,
+                amount=1 if source_flag & COUNTS_COPIES else granules,
+                target=target,
+            )
+        )
+
+    def refuse(self, what: str) -> None:
+        raise SimulationError(f"not understood, and not skipped: {what}")
 
     def barrier(self, time: float, number: int) -> float | None:
         return self._core_state.barrier(number, self._own_tile().number, time)
@@ -226,7 +242,7 @@ class SparseMachine:
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
         """Signal a flag that is not its own."""
-        if isinstance(address, int) and address & _SEQUENCER_FLAGS:
+        if self._tile_state is not None and isinstance(address, int) and address & _SEQUENCER_FLAGS:
             self._core_state.flags.land(address & (_SEQUENCER_FLAGS - 1), time, amount)
         else:
             self._core_state.signal_outside(time, address, amount)

@@ -18,7 +18,7 @@ from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRI
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
-from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_stream, space_of
+from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
@@ -27,6 +27,7 @@ _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
 _CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
+    *("general", "refuse"),
 )
 
 
@@ -196,6 +197,12 @@ class _Translator:
             places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
             spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
             return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
+        if kind == "copy to any device":
+            copy = read_general_copy(instruction)
+            ends = f"{quoted(copy.source)}, {quoted(copy.destination)}"
+            flags = f"{self._place(copy.flag)}, {self._place(copy.source_flag)}"
+            size, target = self._operand(copy.granules), self._operand(copy.target)
+            return ["yield t", f"general(t, {flags}, {ends}, {size}, {target})"]
         if kind == "task":
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
         if kind == "barrier":
@@ -203,7 +210,9 @@ class _Translator:
         if kind == "signal":
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
         if kind == "unsupported":
-            raise SimulationError(f"not understood: {instruction.text}")
+            if instruction.predicate is None:
+                raise SimulationError(f"not understood: {instruction.text}")
+            return [f"refuse({where})"]
         return []
 
     def _effect(self, instruction: SparseInstruction) -> str | None:
