@@ -111,7 +111,7 @@ class Device:
             return False
         receiver = self._around.receiver(self, to).sparse_cores
         way = route.latency_s * self._around.clock_hz
-        self.communications[0].sent(label, math.ceil(copy.time), copy.size_bytes, route)
+        self.communications[0].sent(label, math.ceil(copy.launched), copy.size_bytes, route)
 
         def left(end: float) -> None:
             self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, copy.amount)
@@ -121,12 +121,12 @@ class Device:
         self._around.send(self, copy.time, route, copy.size_bytes, left)
         return True
 
-    def sparse_signal(self, label: str, time: float, address: int, amount: int) -> bool:
+    def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
         to = self._around.sparse_signal_target(self.number, address)
         route = self._around.route(self, to)
         if not route.links:
             return False
-        self.communications[0].signalled(label, math.ceil(time))
+        self.communications[0].signalled(label, math.ceil(launched))
         lands = time + route.latency_s * self._around.clock_hz
         self._around.receiver(self, to).sparse_cores.land(core_of_signal(address), address, lands, amount)
         return True

@@ -33,7 +33,7 @@ class SparseDevice(Protocol):
         """The rest of the slice."""
         ...
 
-    def signal_from(self, core: int, label: str, time: float, address: int, amount: int) -> None:
+    def signal_from(self, core: int, label: str, launched: float, time: float, address: int, amount: int) -> None:
         """Signal a flag of another core."""
         ...
 
@@ -88,7 +88,9 @@ class SparseCore:
         self._program: SparseProgram | None = None
         self._code_at = 0
         self._launched = self._ended = 0
-        self._free_at = 0.0
+        self.sequencer_memory: dict[int, int | Unknown] = {}
+        self.stored_at, self.polling = 0.0, False
+        self._free_at = self.launched = 0.0
         self._ops: list[SparseOpRun] = []
         self.changes = 0
 
@@ -104,6 +106,7 @@ class SparseCore:
     ) -> Running:
         while self._ended < number:
             yield None
+        self.launched = time
         begin = max(time, self._free_at)
         yield begin
         # The descriptor comes from the queue in HBM, then the program that it names: two copies, one after the other.
@@ -112,7 +115,8 @@ class SparseCore:
         begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
         self._program, self._code_at = program, launch.code
         self._functions = _resident(program)
-        machine = self._machine(None, launch.memory(self._device.outside.chip), {})
+        self.sequencer_memory = launch.memory(self._device.outside.chip)
+        machine = self._machine(None, self.sequencer_memory, {})
         waits.append(machine)
         end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
         self._free_at = end
@@ -201,6 +205,12 @@ class SparseCore:
             self.changes += 1
         return end
 
+    def stored(self, time: float) -> None:
+        self.stored_at = time
+        if self.polling:
+            self.polling = False
+            self.changes += 1
+
     def changed(self) -> None:
         self.changes += 1
 
@@ -208,7 +218,7 @@ class SparseCore:
         """Signal a flag of another core; raise SimulationError if the core is not known."""
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
-        self._device.signal_from(self.number, self._name, time, address, amount)
+        self._device.signal_from(self.number, self._name, self.launched, time, address, amount)
 
     def copy(self, copy: SparseCopy) -> None:
         self._device.copy_from(self.number, self._name, copy)

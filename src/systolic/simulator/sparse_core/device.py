@@ -94,11 +94,11 @@ class SparseCores:
         else:
             self._core(number).flags.land(flag, time, amount)
 
-    def signal_from(self, core: int, label: str, time: float, address: int, amount: int) -> None:
+    def signal_from(self, core: int, label: str, launched: float, time: float, address: int, amount: int) -> None:
         other = core_of_signal(address)
         if not other & SPARSE_CORE:
             self._ended(other % len(self._dma.counts), core, whole(time), amount, label)
-        elif not self.outside.sparse_signal(label, time, address, amount):
+        elif not self.outside.sparse_signal(label, launched, time, address, amount):
             self.land(other, address, time, amount)
 
     def copy_from(self, core: int, label: str, copy: SparseCopy) -> None:

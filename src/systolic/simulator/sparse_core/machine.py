@@ -18,15 +18,16 @@ from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
-from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.outside import SparseCopy
 
-# A sequencer's flag as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
-_SEQUENCER_FLAGS = 1 << 20
+# A sequencer's flag or word as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
+_SEQUENCER = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
+_POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to wait for another value
 
 
 class CoreActions(Protocol):
@@ -35,6 +36,23 @@ class CoreActions(Protocol):
     @property
     def flags(self) -> SparseFlags:
         """Flags of the sequencer."""
+        ...
+
+    @property
+    def sequencer_memory(self) -> dict[int, int | Unknown]:
+        """Words of the sequencer's scalar memory."""
+        ...
+
+    stored_at: float  # when the sequencer last stored a word of its memory
+    polling: bool  # True if a tile waits for that
+
+    def stored(self, time: float) -> None:
+        """Note that the sequencer has stored a word."""
+        ...
+
+    @property
+    def launched(self) -> float:
+        """When the program was launched."""
         ...
 
     @property
@@ -126,6 +144,8 @@ class SparseMachine:
         self.core = core_number
         self.tile: int | Unknown = NEVER_WRITTEN if tile is None else tile.number
         self.waits_for = ""
+        self._polled: tuple[int, int] | None = None  # the word that was read last, and its place
+        self._polls = 0  # how often again, with nothing else between
         self.add: Callable[[float, int | Unknown, int], None] = self._flags.add
         self.put: Callable[[int | Unknown, int], None] = self._flags.put
 
@@ -219,6 +239,7 @@ class SparseMachine:
         self._core_state.copy(
             SparseCopy(
                 time=time,
+                launched=self._core_state.launched,
                 flag=flag,
                 source_flag=source_flag,
                 source=source,
@@ -229,10 +250,40 @@ class SparseMachine:
             )
         )
 
+    def fetch_add(
+        self, time: float, address: int | Unknown, flag: int | Unknown, amount: int | Unknown
+    ) -> float | None:
+        """Put a word of the sequencer's scalar memory into a flag, and add to the word; None while it is only polled.
+
+        A tile that reads the same word again and again, and does nothing else, goes on when the sequencer stores one.
+        """
+        if self._tile_state is None or isinstance(address, Unknown) or not address & _SEQUENCER:
+            raise SimulationError("another core's scalar memory than the sequencer's is read")
+        memory, place = self._core_state.sequencer_memory, address & (_SEQUENCER - 1)
+        word = memory.get(place, NEVER_WRITTEN)
+        if isinstance(word, Unknown) or isinstance(amount, Unknown):
+            unknown = word if isinstance(word, Unknown) else amount
+            raise SimulationError(f"a word of the sequencer's depends on {unknown}")
+        if self._polled == (place, word):
+            self._polls += 1
+            if self._polls > _POLLS and not amount:
+                self._core_state.polling = True
+                return None
+        else:
+            time = time if self._polls <= _POLLS else max(time, self._core_state.stored_at)
+            self._polled, self._polls = (place, word), 0
+        memory[place] = (word + amount) & MASK
+        self._flags.show(flag, word)
+        return time
+
+    def read_flag(self, time: float, flag: int | Unknown) -> int:
+        return self._flags.count(time, flag)
+
     def refuse(self, what: str) -> None:
         raise SimulationError(f"not understood, and not skipped: {what}")
 
     def barrier(self, time: float, number: int) -> float | None:
+        self._polled, self._polls = None, 0
         return self._core_state.barrier(number, self._own_tile().number, time)
 
     def task(self, time: float, first: int, how: int) -> None:
@@ -242,8 +293,8 @@ class SparseMachine:
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
         """Signal a flag that is not its own."""
-        if self._tile_state is not None and isinstance(address, int) and address & _SEQUENCER_FLAGS:
-            self._core_state.flags.land(address & (_SEQUENCER_FLAGS - 1), time, amount)
+        if self._tile_state is not None and isinstance(address, int) and address & _SEQUENCER:
+            self._core_state.flags.land(address & (_SEQUENCER - 1), time, amount)
         else:
             self._core_state.signal_outside(time, address, amount)
 
@@ -274,10 +325,12 @@ class SparseMachine:
     def load(self, address: int | Unknown) -> int | Unknown:
         return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)
 
-    def store(self, address: int | Unknown, value: int | Unknown) -> None:
+    def store(self, time: float, address: int | Unknown, value: int | Unknown) -> None:
         if isinstance(address, Unknown):
             raise SimulationError(f"where a word is stored depends on {address.why}")
         self._memory[address] = value
+        if self._tile_state is None:
+            self._core_state.stored(time)
 
     def read_argument(self, number: int) -> int | Unknown:
         return self._arguments.get(number, NEVER_WRITTEN)

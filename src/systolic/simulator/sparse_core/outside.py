@@ -17,6 +17,7 @@ class SparseCopy:
     """A copy that names its target device, perhaps the sender itself."""
 
     time: float
+    launched: float  # when its program was launched
     flag: int  # signalled where it lands, with the number of the core there
     source_flag: int
     source: str
@@ -48,8 +49,11 @@ class Outside(Protocol):
         """Send a copy to another device; False: it stays here."""
         ...
 
-    def sparse_signal(self, label: str, time: float, address: int, amount: int) -> bool:
-        """Signal a flag of another device's SparseCore; False: it is one of this device's."""
+    def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
+        """Signal a flag of another device's SparseCore; False: it is one of this device's.
+
+        `label` is the sending program, and `launched` when it was launched.
+        """
         ...
 
 
@@ -61,7 +65,7 @@ class Alone:
     def sparse_copy(self, core: int, label: str, copy: SparseCopy) -> bool:
         return False
 
-    def sparse_signal(self, label: str, time: float, address: int, amount: int) -> bool:
+    def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
         return False
 
 

@@ -27,7 +27,7 @@ _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
 _CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
-    *("general", "refuse"),
+    *("general", "refuse", "fetch_add", "read_flag"),
 )
 
 
@@ -154,11 +154,13 @@ class _Translator:
         events: list[str] = []
         assigns: list[tuple[str, str]] = []
         effects: list[str] = []
+        halts: list[str] = []
         ends = False
         for instruction in bundle.instructions:
             kind = instruction.traits.kind
-            if kind == "halt" and instruction.predicate is None:
-                ends = True
+            if kind == "halt":
+                ends = ends or instruction.predicate is None
+                halts += [] if instruction.predicate is None else self._guarded(instruction, ["return t"])
             elif event := self._event(instruction, bundle.line):
                 events += self._guarded(instruction, event)
             elif kind in ("branch", "branch out"):
@@ -169,6 +171,8 @@ class _Translator:
             else:
                 assigns += self._assigned(instruction)
         targets, values = ", ".join(dest for dest, _ in assigns), ", ".join(value for _, value in assigns)
+        if halts:  # the rest of the bundle happens before
+            events, effects = [*events, *effects, *halts], []
         return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
 
     def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
@@ -203,6 +207,9 @@ class _Translator:
             flags = f"{self._place(copy.flag)}, {self._place(copy.source_flag)}"
             size, target = self._operand(copy.granules), self._operand(copy.target)
             return ["yield t", f"general(t, {flags}, {ends}, {size}, {target})"]
+        if kind == "fetch and add":
+            word, flag = map(self._place, instruction.dests)
+            return ["yield t", *until(f"fetch_add(t, {word}, {flag}, {self._operand(operands[0])})", where), "t = r"]
         if kind == "task":
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
         if kind == "barrier":
@@ -222,7 +229,7 @@ class _Translator:
         if kind == "set flag":
             return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         if kind == "store":
-            return f"store({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+            return f"store(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         if kind == "write argument":
             return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         return None
@@ -272,6 +279,8 @@ class _Translator:
         traits, operands = instruction.traits, instruction.operands
         if traits.kind == "load":
             return f"load({self._place(operands[0])})"
+        if traits.kind == "read flag":
+            return f"read_flag(t, {self._place(operands[0])})"
         if traits.kind == "read argument":
             return f"read_argument({self._place(operands[0])})"
         if not traits.expression:
