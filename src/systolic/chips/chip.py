@@ -57,6 +57,7 @@ class SparseCoreModel:
 
     cores_per_device: int
     tiles_per_core: int
+    lanes: int  # of a tile's vector registers
     clock_hz: float
     stream_bytes_per_s: float  # of one tile in one direction
     stream_latency_cycles: int  # from a stream's last byte to its flag being seen

@@ -97,7 +97,7 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
 
 
-_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core")
+_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core", "lanes")
 
 
 def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
