@@ -166,7 +166,8 @@ def compared(
       fitted_on: programs to which the constants in use were fitted, in addition to the shipped ones.
     """
     rebuilt = predicted if isinstance(program, PublishedProgram) else program
-    run = rebuilt.run if isinstance(rebuilt, Measurement) else None
+    timed = rebuilt if isinstance(rebuilt, Measurement) else None
+    run = None if timed is None else timed.slice_run or timed.run
     time_us = rebuilt.time_us if isinstance(rebuilt, Measurement) else None if isinstance(rebuilt, str) else rebuilt
     if time_us is not None and isinstance(program, PublishedProgram):
         time_us /= program.repeats
