@@ -235,8 +235,13 @@ class Core:
             )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
-        """Mark a result as not known, unless the operation's own copies write it."""
+        """Mark a result as not known, unless the operation's own copies write it.
+
+        HBM is marked by the device's first core alone: a later one may begin the call when it has been written.
+        """
         at = registers.get(operand.register, COMPUTED)
+        if operand.space == "hbm" and self.number > 0:
+            return
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
 

@@ -9,6 +9,7 @@ from systolic.simulator.core_records import OpRun
 from systolic.simulator.records import SimulatedRun
 
 _NUMBER = re.compile(r"\.\d+$")  # that the compiler adds to a name
+_SIZE = re.compile(r"(?<=_)\d{2,}(?=$|[-_])", re.ASCII)  # of a tile or an array, as in "lce_fwd_bt_2048_ht_512"
 
 
 def traits_of(run: SimulatedRun, link_cycles: int = 0) -> ProgramTraits:
@@ -35,14 +36,19 @@ def traits_of(run: SimulatedRun, link_cycles: int = 0) -> ProgramTraits:
 
 
 def same_kernel(mine: SimulatedRun, other: SimulatedRun) -> bool:
-    """True if most of the time of both goes to Pallas kernels of one name."""
+    """True if most of the time of both goes to Pallas kernels of one family."""
     return kernel_name(mine) == kernel_name(other) != ""
 
 
 def kernel_name(run: SimulatedRun) -> str:
-    """Return the Pallas kernel that takes most of the time; "" if an operation of XLA's does."""
+    """Return the Pallas kernel that takes most of the time, by its family; "" if an operation of XLA's does.
+
+    A family is a name without the sizes of arrays and tiles that some kernels have in theirs.
+    """
     longest = max(run.later_core.ops, key=_cycles, default=None)
-    return _NUMBER.sub("", longest.name) if longest is not None and longest.is_pallas else ""
+    if longest is None or not longest.is_pallas:
+        return ""
+    return _SIZE.sub("#", _NUMBER.sub("", longest.name))
 
 
 def _cycles(op: OpRun) -> int:

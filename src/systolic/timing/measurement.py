@@ -33,7 +33,7 @@ class Measurement:
 
     @property
     def traits(self) -> ProgramTraits | None:
-        """Traits of the simulated program, by which similar published programs are found; None: it was not simulated."""
+        """Traits of the simulated program, which select similar published ones; None: not simulated."""
         if self.slice_run is not None:
             return self.slice_run.traits
         return None if self.run is None else traits_of(self.run)

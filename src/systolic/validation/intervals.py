@@ -8,9 +8,10 @@ k-th smallest of the others with probability k/(n + 1), so k = 0.9 (n + 1), betw
 none of them is large enough; then it is their root mean square times the 95th percentile of Student's distribution with
 n degrees of freedom. With fewer than three there is no number.
 
-Intervals are from programs that constants may be fitted to, which lie closer for that. With p = 6 constants fitted to N
-programs a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts
-so. How many of the held-out programs have their published time within the interval that is printed is counted apart.
+Intervals are from programs that constants may be fitted to. Among recorded operations others are held out, and it is
+counted how many of their published times lie within the interval that is printed. In CSV files none is held out, and a
+program that constants were fitted to lies closer for that: with p = 6 constants fitted to N such programs a deviation
+that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
 
 Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
 same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
@@ -47,7 +48,16 @@ class Compared:
     deviation: float  # device time over simulated time, less 1
     traits: ProgramTraits
     in_view: bool  # whether constants were fitted with it in view
-    held_out: bool = False  # a recorded operation that neither constants nor intervals come from
+    recorded: bool = False  # a recorded operation: if not in view, neither constants nor intervals come from it
+
+    @property
+    def held_out(self) -> bool:
+        return self.recorded and not self.in_view
+
+    @property
+    def fitted(self) -> bool:
+        """True if constants were fitted to it and nothing like it is held out."""
+        return self.in_view and not self.recorded
 
     @property
     def generation(self) -> str:
@@ -81,7 +91,7 @@ def compared_programs(rows: Iterable[ComparedRow], measured: Mapping[str, Measur
                 deviation=device_us / (row.predicted_us or math.inf) - 1,
                 traits=traits,
                 in_view=in_view,
-                held_out=bool(row.arguments) and not in_view,
+                recorded=bool(row.arguments),
             )
         )
     return result
@@ -117,7 +127,7 @@ def time_errors(
     }
     widening = {program.generation: _widening(program.generation, programs) for program in programs}
     weighed = [
-        _Weighed(program, widening[program.generation] if program.in_view else 1.0)
+        _Weighed(program, widening[program.generation] if program.fitted else 1.0)
         for program in programs
         if not program.held_out
     ]
@@ -197,8 +207,8 @@ def half_width(deviations: Sequence[float]) -> float | None:
 
 
 def _widening(generation: str, programs: Sequence[Compared]) -> float:
-    """Return the factor on deviations of programs in view; infinite if there are no more programs than constants."""
-    seen = sum(program.in_view and program.generation == generation for program in programs)
+    """Return the factor on deviations of fitted programs; infinite if there are no more programs than constants."""
+    seen = sum(program.fitted and program.generation == generation for program in programs)
     return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
 
 
