@@ -78,8 +78,8 @@ def device_executions(
     contents = [
         Deferred.known(np.asarray(argument))
         if hasattr(argument, "__array__")
-        else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
-        for argument, name in zip(arguments, names, strict=True)
+        else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
+        for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
     ]
     walk = _Walk(partition)
     walk.run(closed_jaxpr, contents, ())
