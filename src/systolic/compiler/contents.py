@@ -16,6 +16,7 @@ import numpy as np
 
 from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
+from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 from systolic.compiler.typical import PRIMITIVE, typical_value
@@ -77,8 +78,8 @@ def device_executions(
     contents = [
         Deferred.known(np.asarray(argument))
         if hasattr(argument, "__array__")
-        else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
-        for argument, name in zip(arguments, names, strict=True)
+        else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
+        for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
     ]
     walk = _Walk(partition)
     walk.run(closed_jaxpr, contents, ())
@@ -136,6 +137,8 @@ class _Walk:
             return self._shard_map(equation, inputs, path)
         if self.place is not None and name == "axis_index":
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
+        if self.place is not None and name == MESH_VALUE:
+            return [Deferred.known(np.asarray(equation.params["of_mesh"](self.place.mesh), np.int32))]
         if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
             platforms = equation.params["platforms"]
             return [
@@ -164,7 +167,8 @@ class _Walk:
     def _follows(self, function: Any) -> bool:
         """True if a jaxpr has a Pallas call, a `typical` value, or an operation on mesh axes."""
         return any(
-            equation.primitive.name in (_PALLAS, PRIMITIVE) or (self.place is not None and names_axis(equation))
+            equation.primitive.name in (_PALLAS, PRIMITIVE, MESH_VALUE)
+            or (self.place is not None and names_axis(equation))
             for equation in equations(function.jaxpr)
         )
 

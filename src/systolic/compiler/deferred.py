@@ -9,9 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A value that cannot be worked out, and for want of what."""
+    """A value that cannot be computed, and the reason."""
 
     why: str
+    argument: int | None = None  # whose value is missing, by number among the flat arguments; None: of none
 
 
 class Deferred:

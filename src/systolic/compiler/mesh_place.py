@@ -19,13 +19,16 @@ class MeshPlace:
 
     sizes: Mapping[str, int]  # of the mesh's axes, by name, in the mesh's order
     at: Mapping[str, int]  # the device's index along each
+    mesh: Any  # as JAX has it
 
     @staticmethod
     def of(mesh: Any, partition: int) -> MeshPlace:
         """Return the place of a partition's device, counted in the order of the mesh."""
         sizes = dict(mesh.shape)
         indices = np.unravel_index(partition, tuple(sizes.values()))
-        return MeshPlace(sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)})
+        return MeshPlace(
+            sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)}, mesh=mesh
+        )
 
     def part(self, array: np.ndarray, spec: Sequence[Any]) -> np.ndarray:
         """Return the device's part of an array that is cut by a `PartitionSpec`."""

@@ -29,6 +29,7 @@ from systolic.support.untrusted import shown
 _PACKAGE = "__init__.py"
 _MAX_NAMES = 12  # in a message
 _MAX_VALUES = 2**28
+_MAX_EXAMPLE_VALUES = 8  # that an example of an argument writes out
 _MAX_SHOWN_CHARACTERS = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
@@ -187,6 +188,26 @@ def named_argument(text: str) -> Any:
     except ValueError as error:
         hint = "" if isinstance(error, ArgumentValueError) else "; give one value, or as many as the shape holds"
         raise NamedFunctionError(f"{shown(text)}: {error}{hint}") from error
+
+
+def argument_example(shape: Sequence[int], dtype: np.dtype) -> str:
+    """Return an example of text for `named_argument` that gives an array its values: `s32[3]=0,1,2`, or a file."""
+    count = math.prod(shape)
+    if count > _MAX_EXAMPLE_VALUES:
+        return "FILE.npy"
+    first = 1 if count == 1 else 0
+    values = ",".join(str(number % 2 if dtype == np.bool_ else number) for number in range(first, first + count))
+    return f"{argument_type(shape, dtype)}={values}"
+
+
+def argument_type(shape: Sequence[int], dtype: np.dtype) -> str:
+    """Return a shape as `named_argument` takes it: `bf16[4096,4096]`."""
+    name = dtype.name
+    for kind, long in _KINDS.items():
+        if (match := re.fullmatch(rf"{long}(\d+)_?(\w*)", name)) is not None:
+            name = f"{kind}{match[1]}{match[2]}"
+            break
+    return f"{'pred' if name == 'bool' else name}[{','.join(map(str, shape))}]"
 
 
 def _array_of_file(path: Path) -> np.ndarray:

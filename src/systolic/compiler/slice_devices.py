@@ -65,7 +65,7 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
         UnknownChipError: no such chip.
         SliceError: no such slice.
     """
-    shape = SliceShape.parse(chip_named(chip) if isinstance(chip, str) else chip, topology)
+    shape = SliceShape.parse(chip_named(chip), topology)
     slice_topology = topology_of(shape)
     # libtpu lists the chips of one host after the other.
     listed = sorted(shape.devices, key=lambda device: (*(at // 2 for at in device.coords[1::-1]), device.id))
