@@ -73,6 +73,7 @@ V6E = with_sources(
             hbm_bytes_per_s=sourced(1.42e12, _HBM),
             hbm_run_cycles=sourced(0.2, _FIT),
             hbm_slow_period_s=sourced(11.2e-3, _SLOW),
+            hbm_slow_load=sourced(0.8, _SLOW),
             hbm_slow_s=sourced(5e-3, _SLOW),
             hbm_slow_share=sourced(0.6, _SLOW),
             dma_latency_cycles=sourced(1350, _FIT),
