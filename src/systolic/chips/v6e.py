@@ -20,9 +20,9 @@ _HBM = (
 )
 _SLOW = (
     "no cause is known. Of programs that keep HBM busy, those of 10.5 ms take what their bytes say, and from 14 ms on "
-    "they take 2 ms more for every 11 ms. Period, time and share were chosen by hand among ten sets beside 17 published "
-    "device times of 10 to 120 ms (tokamax, the half in view), and rounded; the load lies between programs that keep HBM "
-    "busy for 73 to 78 % of the time and are not slow, and those from 84 % on, some of the half held out"
+    "they take 2 ms more for every 11 ms. Period, time and share were chosen by hand among ten sets beside 17 "
+    "published device times of 10 to 120 ms (tokamax, the half in view), and rounded; the load lies between programs "
+    "that keep HBM busy for 73 to 78 % of the time and are not slow, and those from 84 % on, some held out"
 )
 _COPIES = (
     "what XLA's collectives show (an all-reduce of 70,202 small copies over 256 chips: simulated 4,579 µs, published "
