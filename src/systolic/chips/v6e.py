@@ -85,6 +85,7 @@ V6E = with_sources(
         sparse_core=SparseCoreModel(
             cores_per_device=sourced(2, sources.JAX_TABLE),
             tiles_per_core=sourced(16, sources.JAX_TABLE),
+            lanes=sourced(8, sources.JAX_TABLE),
             clock_hz=sourced(1.75e9, sources.SPARSE_CLOCK),
             stream_bytes_per_s=sourced(56e9, sources.SPARSE_STREAMS),
             stream_latency_cycles=sourced(997, sources.SPARSE_LATENCY),

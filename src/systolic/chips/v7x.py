@@ -101,6 +101,7 @@ V7X = with_sources(
         sparse_core=SparseCoreModel(
             cores_per_device=sourced(2, sources.JAX_TABLE),
             tiles_per_core=sourced(16, sources.JAX_TABLE),
+            lanes=sourced(16, sources.JAX_TABLE),
             clock_hz=sourced(1.87e9, sources.SPARSE_CLOCK),
             stream_bytes_per_s=sourced(
                 72.6e9,

@@ -1,4 +1,4 @@
-"""The DMA engine of one device: when copies land, and who waits for them.
+"""The DMA engine of one device: when copies land, and which cores wait for them.
 
 One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
 copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
