@@ -51,7 +51,7 @@ class DeviceModel:
             setup.sparse_programs,
             setup.hlo.launches if setup.hlo is not None else (),
             dma,
-            schedule.start,
+            schedule,
             IterationBudget(setup.max_iterations),
             spans,
             others,

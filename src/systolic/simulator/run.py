@@ -270,7 +270,7 @@ class PreparedProgram:
 
 
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
-    schedule = Schedule(lambda: model.parts.sparse_cores.changes)
+    schedule = Schedule()
     model = DeviceModel.of(setup, schedule, spans)
     cores, sparse_cores = model.cores, model.parts.sparse_cores
     for core in cores:

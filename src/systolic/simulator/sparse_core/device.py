@@ -14,7 +14,8 @@ from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.sparse_core.core import SparseCore, Start
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.sparse_core.core import SparseCore
 from systolic.simulator.sparse_core.launch import Launch, programs_by_launch
 from systolic.simulator.sparse_core.machine import whole
 from systolic.simulator.sparse_core.outside import (
@@ -35,7 +36,7 @@ class SparseCores:
 
     Args:
       programs: programs that may be launched; `order` names them in the schedule's order.
-      start: called with a program that begins to run.
+      schedule: runs the programs.
       outside: the rest of the slice.
       images: HBM bytes of the programs, each after the tables that it looks up; empty: not known.
     """
@@ -46,7 +47,7 @@ class SparseCores:
         programs: Sequence[SparseProgram],
         order: Sequence[str],
         dma: DmaEngine,
-        start: Start,
+        schedule: Schedule,
         iterations: IterationBudget,
         spans: int,
         outside: Outside | None = None,
@@ -60,7 +61,7 @@ class SparseCores:
         names = {program.name for program in programs}
         self._programs = programs_by_launch(programs, [name for name in order if name in names])
         self._cores = [
-            SparseCore(number, chip, dma, start, self, iterations, Timeline(spans) if spans else None)
+            SparseCore(number, chip, dma, schedule, self, iterations, Timeline(spans) if spans else None)
             for number in range(count)
         ]
         self._descriptors: dict[int, Sequence[int | Unknown]] = {}
@@ -69,11 +70,6 @@ class SparseCores:
         ] = {}  # by TensorCore: flags on which SparseCores say that they are done
         self._to_launch: dict[int, set[int]] = {}  # by TensorCore: SparseCores whose queue has something new
         self._early: list[tuple[int, int, int, int, str]] = []
-
-    @property
-    def changes(self) -> int:
-        """Number of changes that others may have waited for."""
-        return sum(core.changes + core.flags.changes for core in self._cores)
 
     def describe(self, core: int, words: Sequence[int | Unknown], *, launches: bool) -> None:
         """Record the descriptor that a TensorCore has queued; unless that `launches`, a signal does."""
@@ -149,4 +145,4 @@ class SparseCores:
 
     def results(self) -> tuple[SparseCoreRun, ...]:
         """Return the records of all cores that did anything."""
-        return tuple(core.result() for core in self._cores) if any(core.changes for core in self._cores) else ()
+        return tuple(core.result() for core in self._cores) if any(core.launches for core in self._cores) else ()

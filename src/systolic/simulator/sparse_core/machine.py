@@ -19,6 +19,7 @@ from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
+from systolic.simulator.schedule import Waited
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.outside import SparseCopy
@@ -44,7 +45,10 @@ class CoreActions(Protocol):
         ...
 
     stored_at: float  # when the sequencer last stored a word of its memory
-    polling: bool  # True if a tile waits for that
+
+    def wait_for_store(self) -> None:
+        """Let a tile wait until then."""
+        ...
 
     def stored(self, time: float) -> None:
         """Note that the sequencer has stored a word."""
@@ -72,10 +76,6 @@ class CoreActions(Protocol):
         """Note that a function of the tiles now begins at an address of their instruction memory."""
         ...
 
-    def changed(self) -> None:
-        """Note that something happened that another program may wait for."""
-        ...
-
     def copy(self, copy: SparseCopy) -> None:
         """Start a copy to this device or another."""
         ...
@@ -94,11 +94,12 @@ class TileState:
     """The state of a tile from one task to the next."""
 
     number: int
-    flags: SparseFlags = field(default_factory=SparseFlags)
+    flags: SparseFlags
     memory: dict[int, int | Unknown] = field(default_factory=dict)
     engines: dict[str, float] = field(default_factory=dict)  # when each is free again, by the stream's direction
     free_at: float = 0.0
     tasks_done: int = 0
+    idle: Waited = field(default_factory=Waited)  # its next task waits for that
     tasks_given: int = 0
 
 
@@ -207,7 +208,6 @@ class SparseMachine:
         if self._tile_state is not None and flag >= _TILE_FLAGS:
             tile, flag = divmod(flag - _TILE_FLAGS, _FLAGS_OF_A_TILE)
             flags = self._core_state.tiles[tile].flags
-            self._core_state.changed()
         flags.land(flag, end + self._clock.latency_cycles, granules)
         if destination == "smem" and source == "hbm":
             if isinstance(begin, Unknown) or isinstance(first, Unknown):
@@ -267,13 +267,13 @@ class SparseMachine:
         if self._polled == (place, word):
             self._polls += 1
             if self._polls > _POLLS and not amount:
-                self._core_state.polling = True
+                self._core_state.wait_for_store()
                 return None
         else:
             time = time if self._polls <= _POLLS else max(time, self._core_state.stored_at)
             self._polled, self._polls = (place, word), 0
         memory[place] = (word + amount) & MASK
-        self._flags.show(flag, word)
+        self._flags.put(flag, word)
         return time
 
     def read_flag(self, time: float, flag: int | Unknown) -> int:
