@@ -56,6 +56,7 @@ class DeviceModel:
             spans,
             others,
             setup.sparse_images,
+            setup.tables,
         )
         mailboxes = Mailboxes(len(numbers), schedule)
         parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)

@@ -11,6 +11,7 @@ from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.schedule import Running, Schedule, Waited
@@ -39,7 +40,7 @@ class SparseDevice(Protocol):
         """Copy to a device, perhaps to this one."""
         ...
 
-    def table_words(self, begin: int, count: int) -> Sequence[int]:
+    def table_words(self, begin: int, count: int) -> Words:
         """Return words of a table in HBM, from a granule on."""
         ...
 
@@ -220,7 +221,7 @@ class SparseCore:
     def copy(self, copy: SparseCopy) -> None:
         self._device.copy_from(self.number, self._name, copy)
 
-    def table_words(self, begin: int, count: int) -> Sequence[int | Unknown]:
+    def table_words(self, begin: int, count: int) -> Words:
         return self._device.table_words(begin, count)
 
     @property

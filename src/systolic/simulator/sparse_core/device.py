@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.memory import WORD_BYTES
+from systolic.simulator.hardware.memory import WORD_BYTES, Words
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
@@ -29,6 +30,7 @@ from systolic.simulator.sparse_core.outside import (
 from systolic.simulator.sparse_core.translate import SparseProgram
 
 SPARSE_CORE_BIT = 16  # of a remote signal's address: the core is a SparseCore
+_NO_TABLES: Mapping[int, Words] = MappingProxyType({})
 
 
 class SparseCores:
@@ -39,6 +41,7 @@ class SparseCores:
       schedule: runs the programs.
       outside: the rest of the slice.
       images: HBM bytes of the programs, each after the tables that it looks up; empty: not known.
+      tables: contents of HBM elsewhere, by pointer.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class SparseCores:
         spans: int,
         outside: Outside | None = None,
         images: bytes = b"",
+        tables: Mapping[int, Words] = _NO_TABLES,
     ) -> None:
         count = chip.sparse_core.cores_per_device if chip.sparse_core is not None else 0
         self._dma = dma
         self.outside: Outside = outside if outside is not None else Alone()
-        self._images, self._granule_bytes = images, chip.machine.granule_bytes
+        self._images, self._tables = array("I", images), tables
+        self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
         names = {program.name for program in programs}
         self._programs = programs_by_launch(programs, [name for name in order if name in names])
@@ -106,13 +111,13 @@ class SparseCores:
         self.land(core_of_copy(copy.flag), copy.flag, end + self._latency, copy.amount)
         self._core(core).flags.land(copy.source_flag & FLAG_MASK, end + self._latency, copy.amount)
 
-    def table_words(self, begin: int, count: int) -> Sequence[int]:
+    def table_words(self, begin: int, count: int) -> Words:
         """Return words of a table in HBM, from a granule on; raise SimulationError where there is none."""
-        first = (begin - self.outside.images_at) * self._granule_bytes
-        words = array("I", self._images[first : first + count * WORD_BYTES] if first >= 0 else b"")
-        if len(words) < count:
-            raise SimulationError("a SparseCore looks up a table of neighbors that is not known")
-        return words
+        for pointer, words in {self.outside.images_at: self._images, **self._tables}.items():
+            first = (begin - pointer) * self._granule_bytes // WORD_BYTES
+            if 0 <= first < len(words):
+                return words[first : first + count]
+        raise SimulationError("a SparseCore looks up a table that is not known")
 
     def land(self, core: int, flag: int, time: float, amount: int) -> None:
         """Add to a flag of the SparseCore that has that number on its chip."""

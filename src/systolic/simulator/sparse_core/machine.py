@@ -15,7 +15,7 @@ from typing import Protocol
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.memory import WORD_BYTES
+from systolic.simulator.hardware.memory import WORD_BYTES, Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
@@ -80,7 +80,7 @@ class CoreActions(Protocol):
         """Start a copy to this device or another."""
         ...
 
-    def table_words(self, begin: int, count: int) -> Sequence[int | Unknown]:
+    def table_words(self, begin: int, count: int) -> Words:
         """Return words of the program's table in HBM, from a granule on."""
         ...
 
