@@ -71,6 +71,7 @@ class _Translator:
         self._kind = kind
         self._symbols = symbols
         self._blocks = split_section(name, section, kind)
+        self._jumps = {id(block.branch) for block in self._blocks}
         self._variables: set[str] = set()
         self._compared = frozenset(
             operand
@@ -164,7 +165,7 @@ class _Translator:
             elif event := self._event(instruction, bundle.line):
                 events += self._guarded(instruction, event)
             elif kind in ("branch", "branch out"):
-                if instruction.predicate is not None:
+                if instruction.predicate is not None and id(instruction) in self._jumps:
                     effects.append(f"jump = {self._condition(instruction)}")
             elif effect := self._effect(instruction):
                 effects += self._guarded(instruction, [effect])
@@ -216,10 +217,10 @@ class _Translator:
             return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
         if kind == "signal":
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
-        if kind == "unsupported":
-            if instruction.predicate is None:
-                raise SimulationError(f"not understood: {instruction.text}")
+        if kind == "refused":
             return [f"refuse({where})"]
+        if kind == "unsupported":
+            raise SimulationError(f"not understood: {instruction.text}")
         return []
 
     def _effect(self, instruction: SparseInstruction) -> str | None:
