@@ -30,6 +30,7 @@ from systolic.simulator.sparse_core.outside import (
 from systolic.simulator.sparse_core.translate import SparseProgram
 
 SPARSE_CORE_BIT = 16  # of a remote signal's address: the core is a SparseCore
+_NOT_FOLLOWED = Unknown("contents of HBM that are not followed")
 _NO_TABLES: Mapping[int, Words] = MappingProxyType({})
 
 
@@ -112,12 +113,12 @@ class SparseCores:
         self._core(core).flags.land(copy.source_flag & FLAG_MASK, end + self._latency, copy.amount)
 
     def table_words(self, begin: int, count: int) -> Words:
-        """Return words of a table in HBM, from a granule on; raise SimulationError where there is none."""
+        """Return words of a table in HBM, from a granule on; unknown words for any other place."""
         for pointer, words in {self.outside.images_at: self._images, **self._tables}.items():
             first = (begin - pointer) * self._granule_bytes // WORD_BYTES
             if 0 <= first < len(words):
                 return words[first : first + count]
-        raise SimulationError("a SparseCore looks up a table that is not known")
+        return (_NOT_FOLLOWED,) * count
 
     def land(self, core: int, flag: int, time: float, amount: int) -> None:
         """Add to a flag of the SparseCore that has that number on its chip."""
