@@ -54,6 +54,7 @@ V5P = with_sources(
             mxu_rows_per_cycle=sourced(V5E.machine.mxu_rows_per_cycle, f"{_PEAK}; int4 at twice int8: {sources.INT4}"),
             matmul_queue_depth=sourced(4, TUNING_CACHE),
             hbm_bytes_per_s=sourced(2.38e12, TUNING_CACHE),
+            hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
             dma_latency_cycles=sourced(1195, TUNING_CACHE),
             dma_issue_cycles=sourced(30, TUNING_CACHE),
             dma_wait_cycles=sourced(36, TUNING_CACHE),

@@ -70,4 +70,6 @@ class DeviceModel:
             )
             for number in numbers
         )
+        for core in cores[1:]:
+            core.memory.share("hbm", cores[0].memory)
         return DeviceModel(parts=parts, cores=cores)

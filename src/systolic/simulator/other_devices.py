@@ -51,7 +51,7 @@ class OtherDevices(Outside, Protocol):
         ...
 
     def memory(self, target: RemoteTarget) -> Memory:
-        """The memory of a core."""
+        """Return the memory of a core."""
         ...
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:

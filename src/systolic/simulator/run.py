@@ -264,7 +264,11 @@ class PreparedProgram:
         return [
             parameters[number]
             if number < len(parameters)
-            else Unknown(f"argument {names.get(number, number)}, of which only the shape was given", computed=False)
+            else Unknown(
+                f"argument {names.get(number, number)}, of which only the shape was given",
+                computed=False,
+                argument=number,
+            )
             for number in range(count)
         ]
 

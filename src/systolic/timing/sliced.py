@@ -23,7 +23,7 @@ _OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
 
 
 class SparseCoreCollectiveError(SimulationError):
-    """The compiler has put communication of a kind on the SparseCores that is not simulated there."""
+    """The compiler put communication of a kind on the SparseCores that is not simulated there."""
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from systolic.chips import SliceShape
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.other_devices import RemoteTarget
-from systolic.simulator.sparse_core.outside import SPARSE_CORE, core_of_copy, core_of_signal
 from systolic.simulator.slice.route_tables import RouteTables
+from systolic.simulator.sparse_core.outside import SPARSE_CORE, core_of_copy, core_of_signal
 
 _CHIP_MASK = (1 << 14) - 1
 # The core is in a signal's address, and in the flag that a copy signals there.
@@ -43,9 +43,7 @@ class Addresses:
 
     def of_sparse_signal(self, sender: int, address: int) -> RemoteTarget:
         """Return the SparseCore that a SparseCore signals."""
-        return self._sparse_target(
-            sender, address >> self._links.signal_chip_bit & _CHIP_MASK, core_of_signal(address)
-        )
+        return self._sparse_target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, core_of_signal(address))
 
     def _sparse_target(self, sender: int, chip: int, core: int) -> RemoteTarget:
         if not core & SPARSE_CORE:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import UnknownWordsError
 from systolic.simulator.reading.listing import Program
 from systolic.simulator.slice.launch import LAUNCHED
 from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
@@ -94,7 +94,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
       top_level: it calls the others.
 
     Raises:
-      SimulationError: words with unknown contents.
+      UnknownWordsError: more words than the runtime is known to write.
     """
     words: dict[str, Word] = {}
     unnamed: list[str] = []
@@ -122,7 +122,10 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
     if len(unnamed) > len(kinds):
-        raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
+        raise UnknownWordsError(
+            f"{program.name}: reads {len(unnamed)} words of scalar memory that it never writes, where the runtime "
+            f"writes {len(kinds)}: {', '.join(unnamed)}"
+        )
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
 

@@ -25,7 +25,7 @@ class SliceDevice(Protocol):
     sparse_cores: SparseCores
 
     def memory_of(self, core: int) -> Memory:
-        """The memory of a core."""
+        """Return the memory of a core."""
         ...
 
 
@@ -56,11 +56,11 @@ class Surroundings(Protocol):
         ...
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
-        """The way there."""
+        """Return the route to a device."""
         ...
 
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
-        """The device that is meant."""
+        """Return the device of a target."""
         ...
 
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:

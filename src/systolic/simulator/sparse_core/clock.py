@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from systolic.chips import MachineModel, SparseCoreModel
 
+
 @dataclass(slots=True)
 class SparseCounts:
     """Bytes that one SparseCore has moved, and cycles that its tiles waited."""
