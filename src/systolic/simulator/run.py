@@ -26,7 +26,7 @@ from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
 from systolic.simulator.slice.run import DevicesRun, run_devices
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.translate import Translation
 

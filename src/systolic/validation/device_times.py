@@ -18,6 +18,7 @@ from systolic.support.ranges import Amount, PositiveCount, Time
 from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.validation.published import PublishedFileError, PublishedRow
+from systolic.validation.recorded_flags import recorded_flags
 
 SUFFIX = ".jsonl"
 SOURCE = "tokamax tuning tables"
@@ -90,12 +91,6 @@ def _digest(salt: str, value: Any) -> str:
     return hashlib.sha256(f"{salt} {json.dumps(value, sort_keys=True)}".encode()).hexdigest()
 
 
-# Today's compiler puts these gathers on SparseCores, where each pair of rows is read from HBM and a row written. In the
-# recorded times that would be 3.3 TB/s of the 1.6 that v6e has: then they ran on the TensorCore, with the rows in VMEM.
-_GATHERED_ON_TENSOR_CORE = (("v6e", "ragged_gather"), ("v6e", "ragged_gather_reduce"))
-_ON_TENSOR_CORE = {"xla_tpu_offload_gather_to_sparsecore": "false"}
-
-
 def _row(line: bytes, number: int, where: str) -> PublishedRow:
     try:
         record = structured(read_json(line), _Record)
@@ -120,5 +115,5 @@ def _row(line: bytes, number: int, where: str) -> PublishedRow:
         kind=record.op,
         arguments=record.arguments,
         config=record.config,
-        flags=_ON_TENSOR_CORE if (record.chip, record.op) in _GATHERED_ON_TENSOR_CORE else {},
+        flags=recorded_flags(record.chip, record.op),
     )

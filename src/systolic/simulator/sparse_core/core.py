@@ -15,13 +15,13 @@ from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.schedule import Running, Schedule, Waited
+from systolic.simulator.sparse_core.actions import TileState
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.launch import Launch
-from systolic.simulator.sparse_core.machine import SparseMachine, TileState, whole
+from systolic.simulator.sparse_core.machine import SparseMachine, whole
 from systolic.simulator.sparse_core.outside import Outside, SparseCopy
-from systolic.simulator.sparse_core.translate import SparseFunction, SparseProgram
-
+from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 
 
 class SparseDevice(Protocol):

@@ -27,7 +27,7 @@ from systolic.simulator.sparse_core.outside import (
     core_of_copy,
     core_of_signal,
 )
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 
 SPARSE_CORE_BIT = 16  # of a remote signal's address: the core is a SparseCore
 _NOT_FOLLOWED = Unknown("contents of HBM that are not followed")

@@ -8,20 +8,17 @@ share; it lands a latency later. Which rows an index list names decides no time 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.memory import WORD_BYTES, Words
+from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
-from systolic.simulator.schedule import Waited
+from systolic.simulator.sparse_core.actions import CoreActions, TileState
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
-from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.outside import SparseCopy
 
 # A sequencer's flag or word as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
@@ -29,78 +26,6 @@ _SEQUENCER = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
 _POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to wait for another value
-
-
-class CoreActions(Protocol):
-    """Requests of a program to its SparseCore."""
-
-    @property
-    def flags(self) -> SparseFlags:
-        """Flags of the sequencer."""
-        ...
-
-    @property
-    def sequencer_memory(self) -> dict[int, int | Unknown]:
-        """Words of the sequencer's scalar memory."""
-        ...
-
-    stored_at: float  # when the sequencer last stored a word of its memory
-
-    def wait_for_store(self) -> None:
-        """Let a tile wait until then."""
-        ...
-
-    def stored(self, time: float) -> None:
-        """Note that the sequencer has stored a word."""
-        ...
-
-    @property
-    def launched(self) -> float:
-        """When the program was launched."""
-        ...
-
-    @property
-    def tiles(self) -> Sequence[TileState]:
-        """All tiles."""
-        ...
-
-    def barrier(self, number: int, tile: int, time: float) -> float | None:
-        """Wait for all tiles; None while some are missing."""
-        ...
-
-    def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
-        """Start a function of the program on the tiles of a mask."""
-        ...
-
-    def code_copied(self, source: int, destination: int) -> None:
-        """Note that a function of the tiles now begins at an address of their instruction memory."""
-        ...
-
-    def copy(self, copy: SparseCopy) -> None:
-        """Start a copy to this device or another."""
-        ...
-
-    def table_words(self, begin: int, count: int) -> Words:
-        """Return words of the program's table in HBM, from a granule on."""
-        ...
-
-    def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag of another core."""
-        ...
-
-
-@dataclass(slots=True)
-class TileState:
-    """The state of a tile from one task to the next."""
-
-    number: int
-    flags: SparseFlags
-    memory: dict[int, int | Unknown] = field(default_factory=dict)
-    engines: dict[str, float] = field(default_factory=dict)  # when each is free again, by the stream's direction
-    free_at: float = 0.0
-    tasks_done: int = 0
-    idle: Waited = field(default_factory=Waited)  # its next task waits for that
-    tasks_given: int = 0
 
 
 class SparseMachine:

@@ -9,14 +9,14 @@ scalar side is not known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown, larger, smaller
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
 from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
@@ -29,26 +29,6 @@ _CALLED = (
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
     *("general", "refuse", "fetch_add", "read_flag"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseFunction:
-    """A section as a Python function; `entries` has the first block of each function of the listing."""
-
-    name: str
-    run: Callable[..., Generator[float | None, None, float]]  # (time, machine, block) → time
-    entries: Mapping[str, int]
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProgram:
-    name: str
-    scs: SparseFunction
-    tec: SparseFunction | None  # None where the tiles have nothing to do
-    symbols: Mapping[str, int]
-    granules: int
-    comes_with_tile_code: bool
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
