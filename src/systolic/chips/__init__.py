@@ -34,12 +34,16 @@ class ChipNameError(ValueError):
     """The name is not valid for a chip, or another one has it."""
 
 
-def chip(name: str) -> Chip:
+def chip(name: str | Chip) -> Chip:
     """Return the chip of a name or alias, such as `"v5e"` or `"trillium"`, or of a clock state, such as `"v7x@p7"`.
+
+    A record is returned as it is: functions with an argument `chip` take either.
 
     Raises:
       UnknownChipError: no such chip, or it has no such state; the message names those there are.
     """
+    if isinstance(name, Chip):
+        return name
     key, at, state = name.strip().lower().partition("@")
     chip_of_name = next(
         (candidate for candidate in CHIPS.values() if key in (candidate.name, *candidate.aliases)), None

@@ -14,7 +14,7 @@ from systolic.accuracy.kind_errors import KindErrorsTable
 from systolic.accuracy.time_error import TimeErrors
 from systolic.chips import Chip, known_chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
-from systolic.cli.options import ChipNames, Workers, output_options, xla_flag
+from systolic.cli.options import WRITTEN_FILE, ChipNames, Workers, constants_option, output_options, xla_flag
 from systolic.cli.output import check_drawing_target, check_target, give, note, versions, write_text, writing
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import Selection, programs_of, published_options, rows_of
@@ -28,8 +28,6 @@ from systolic.validation.kept_results import KeptResults
 from systolic.validation.kind_statistics import kind_statistics
 from systolic.validation.predictions import compared_rows, simulated
 from systolic.validation.published import COLLECTIVE
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -45,7 +43,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--resume",
     "resume_file",
-    type=_FILE,
+    type=WRITTEN_FILE,
     metavar="FILE.jsonl",
     help="Keep each result in this file, and do not simulate again what is in it.",
 )
@@ -55,25 +53,22 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     help="Only rows that are in the file of --resume; they are simulated again if constants or the simulator changed.",
 )
 @xla_flag
+@constants_option
+@click.option("--plot", "plot_file", type=WRITTEN_FILE, metavar="FILE.png", help="Draw simulated over measured times.")
 @click.option(
-    "--constants",
-    "constants_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Constants of one chip's model, from `systolic calibrate --out`, in place of the shipped ones.",
+    "--page", "page_file", type=WRITTEN_FILE, metavar="FILE.md", help="Write the page on how far to trust a time."
 )
-@click.option("--plot", "plot_file", type=_FILE, metavar="FILE.png", help="Draw simulated over measured times.")
-@click.option("--page", "page_file", type=_FILE, metavar="FILE.md", help="Write the page on how far to trust a time.")
 @click.option(
     "--intervals",
     "intervals_file",
-    type=_FILE,
+    type=WRITTEN_FILE,
     metavar="FILE.json",
     help="Write how far times of each kind of program are off, as src/systolic/accuracy/time_errors.json holds it.",
 )
 @click.option(
     "--kinds",
     "kinds_file",
-    type=_FILE,
+    type=WRITTEN_FILE,
     metavar="FILE.json",
     help="Write the errors by chip and kind of program, as src/systolic/accuracy/kind_errors.json holds them.",
 )

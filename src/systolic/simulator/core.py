@@ -195,8 +195,8 @@ class Core:
             or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
         ):
             return None
-        pipe_cycles = self._parts.device.dma.pipe_cycles(time)
-        return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, flags, self._iterations)
+        pipe = self._parts.device.dma.pipe
+        return setup.repeated.find(translation, partial(self._new_mxus, name), time, pipe, flags, self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Apply the recorded execution of a call."""

@@ -54,6 +54,8 @@ class DeviceModel:
             schedule.start,
             IterationBudget(setup.max_iterations),
             spans,
+            others,
+            setup.sparse_images,
         )
         mailboxes = Mailboxes(len(numbers), schedule)
         parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)

@@ -15,87 +15,57 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.ring import Act, Ring
+from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.collective.schedule import GatherSchedule
+from systolic.ops.collective.schedule import OUT_SLOTS, WAYS
 from systolic.schedule.legality import LANES
 
-_WAYS = len(DIRECTIONS)
-_OUT_SLOTS = 2
 _ROW_ALIGNMENT = 8
 
 
-def all_gather_matmul(
-    x: Array,
-    w: Array,
-    *,
-    schedule: GatherSchedule,
-    axis_name: str,
-    ring: tuple[int, ...],
-    collective_id: int,
-    dtype_out: Any,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> Array:
-    """Return [devices · rows, columns] of dtype_out, for `shard_map` over `axis_name`; the sum is in float32.
-
-    Args:
-      x: [rows, k], this device's rows.
-      w: [k, columns], this device's columns.
-      ring: axis indices in the order of the ring. Any permutation is correct; neighbors one hop apart are fast.
-      collective_id: the barrier's number. Calls over another ring in the same program need another one.
-    """
-    (rows, k), columns = x.shape, w.shape[1]
-    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    return pl.pallas_call(
-        functools.partial(_kernel, schedule=schedule, axis_name=axis_name, ring=ring),
-        out_shape=jax.ShapeDtypeStruct((schedule.devices * rows, columns), dtype_out),
-        in_specs=[hbm, hbm],
-        out_specs=hbm,
-        scratch_shapes=[
-            pltpu.VMEM((schedule.slots, _WAYS, schedule.piece_rows, k), x.dtype),
-            pltpu.VMEM((schedule.blocks, k, schedule.block), w.dtype),
-            pltpu.VMEM((_OUT_SLOTS, schedule.slots_at_once * _WAYS, schedule.piece_rows, schedule.block), dtype_out),
-            pltpu.SMEM((schedule.devices,), jnp.int32),
-            pltpu.SemaphoreType.DMA,
-            pltpu.SemaphoreType.DMA((schedule.blocks,)),
-            pltpu.SemaphoreType.DMA((_WAYS,)),
-            pltpu.SemaphoreType.DMA((_WAYS, schedule.steps)),
-            pltpu.SemaphoreType.DMA((_OUT_SLOTS,)),
-        ],
-        compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
-        interpret=interpret,
-        name=f"systolic_all_gather_matmul_{rows}_{k}_{columns}",
-    )(x, w)
+def all_gather_matmul(operands: RingOperands, kernel: RingKernel) -> Array:
+    """Return `activation(out + bias)`, [devices · rows, columns]; x has `rows` rows."""
+    schedule = kernel.schedule
+    return kernel.launch(
+        _body,
+        operands,
+        name="all_gather_matmul",
+        rows=schedule.devices * schedule.rows,
+        buffers=schedule.gather_buffers(operands.x.shape[1], kernel.dtype_out),
+        semaphores={
+            "own_sem": pltpu.SemaphoreType.DMA,
+            "w_sem": pltpu.SemaphoreType.DMA((schedule.blocks,)),
+            "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
+            "recv_sem": pltpu.SemaphoreType.DMA((WAYS, schedule.steps)),
+            "out_sem": pltpu.SemaphoreType.DMA((OUT_SLOTS,)),
+        },
+    )
 
 
-def _kernel(
-    x_hbm,  # [rows, k]
-    w_hbm,  # [k, columns]
+def _body(
+    refs: RingOperands,  # x and w in HBM
     out_hbm,  # [devices · rows, columns]
+    *,
     x_vmem,  # [slots, directions, piece_rows, k]
     w_vmem,  # [blocks, k, block]
     out_vmem,  # [2, slots_at_once · directions, piece_rows, block]
-    ring_smem,  # [devices] int32
     own_sem,
     w_sem,  # [blocks]
     send_sem,  # [directions]
     recv_sem,  # [directions, steps]
     out_sem,  # [2]
-    *,
-    schedule: GatherSchedule,
-    axis_name: str,
-    ring: tuple[int, ...],
+    kernel: RingKernel,
 ):
+    schedule, x_hbm, w_hbm = kernel.schedule, refs.x, refs.w
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
-    walk = Walk(axis_name, ring, ring_smem)
+    walk = Walk(kernel.axis_name, refs.ring)
 
     def columns_of(number: Any) -> Any:
         return pl.ds(pl.multiple_of(number * block, LANES), block)
@@ -104,7 +74,7 @@ def _kernel(
         return pltpu.make_async_copy(w_hbm.at[:, columns_of(number)], w_vmem.at[number], w_sem.at[number])
 
     def own(piece: int) -> Any:
-        slot, way = divmod(piece, _WAYS)
+        slot, way = divmod(piece, WAYS)
         return pltpu.make_async_copy(x_hbm.at[pl.ds(piece * rows, rows)], x_vmem.at[slot, way], own_sem)
 
     def piece_of(step: Any, direction: int) -> Any:
@@ -122,19 +92,19 @@ def _kernel(
     def stored(number: Any, act: Act) -> None:
         """Copy one block of a group's product to the rows of the devices that its pieces came from."""
         group, column = lax.div(number, jnp.int32(blocks)), lax.rem(number, jnp.int32(blocks))
-        place = lax.rem(number, jnp.int32(_OUT_SLOTS))
-        for part in range(at_once * _WAYS):
-            index, direction = divmod(part, _WAYS)
+        place = lax.rem(number, jnp.int32(OUT_SLOTS))
+        for part in range(at_once * WAYS):
+            index, direction = divmod(part, WAYS)
             slot = group * at_once + index
             step = slot - own_slots
             is_own = step < 0
             distance = jnp.where(is_own, 0, lax.div(step, jnp.int32(pieces)) + 1)
-            piece = jnp.where(is_own, _WAYS * slot + direction, piece_of(step, direction))
+            piece = jnp.where(is_own, WAYS * slot + direction, piece_of(step, direction))
             row = (walk.upstream(direction, distance) * pieces + piece) * rows
             to = out_hbm.at[pl.ds(pl.multiple_of(row, _ROW_ALIGNMENT), rows), columns_of(column)]
             act(pltpu.make_async_copy(out_vmem.at[place, part], to, out_sem.at[place]))
 
-    out = Ring(slots=_OUT_SLOTS, copies=stored)
+    out = Ring(slots=OUT_SLOTS, copies=stored)
 
     for piece in range(pieces):
         own(piece).start()
@@ -165,9 +135,9 @@ def _kernel(
             pl.when(group == 0)(lambda: weights(number).wait())
             at = group * blocks + number
             out.reserve(at)
-            x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * _WAYS * rows, x_vmem.shape[-1])
-            total = jnp.dot(x, w_vmem[number], preferred_element_type=jnp.float32)
-            out_vmem[out.slot(at)] = total.astype(out_vmem.dtype).reshape(at_once * _WAYS, rows, block)
+            x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+            total = kernel.finished(kernel.dot(x, w_vmem[number]), None if refs.bias is None else refs.bias[number])
+            out_vmem[out.slot(at)] = total.reshape(at_once * WAYS, rows, block)
             out.start(at)
 
         lax.fori_loop(0, blocks, column, None)
