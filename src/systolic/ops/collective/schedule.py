@@ -10,8 +10,8 @@ from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
 _REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of bfloat16
-# A copy of so many columns of bfloat16 still reaches HBM's rate, in pieces of 16 KiB, and 256 rows times as many columns
-# 0.9 of the matrix unit's.
+# A copy of this many columns still reaches HBM's rate, in pieces of 16 KiB, and their product with 256 rows 0.9 of the
+# matrix unit's rate.
 _MAX_FIRST_BLOCK = 512
 WAYS = 2  # round the ring
 OUT_SLOTS = 2  # blocks of the result that are on their way to HBM

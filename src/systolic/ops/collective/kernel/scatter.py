@@ -8,9 +8,11 @@ chunks of the result in each direction, the least for a ring.
 
 A sum travels block by block of columns, in the dtype of the result; a device adds in float32 and rounds what it passes
 on. Each block has a place of its own in VMEM, in which it arrives, is added to, and from which it is sent. The weights
-and x are copied to VMEM once. The first pass multiplies the rows of all sums that begin here, so that the links are busy
-while weights still arrive. Each of the others multiplies the rows of one step, and adds and sends a block before it
-multiplies the next. For few rows one pass multiplies all of them, and the sums follow.
+and x are copied to VMEM once.
+
+The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
+Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few
+rows one pass multiplies all of them, and the sums follow.
 """
 
 from __future__ import annotations
