@@ -158,7 +158,7 @@ def _body(
         total = kernel.finished(kernel.dot(x, w_vmem[number, :, columns]), bias)
         return total.reshape(at_once * WAYS, rows, total.shape[-1])
 
-    def first(number: Any, place: Any) -> None:
+    def multiply_first(number: Any, place: Any) -> None:
         """Multiply each part of a block as soon as its weights are in VMEM."""
 
         def multiply_part(number: Any, part: Any) -> None:
@@ -167,7 +167,7 @@ def _body(
 
         each_part(number, multiply_part)
 
-    multiply(0, first)
+    multiply(0, multiply_first)
 
     def following(group: Any, _: None) -> None:
         def whole(number: Any, place: Any) -> None:

@@ -183,9 +183,8 @@ def _body(
     def drain(number: Any, _: None) -> None:
         for piece in range(pieces):
             stored(piece, number, sums_vmem.at[steps, 0, number]).wait()
-        for _ in range(steps):
-            for direction in DIRECTIONS:
-                sent(0, direction, number).wait_send()  # all sends of a direction are equally long
+        for direction in DIRECTIONS * steps:
+            sent(0, direction, number).wait_send()  # all sends of a direction are equally long
 
     lax.fori_loop(0, blocks, drain, None)
 
