@@ -54,7 +54,7 @@ REPORTS = (
     Report(
         name="attention",
         title="JAX's flash attention",
-        words="A public kernel with its default blocks, and the times with other blocks.",
+        words="A public kernel in blocks of 512, and its times in other blocks.",
         command=f"systolic explain examples/products.py:attention {_HEADS} --chip v6e --tries 2",
     ),
     Report(

@@ -14,6 +14,19 @@ _FIT = (
     "chosen from a grid of 54 on 32 published device times of a ragged kernel (tokamax tuning cache) and on XLA's 4096³"
     " and 8192³, all in view; fitted to half of the ragged rows, such constants leave the other half 3.4 % off (median)"
 )
+_HBM = (
+    "read off XLA's gated linear units that take less than 11 ms and wait for HBM alone, of the half of tokamax' "
+    "device times that is in view: 1.40 to 1.45 TB/s"
+)
+_SLOW = (
+    "no cause is known. XLA's programs that wait for HBM take longer than their bytes say from 14 ms on, by 2 ms for "
+    "every 11 ms, and those of 10.5 ms do not; kernels of 46 ms that hardly need HBM do not either. The three numbers "
+    "were chosen from nine sets on 13 such rows of tokamax' device times, of the half in view"
+)
+_COPIES = (
+    "what XLA's collectives show (an all-reduce of 70,202 small copies over 256 chips: simulated 4,579 µs, published "
+    "4,537; 8,107 with 60), and v5p's 30 and 36; tokamax' ragged and loss kernels are as near with it as with 60"
+)
 
 V6E = with_sources(
     replace(
@@ -57,16 +70,20 @@ V6E = with_sources(
                 "rows, as if that cost nothing, while published times of products grow with the pushes they make",
             ),
             matmul_queue_depth=sourced(4, "fitted earlier, to ragged rows of that cache"),
-            hbm_bytes_per_s=sourced(1.48e12, _FIT),
+            hbm_bytes_per_s=sourced(1.42e12, _HBM),
             hbm_run_cycles=sourced(0.2, _FIT),
+            hbm_slow_period_s=sourced(11.2e-3, _SLOW),
+            hbm_slow_s=sourced(5e-3, _SLOW),
+            hbm_slow_share=sourced(0.6, _SLOW),
             dma_latency_cycles=sourced(1350, _FIT),
-            dma_issue_cycles=sourced(60, _FIT),
-            dma_wait_cycles=sourced(60, _FIT),
+            dma_issue_cycles=sourced(30, _COPIES),
+            dma_wait_cycles=sourced(30, _COPIES),
             hbm_pointer_bytes=sourced(32, LISTING),
         ),
         sparse_core=SparseCoreModel(
             cores_per_device=sourced(2, sources.JAX_TABLE),
             tiles_per_core=sourced(16, sources.JAX_TABLE),
+            lanes=sourced(8, sources.JAX_TABLE),
             clock_hz=sourced(1.75e9, sources.SPARSE_CLOCK),
             stream_bytes_per_s=sourced(56e9, sources.SPARSE_STREAMS),
             stream_latency_cycles=sourced(997, sources.SPARSE_LATENCY),

@@ -1,4 +1,4 @@
-"""One device's place on a mesh: which part of an array it has, and which operations ask about places."""
+"""One device's place on a mesh: its part of an array, and the operations that depend on a place."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MeshPlace:
 
     @staticmethod
     def of(mesh: Any, partition: int) -> MeshPlace:
-        """The place of the device that has a partition, counted in the mesh's order."""
+        """Return the place of a partition's device, counted in the order of the mesh."""
         sizes = dict(mesh.shape)
         indices = np.unravel_index(partition, tuple(sizes.values()))
         return MeshPlace(
@@ -31,7 +31,7 @@ class MeshPlace:
         )
 
     def part(self, array: np.ndarray, spec: Sequence[Any]) -> np.ndarray:
-        """The device's part of an array that is cut by a `PartitionSpec`."""
+        """Return the device's part of an array that is cut by a `PartitionSpec`."""
         for dimension, names in enumerate(spec):
             axes = () if names is None else (names,) if isinstance(names, str) else tuple(names)
             size = array.shape[dimension] // math.prod(self.sizes[axis] for axis in axes)

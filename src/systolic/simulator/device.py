@@ -54,6 +54,8 @@ class DeviceModel:
             schedule.start,
             IterationBudget(setup.max_iterations),
             spans,
+            others,
+            setup.sparse_images,
         )
         mailboxes = Mailboxes(len(numbers), schedule)
         parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)
@@ -67,4 +69,6 @@ class DeviceModel:
             )
             for number in numbers
         )
+        for core in cores[1:]:
+            core.memory.share("hbm", cores[0].memory)
         return DeviceModel(parts=parts, cores=cores)

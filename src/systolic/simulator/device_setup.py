@@ -30,6 +30,7 @@ class DeviceSetup:
     chip: Chip
     translations: Mapping[str, Translation]
     sparse_programs: Sequence[SparseProgram]
+    sparse_images: bytes  # of theirs in HBM; empty: not known
     uses: Mapping[str, BlockUse]
     hlo: TopLevelHlo | None
     parameters: Sequence[Words | Unknown]  # contents, by number

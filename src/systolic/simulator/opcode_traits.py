@@ -40,6 +40,8 @@ Kind = Literal[
     "branch out",  # of the program
     "call",
     "copy",
+    "copy to any device",
+    "fetch and add",  # of a word in another core's scalar memory
     "wait for copy",
     "wait",  # for a count of a flag
     "wait for value",

@@ -63,6 +63,7 @@ class PreparedProgram:
     may_prefetch: bool
     prepared_for: MachineModel  # the machine model by which the listings were read
     sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
+    sparse_images: bytes = b""  # of theirs in HBM
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
     def run(
@@ -170,6 +171,7 @@ class PreparedProgram:
             chip=chip,
             translations=self.translations,
             sparse_programs=self.sparse_programs,
+            sparse_images=self.sparse_images,
             uses=self.uses,
             hlo=self.hlo,
             parameters=(),
@@ -262,7 +264,11 @@ class PreparedProgram:
         return [
             parameters[number]
             if number < len(parameters)
-            else Unknown(f"argument {names.get(number, number)}, of which only the shape was given", computed=False)
+            else Unknown(
+                f"argument {names.get(number, number)}, of which only the shape was given",
+                computed=False,
+                argument=number,
+            )
             for number in range(count)
         ]
 

@@ -16,6 +16,7 @@ from systolic.simulator.slice.records import SliceRun
 from systolic.support.bugs import reports_bugs
 from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.measurement import Measurement
+from systolic.timing.unknown_values import naming_arguments
 
 
 def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False) -> Measurement:
@@ -38,7 +39,7 @@ def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False
 
 def measured_run(call: Call, program: CompiledProgram, spans: int) -> Measurement:
     """Run a call, which `compile_function` compiled to the program, on its chip or slice."""
-    with at_stage("simulating"):
+    with at_stage("simulating"), naming_arguments(call):
         prepared = call.read(program)
         contents = call.contents(program, prepared)
         slice_run = None
@@ -173,7 +174,7 @@ def simulate(
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.
     """
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     label = " ".join(filter(None, (function_name(fn), "for", target_chip.name, topology)))
     bound = with_options_of(fn, functools.partial(fn, **keywords)) if keywords else fn
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:

@@ -23,7 +23,7 @@ _OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
 
 
 class SparseCoreCollectiveError(SimulationError):
-    """The compiler has put communication on the SparseCores, where it is not simulated."""
+    """The compiler put communication on the SparseCores, which is not simulated."""
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:

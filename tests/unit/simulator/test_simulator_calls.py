@@ -53,14 +53,15 @@ def test_an_argument_of_which_only_the_shape_is_known_is_named() -> None:
 
 
 @pytest.mark.parametrize("lanes", ["sm:$0xff", "ss:$0 sm:$0xff"])
-def test_a_word_reaches_the_scalar_side_through_a_vector_register(lanes: str) -> None:
+@pytest.mark.parametrize("place", ["#allocation5", "%s4_s4", "%s4_s4 + $0x0"])
+def test_a_word_reaches_the_scalar_side_through_a_vector_register(place: str, lanes: str) -> None:
     through_vmem = (
         "%s1_s1 = scalar_parameter_address 0",
         "%s2_s2 = sshll.u32 %s1_s1, 4  ;;  %s3_s2 = int_to_ptr.hbm [resolvable:$true] %s2_s2",
         "%s4_s4 = smov [#allocation5]",
         "%s5_s5 = sshll.u32 %s4_s4, 4  ;;  %s6_s5 = int_to_ptr.vmem [resolvable:$true] %s5_s5",
         "%7 = dma.hbm_to_vmem %s3_s2, 16, %s6_s5, [#allocation8]",
-        f"%v1_v1 = vld [vmem:[#allocation5] {lanes}]",
+        f"%v1_v1 = vld [vmem:[{place}] {lanes}]",
         "%13 = vpush %v1_v1",
         "%s10_s10 = spop %13",
     )
@@ -81,6 +82,37 @@ def test_registers_are_handed_to_a_called_program() -> None:
     assert loop is not None
     assert loop.rounds == 6
     assert loop.first_cycles + loop.steady_cycles + loop.last_cycles == op.cycles
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "dimension", "row", "number"),
+    [
+        ("s32[2048,128]", "1,0:T(8,128)", 0, 3, 3),
+        ("s32[256]", "0:T(256)", 0, 1, 128),
+        ("s32[8,128]", "1,0:T(8,128)", 1, 1, None),
+    ],
+)
+def test_the_contents_of_an_iota_are_known(
+    shape: str, layout: str, dimension: int, row: int, number: int | None
+) -> None:
+    hlo = (
+        f"ENTRY %m {{\n  %iota.1 = {shape}{{{layout}}} iota(), iota_dimension={dimension}\n"
+        '  %op.1 = s32[4]{0} custom-call(%iota.1), custom_call_target="tpu_custom_call"\n}\n'
+    )
+    calls = ("%3 = inlined_call %s1_s0 /* %iota.1 = iota() */", "%4 = inlined_call %s1_s0 /* %op.1 = f(%iota.1) */")
+    output = f"%s7_s0 = inlined_call_operand.vmem [shape: {shape}, index: 0, kind: output, shape index: {{}}]"
+    load = (f"%v1_v1 = vld [vmem:[%s7_s0 + ${row:#x}] sm:$0xff]", "%13 = vpush %v1_v1", "%s10_s10 = spop %13")
+    listings = {
+        "TLP": listing("%s1_s0 = smov [#allocation3]", *calls),
+        "iota.1": listing(output),
+        "op.1": listing(output.replace("output", "input"), *load, *LOOP[1:]),
+    }
+    prepared = prepare_listings(listings, V5E, hlo_text=hlo)
+    if number is None:  # along lanes: the order of memory is another
+        with pytest.raises(UnknownValueError):
+            prepared.run(V5E)
+    else:
+        assert prepared.run(V5E).cores[0].copies == number
 
 
 def test_contents_can_be_given_for_an_operand() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
@@ -12,16 +13,38 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.launch import Launch
-from systolic.simulator.sparse_core.machine import SparseClock, SparseCounts, SparseMachine, TileState, whole
+from systolic.simulator.sparse_core.machine import SparseMachine, TileState, whole
+from systolic.simulator.sparse_core.outside import Outside, SparseCopy
 from systolic.simulator.sparse_core.translate import SparseFunction, SparseProgram
 
 Running = Generator["float | None", None, float]
 # Takes a program that begins to run at a time, and says what it waits for.
 Start = Callable[[float, Running, Callable[[], str]], None]
-# Signals a flag of another core: (its own number, time, address, amount).
-Signal = Callable[[int, float, int, int], None]
+
+
+class SparseDevice(Protocol):
+    """The other cores of the device and of the slice, as one SparseCore sees them."""
+
+    @property
+    def outside(self) -> Outside:
+        """The rest of the slice."""
+        ...
+
+    def signal_from(self, core: int, label: str, launched: float, time: float, address: int, amount: int) -> None:
+        """Signal a flag of another core."""
+        ...
+
+    def copy_from(self, core: int, label: str, copy: SparseCopy) -> None:
+        """Copy to a device, perhaps to this one."""
+        ...
+
+    def table_words(self, begin: int, count: int) -> Sequence[int]:
+        """Return words of a table in HBM, from a granule on."""
+        ...
+
 
 _NO_PROGRAM = MASK
 _FIRST_ARGUMENT = 2  # before it the sequencer says where the function is, and for which cores
@@ -42,7 +65,7 @@ class SparseCore:
         chip: Chip,
         dma: DmaEngine,
         start: Start,
-        signal: Signal,
+        device: SparseDevice,
         iterations: IterationBudget,
         timeline: Timeline | None,
     ) -> None:
@@ -51,9 +74,10 @@ class SparseCore:
         self.number = number
         self._clock = SparseClock.of(model, chip.machine)
         self._granule_bytes = chip.machine.granule_bytes
+        self._lane_count = model.lanes
         self._dma = dma
         self._start = start
-        self._signal = signal
+        self._device = device
         self._iterations = iterations
         self._timeline = timeline
         self._counts = SparseCounts()
@@ -64,7 +88,9 @@ class SparseCore:
         self._program: SparseProgram | None = None
         self._code_at = 0
         self._launched = self._ended = 0
-        self._free_at = 0.0
+        self.sequencer_memory: dict[int, int | Unknown] = {}
+        self.stored_at, self.polling = 0.0, False
+        self._free_at = self.launched = 0.0
         self._ops: list[SparseOpRun] = []
         self.changes = 0
 
@@ -80,6 +106,7 @@ class SparseCore:
     ) -> Running:
         while self._ended < number:
             yield None
+        self.launched = time
         begin = max(time, self._free_at)
         yield begin
         # The descriptor comes from the queue in HBM, then the program that it names: two copies, one after the other.
@@ -88,7 +115,8 @@ class SparseCore:
         begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
         self._program, self._code_at = program, launch.code
         self._functions = _resident(program)
-        machine = self._machine(None, launch.memory(), {})
+        self.sequencer_memory = launch.memory(self._device.outside.chip)
+        machine = self._machine(None, self.sequencer_memory, {})
         waits.append(machine)
         end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
         self._free_at = end
@@ -106,7 +134,7 @@ class SparseCore:
         timeline = self._timeline if tile is not None and tile.number == 0 else None
         return SparseMachine(
             self,
-            self.number,
+            self._device.outside.first_sparse_core + self.number,
             self._clock,
             self._dma,
             self._counts,
@@ -116,6 +144,7 @@ class SparseCore:
             memory=memory,
             arguments=arguments,
             granule_bytes=self._granule_bytes,
+            lane_count=self._lane_count,
         )
 
     # ---- what programs ask for ----
@@ -176,6 +205,12 @@ class SparseCore:
             self.changes += 1
         return end
 
+    def stored(self, time: float) -> None:
+        self.stored_at = time
+        if self.polling:
+            self.polling = False
+            self.changes += 1
+
     def changed(self) -> None:
         self.changes += 1
 
@@ -183,7 +218,17 @@ class SparseCore:
         """Signal a flag of another core; raise SimulationError if the core is not known."""
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
-        self._signal(self.number, time, address, amount)
+        self._device.signal_from(self.number, self._name, self.launched, time, address, amount)
+
+    def copy(self, copy: SparseCopy) -> None:
+        self._device.copy_from(self.number, self._name, copy)
+
+    def table_words(self, begin: int, count: int) -> Sequence[int | Unknown]:
+        return self._device.table_words(begin, count)
+
+    @property
+    def _name(self) -> str:
+        return self._program.name if self._program is not None else ""
 
     def result(self) -> SparseCoreRun:
         counts, timeline = self._counts, self._timeline

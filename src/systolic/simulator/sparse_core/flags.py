@@ -52,15 +52,26 @@ class SparseFlags:
 
     def add(self, time: float, flag: int | Unknown, amount: int) -> None:
         """Add a 32-bit two's complement number to a flag."""
-        state = self._flag(flag)
-        while state.landing and state.landing[0][0] <= time:
-            state.count += state.landing.pop(0)[1]
-        state.count += _signed(amount)
+        self._landed(time, flag).count += _signed(amount)
         self.changes += 1
+
+    def count(self, time: float, flag: int | Unknown) -> int:
+        """Return a flag's count as a 32-bit word."""
+        return self._landed(time, flag).count & MASK
 
     def put(self, flag: int | Unknown, value: int) -> None:
         self._flag(flag).count = _signed(value)
         self.changes += 1
+
+    def show(self, flag: int | Unknown, value: int) -> None:
+        """Set a flag for which nobody waits."""
+        self._flag(flag).count = _signed(value)
+
+    def _landed(self, time: float, flag: int | Unknown) -> _Flag:
+        state = self._flag(flag)
+        while state.landing and state.landing[0][0] <= time:
+            state.count += state.landing.pop(0)[1]
+        return state
 
     def _flag(self, flag: int | Unknown) -> _Flag:
         if isinstance(flag, Unknown):
