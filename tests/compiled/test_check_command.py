@@ -190,7 +190,15 @@ def breaks_libtpu(x):
     ("name", "shape", "rule", "words", "fix", "line"),
     [
         ("tracing", "16,128", "trace", "of CPU time, while the function was being traced", "this line", "in tracing"),
-        ("kernel", "16,128", "run", "being interpreted on the CPU", "the kernel's loops end", "in kernel"),
+        pytest.param(
+            "kernel",
+            "16,128",
+            "run",
+            "being interpreted on the CPU",
+            "the kernel's loops end",
+            "in kernel",
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             "index_map",
             "16,128",

@@ -51,7 +51,7 @@ Function = Callable[..., Any] | NamedFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCheck:
-    """A check whose jobs are under way; `result` waits for them."""
+    """A check with running jobs; `result` waits for them."""
 
     function: str
     arguments: tuple[str, ...]
@@ -205,7 +205,7 @@ def check(
       SystolicBug: this package is at fault, and not the function.
     """
     several = [chip] if isinstance(chip, str | Chip) else list(chip)
-    chips = [with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {}) for chip in several]
+    chips = [with_flags(chip_named(chip), flags) for chip in several]
     how = {"reference": reference, "run": run, "compiles": compiles, "seeds": seeds, "cached": cached, "mesh": mesh}
     with WorkerPool(max_workers=2, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_check(pool, fn, args, chips, **how).result()

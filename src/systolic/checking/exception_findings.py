@@ -182,14 +182,14 @@ def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
 
 
 def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **text: str) -> Finding:
-    """Makes a finding about the kernels that were run; if there is only one, with its name and place."""
+    """Return a finding about the kernels that ran; a single kernel is named, with its place."""
     return call_finding(calls[0] if len(calls) == 1 else None, rule, grade, **text)
 
 
 def exception_finding(
     error: Exception, rule: str, beginning: str, *, limit: str, fix: str = "see the text below", chip: str = ""
 ) -> Finding:
-    """Reports an exception of the user's code; `said` begins the sentence that ends with its type and text."""
+    """Report an exception of the user's code; `said` begins the sentence that ends with its type and text."""
     return Finding(
         rule=rule,
         grade="error",
@@ -224,7 +224,7 @@ _NO_ANSWER = {
 
 
 def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
-    """Reports a job whose worker ended before it had answered: whose doing it was, and what to change.
+    """Report a job whose worker ended before it answered: who ended it, and what to change.
 
     Args:
       error: how the worker ended.

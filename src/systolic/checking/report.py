@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-
-import cattrs
+from typing import ClassVar
 
 from systolic.checking.finding import GRADES, Finding, Grade
 from systolic.checking.verdict import Verdict
 from systolic.support.ranges import Amount, Count, Magnitude
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
@@ -33,7 +31,7 @@ class CheckReportError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandUse:
-    """One operand of a kernel: its blocks, how often they are fetched, what that moves and what it takes of VMEM.
+    """One operand of a kernel: its blocks, the number of fetches, the bytes they move, and their VMEM.
 
     Attributes:
       fetches: blocks copied in or out; None where that depends on values that were not given.
@@ -96,8 +94,11 @@ class RunSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckReport(Summarised):
+class CheckReport(SavedResult):
     """Everything that `systolic check` found of one function."""
+
+    saved_name: ClassVar = "report of a check"
+    saved_error: ClassVar = CheckReportError
 
     function: str
     arguments: tuple[str, ...]
@@ -163,19 +164,6 @@ class CheckReport(Summarised):
                 for finding in self.findings
             ),
         )
-
-    def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
-        return json.dumps(cattrs.unstructure(self))
-
-    @staticmethod
-    def from_json(text: str) -> CheckReport:
-        """Reads a report that `to_json` wrote.
-
-        Raises:
-          CheckReportError: the text is no report, or one of another version's format.
-        """
-        return read_record(text, CheckReport, "report of a check", CheckReportError)
 
 
 # What an error brings about, and what would ask for the wrong thing: masks after a race, or where a sum is not cleared.

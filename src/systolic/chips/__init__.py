@@ -17,6 +17,7 @@ from systolic.chips.chip import (
 )
 from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags, with_slice_flags
 from systolic.chips.links import Links
+from systolic.chips.roofline_chip import ROOFLINE_CHIPS, RooflineChip, known_roofline_chip, roofline_chip
 from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E
@@ -33,17 +34,23 @@ class ChipNameError(ValueError):
     """The name is not valid for a chip, or another one has it."""
 
 
-def chip(name: str) -> Chip:
+def chip(name: str | Chip) -> Chip:
     """Return the chip of a name or alias, such as `"v5e"` or `"trillium"`, or of a clock state, such as `"v7x@p7"`.
+
+    A record is returned as it is: functions with an argument `chip` take either.
 
     Raises:
       UnknownChipError: no such chip, or it has no such state; the message names those there are.
     """
+    if isinstance(name, Chip):
+        return name
     key, at, state = name.strip().lower().partition("@")
     chip_of_name = next(
         (candidate for candidate in CHIPS.values() if key in (candidate.name, *candidate.aliases)), None
     )
     if chip_of_name is None:
+        if (announced := known_roofline_chip(key)) is not None:
+            raise UnknownChipError(announced.no_target)
         raise UnknownChipError(unknown_name("chip", name, CHIPS, aliases=[*chip_names(), *_aliases()]))
     return chip_of_name.in_clock_state(state) if at else chip_of_name
 
@@ -101,6 +108,7 @@ def register(chip: Chip) -> Chip:
 __all__ = [
     "CHIPS",
     "DEFAULT_CHIP",
+    "ROOFLINE_CHIPS",
     "Chip",
     "ChipNameError",
     "ClockState",
@@ -111,6 +119,7 @@ __all__ = [
     "Links",
     "MachineModel",
     "NotOffered",
+    "RooflineChip",
     "SliceDevice",
     "SliceError",
     "SliceShape",

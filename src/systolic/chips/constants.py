@@ -15,8 +15,7 @@ from systolic.chips.chip import Chip, MachineModel, SparseCoreModel
 from systolic.chips.links import Links
 from systolic.support.call_errors import WrongCallError
 from systolic.support.choices import unknown_name
-from systolic.support.regular_file import read_regular
-from systolic.support.untrusted import UntrustedError, read_json, shown
+from systolic.support.untrusted import read_json_file, shown
 
 _LARGEST = 1e18  # above every rate, in hertz and bytes a second
 # They decide how a listing is read and what the compiler made: another value would need another program.
@@ -97,7 +96,7 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
 
 
-_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core")
+_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core", "lanes")
 
 
 def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
@@ -160,7 +159,7 @@ def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], w
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
     if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
         raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number up to {_LARGEST:g}")
-    divides = "_per_" in name or name.endswith(("_hz", "_bytes"))
+    divides = "_per_" in name or name.endswith(("_hz", "_bytes", "_share"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")
 
@@ -181,12 +180,7 @@ def _checked(name: str, value: Any, source: str) -> float:
 
 def load_constants(path: Path) -> FittedConstants:
     """Read a file of constants, which `with_constants` checks against a chip; raise ConstantsError for other files."""
-    try:
-        data = read_json(read_regular(path))
-    except OSError as error:
-        raise ConstantsError(f"cannot read {path}: {error.strerror}") from error
-    except UntrustedError as error:
-        raise ConstantsError(f"{path} is {error}") from error
+    data = read_json_file(path, ConstantsError)
     form = 'one JSON object with "chip" and "constants", as `systolic calibrate --out` writes'
     if not isinstance(data, dict):
         raise ConstantsError(f"{path} does not hold {form}")

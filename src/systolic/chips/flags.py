@@ -47,7 +47,7 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
     return checked
 
 
-def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
+def with_flags(chip: Chip, flags: Mapping[str, FlagValue] | None) -> Chip:
     """Return the chip with these compiler flags for every program, in addition to its clock state's.
 
     The limit of scoped VMEM is a field of a chip too, and changes with its flag.
@@ -55,7 +55,7 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue]) -> Chip:
     Raises:
       FlagError: see `checked_flags`; or a flag sets the clock to another state than the chip's.
     """
-    checked = checked_flags(flags)
+    checked = checked_flags(flags or {})
     clock_flags = {name: value for state in chip.clock_states for name, value in state.flags.items() if name in checked}
     for name in clock_flags:
         if checked[name] != chip.compiler_flags.get(name):

@@ -17,7 +17,15 @@ from systolic.bench.suites import SUITES
 from systolic.chips import Chip
 from systolic.cli.bench_table import show
 from systolic.cli.opponent import xla_default_flags_option
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.options import (
+    READ_FILE,
+    WRITTEN_FILE,
+    Workers,
+    chip_option,
+    flag_option,
+    output_options,
+    worker_options,
+)
 from systolic.cli.output import check_drawing_target, check_target, give, note, versions, writing
 from systolic.cli.product import Rows, SuiteNames, cases_of, dtype_options, spec_option
 from systolic.cli.progress import progress_bar
@@ -67,7 +75,7 @@ if TYPE_CHECKING:
 @click.option(
     "--plot",
     "plot_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     metavar="FILE.png",
     help="Of suites moe, quantized and sparse: draw times over rows or density, of the product that has most of them.",
 )
@@ -77,11 +85,7 @@ if TYPE_CHECKING:
     help="For those who work on systolic: show the bars that it has to clear; a missed one is exit code 1.",
 )
 @click.option(
-    "--from",
-    "saved_file",
-    metavar="FILE",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Show a run that --json saved, in place of a new one.",
+    "--from", "saved_file", metavar="FILE", type=READ_FILE, help="Show a run that --json saved, in place of a new one."
 )
 @worker_options()
 @output_options

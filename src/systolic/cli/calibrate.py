@@ -14,7 +14,7 @@ import click
 from systolic.chips import Chip
 from systolic.chips.constants import fittable
 from systolic.cli.calibration_tables import show_fit, show_rows
-from systolic.cli.options import ChipNames, Workers, output_options
+from systolic.cli.options import WRITTEN_FILE, ChipNames, Workers, output_options
 from systolic.cli.output import check_target, give, note, versions, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import programs_of, published_options, rows_of
@@ -49,7 +49,7 @@ _HALVES = ("fit", "check")
 @click.option(
     "--out",
     "out_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     metavar="FILE",
     help="Write the fitted constants, for `systolic validate --constants FILE`.",
 )

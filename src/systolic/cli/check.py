@@ -10,7 +10,7 @@ import click
 from systolic.checking import submit_check
 from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
-from systolic.cli.function import function_options, named
+from systolic.cli.function import AskedFunction, function_options
 from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
@@ -41,9 +41,7 @@ from systolic.compiler.named_shardings import mesh_axes
 @worker_options("one job")
 @output_options
 def check(
-    function: str,
-    arguments: tuple[str, ...],
-    parameters: tuple[tuple[str, object], ...],
+    asked: AskedFunction,
     chips: tuple[Chip, ...],
     reference: str | None,
     mesh: str,
@@ -70,10 +68,9 @@ def check(
       systolic check examples/planted_faults.py:dropped_tail --arg "bf16[1024,1000]" --arg "bf16[1000,1024]" --json -
     """
     check_target(json_file)
-    fn = named(function, parameters, len(arguments))
-    other = named(reference, (), len(arguments)) if reference is not None else None
+    fn, other = asked.named(), asked.other(reference)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
-    args = [named_argument(text) for text in arguments]
+    args = [named_argument(text) for text in asked.arguments]
     axes = mesh_axes(mesh) if mesh else None
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         pending = submit_check(
@@ -89,7 +86,7 @@ def check(
         )
         bar.planned(len(pending.jobs))
         for job in pending.jobs:
-            job.add_done_callback(lambda _: bar.done(function))
+            job.add_done_callback(lambda _: bar.done(asked.text))
         report = pending.result()
     summary = {
         "ok": report.ok,

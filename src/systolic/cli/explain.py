@@ -10,9 +10,9 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
-from systolic.cli.function import function_options, named
+from systolic.cli.function import AskedFunction, function_options
 from systolic.cli.opponent import xla_default_flags_option
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, flag_option, output_options, page_option, worker_options
 from systolic.cli.output import check_drawing_target, check_target, give, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
@@ -28,12 +28,7 @@ from systolic.timing.outcome import Outcome
 @slice_options
 @flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
-@click.option(
-    "--out",
-    "page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write one HTML page that needs no network. Several chips: the chip's name is added.",
-)
+@page_option
 @click.option("--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Changes to simulate.")
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
@@ -43,9 +38,7 @@ from systolic.timing.outcome import Outcome
 @worker_options()
 @output_options
 def explain(
-    function: str,
-    arguments: tuple[str, ...],
-    parameters: tuple[tuple[str, object], ...],
+    asked: AskedFunction,
     chips: tuple[Chip, ...],
     asked_slice: AskedSlice,
     against: str | None,
@@ -75,11 +68,10 @@ def explain(
     check_drawing_target(page)
     if try_mesh and asked_slice.topology is None:
         raise click.UsageError("--try-mesh is about a mesh over a slice: give --topology too, such as 2x4")
-    fn = named(function, parameters, len(arguments))
-    other = named(against, (), len(arguments)) if against is not None else None
+    fn, other = asked.named(), asked.other(against)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
-    calls = [asked_slice.call(fn, arguments, chip) for chip in chips]
+    calls = [asked_slice.call(fn, asked.arguments, chip) for chip in chips]
     check_available()
     explanations: list[Explanation] = []
     failed: dict[str, str] = {}
@@ -88,7 +80,7 @@ def explain(
             request = ExplainRequest(
                 fn=called,
                 args=values,
-                arguments=arguments,
+                arguments=asked.arguments,
                 chip=chip,
                 topology=asked_slice.topology,
                 against=other and asked_slice.call(other, (), chip)[0],
@@ -101,7 +93,7 @@ def explain(
             except NamedFunctionError:  # the call was wrong
                 raise
             except Exception as error:  # noqa: BLE001 -- whatever the user's function raises, perhaps on this chip only
-                outcome = Outcome.failed(function, error)
+                outcome = Outcome.failed(asked.text, error)
                 failed[chip.name] = f"{outcome.status}: {outcome.details}"
     if page is not None:
         from systolic.report import explanation_page
@@ -116,7 +108,7 @@ def explain(
         for explanation in explanations:
             show_explanation(out, explanation, details=details)
         for name, reason in failed.items():
-            out.print(f"{name} {function}: {reason}", markup=False)
+            out.print(f"{name} {asked.text}: {reason}", markup=False)
 
     give(
         json_file, "explain", map(cattrs.unstructure, explanations), {"provenance": "simulated", "failed": failed}, show

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
+from systolic.cli.options import TextType
 from systolic.compiler import NamedFunction, check_function_name, check_named_call
 from systolic.support.untrusted import shown
 
@@ -20,7 +23,7 @@ _MAX_DIGITS = 4300  # that Python reads
 
 
 class LiteralError(ValueError):
-    """A text that begins as a Python value, and is none that can be made."""
+    """The text begins like a Python value, but is not one."""
 
 
 class _NoLiteralError(Exception):
@@ -58,44 +61,40 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
         raise LiteralError("it is nested too deep; give a simpler value, or quote it if it is text") from error
 
 
-class StaticParameter(click.ParamType):
+class StaticParameter(TextType):
     """NAME=VALUE, the value as in Python; what is no Python literal is text."""
 
     name = "NAME=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[str, Any]:
         name, equals, text = value.partition("=")
         if not equals or not name.strip().isidentifier():
-            self.fail(f"{shown(value)} is no parameter: write NAME=VALUE, such as tile_m=512", param, ctx)
+            raise click.BadParameter(f"{shown(value)} is no parameter: write NAME=VALUE, such as tile_m=512")
         try:
             return name.strip(), literal(text.strip())
         except _NoLiteralError:
             return name.strip(), text.strip()
         except LiteralError as error:
-            self.fail(f"{name.strip()}={shown(text)}: {error}", param, ctx)
+            raise click.BadParameter(f"{name.strip()}={shown(text)}: {error}") from error
 
 
-class StaticChoices(click.ParamType):
+class StaticChoices(TextType):
     """NAME=VALUE,VALUE,… or NAME.FIELD=…, the values as in Python; where one is no Python literal, all are text."""
 
     name = "NAME=VALUES"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[str, Any]:
         name, equals, text = value.partition("=")
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts) or not text.strip():
             example = "block_q=128,256, or block_sizes.block_q=128,256 of a record"
-            self.fail(f"{shown(value)} are no values: write NAME=VALUE,VALUE, such as {example}", param, ctx)
+            raise click.BadParameter(f"{shown(value)} are no values: write NAME=VALUE,VALUE, such as {example}")
         try:
             return name.strip(), tuple(literal(f"[{text}]", kind=ast.List))
         except _NoLiteralError:
             return name.strip(), tuple(word.strip() for word in text.split(","))
         except LiteralError as error:
-            self.fail(f"{name.strip()}={shown(text)}: {error}", param, ctx)
+            raise click.BadParameter(f"{name.strip()}={shown(text)}: {error}") from error
 
 
 def each_once(
@@ -112,9 +111,35 @@ def each_once(
     return pairs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedFunction:
+    """The function that a command is about, as the command line gives it."""
+
+    text: str  # FILE.py:FUNCTION
+    arguments: tuple[str, ...]
+    parameters: tuple[tuple[str, Any], ...]
+
+    def named(self) -> NamedFunction:
+        """Return the function by its name, see `named`."""
+        return named(self.text, self.parameters, len(self.arguments))
+
+    def other(self, text: str | None) -> NamedFunction | None:
+        """Return another function of the same arguments by its name; None if there is none."""
+        return None if text is None else named(text, (), len(self.arguments))
+
+
 def function_options(command: _F) -> _F:
-    """Add FUNCTION, `--arg` and `--param` to a command."""
-    return click.argument("function", metavar="FILE.py:FUNCTION")(argument_options(command))
+    """Add FUNCTION, `--arg` and `--param`, which the command takes as `asked`."""
+
+    @functools.wraps(command)
+    def packed(
+        *args: Any, function: str, arguments: tuple[str, ...], parameters: tuple[tuple[str, Any], ...], **rest: Any
+    ) -> Any:
+        asked = AskedFunction(text=function, arguments=arguments, parameters=parameters)
+        return command(*args, asked=asked, **rest)
+
+    made: Any = argument_options(packed)
+    return click.argument("function", metavar="FILE.py:FUNCTION")(made)
 
 
 def argument_options(command: _F) -> _F:

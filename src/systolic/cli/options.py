@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -30,7 +31,46 @@ def whole_number(text: str) -> int | None:
     return size if (size := int(digits)) <= LARGEST_SIZE else None
 
 
-class ChipNames(click.ParamType):
+class TextType(click.ParamType):
+    """A type whose values are read from text. A default that is a value already stays as it is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.read(value) if isinstance(value, str) else value
+
+    def read(self, value: str) -> Any:
+        """Return the value of a text.
+
+        Raises:
+          click.BadParameter: the text is no such value.
+        """
+        raise NotImplementedError
+
+
+WRITTEN_FILE = click.Path(dir_okay=False, path_type=Path)
+READ_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+page_option = click.option(
+    "--out",
+    "page",
+    type=WRITTEN_FILE,
+    help="Write a page with plots and tables, one HTML file that needs no network. Several chips: the chip's name is "
+    "added.",
+)
+constants_option = click.option(
+    "--constants",
+    "constants_file",
+    type=READ_FILE,
+    help="Constants of one of the chips, from `systolic calibrate --out`, in place of the shipped ones.",
+)
+store_option = click.option(
+    "--store",
+    "store_file",
+    type=WRITTEN_FILE,
+    help="SQLite file that keeps every trial, in place of the one in your cache folder.",
+)
+
+
+class ChipNames(TextType):
     """One chip or several with commas."""
 
     name = "chips"
@@ -38,35 +78,31 @@ class ChipNames(click.ParamType):
     def __init__(self, *, several: bool = True) -> None:
         self._several = several
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Chip, ...]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[Chip, ...]:
         try:
             chips = tuple({known_chip.name: known_chip for known_chip in map(chip, value.split(","))}.values())
         except UnknownChipError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from error
         if len(chips) > 1 and not self._several:
-            self.fail(
-                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}", param, ctx
+            raise click.BadParameter(
+                f"it takes one chip at a time; give one of {', '.join(known.name for known in chips)}"
             )
         return chips
 
 
-class CompilerFlag(click.ParamType):
+class CompilerFlag(TextType):
     """A compiler flag, NAME=VALUE."""
 
     name = "NAME=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[str, str]:
         name, equals, text = value.partition("=")
         if not equals:
-            self.fail(f"{value!r} is no flag: write NAME=VALUE, such as {_USUAL_FLAG}", param, ctx)
+            raise click.BadParameter(f"{value!r} is no flag: write NAME=VALUE, such as {_USUAL_FLAG}")
         try:
             return next(iter(checked_flags({name.strip(): text.strip()}).items()))
         except FlagError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from error
 
 
 _USUAL_FLAG = "xla_tpu_scoped_vmem_limit_kib=65536"
@@ -94,39 +130,35 @@ def xla_flag(command: _F) -> _F:
     )(command)
 
 
-class Sizes(click.ParamType):
+class Sizes(TextType):
     """Whole numbers of at least one, with commas."""
 
     name = "sizes"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[int, ...]:
         result = []
         for part in value.split(","):
             size = whole_number(part)
             if not size:
-                self.fail(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}", param, ctx)
+                raise click.BadParameter(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}")
             result.append(size)
         return tuple(dict.fromkeys(result))
 
 
-class TileSizes(click.ParamType):
+class TileSizes(TextType):
     """Three whole numbers M,K,N."""
 
     name = "M,K,N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Tiles:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> Tiles:
         parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
         if len(parts) != 3 or value.count(",") != 2:
-            self.fail(f"{value!r} is no tile; give three whole numbers M,K,N, such as 512,1024,1024", param, ctx)
+            raise click.BadParameter(f"{value!r} is no tile; give three whole numbers M,K,N, such as 512,1024,1024")
         tile_m, tile_k, tile_n = parts
         try:
             return Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
         except TilesError as error:
-            self.fail(str(error), param, ctx)
+            raise click.BadParameter(str(error)) from error
 
 
 class FiniteFloat(click.FloatRange):
@@ -139,18 +171,18 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
-class MemorySize(click.ParamType):
+class MemorySize(TextType):
     """An amount of memory with its unit."""
 
     name = "size"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> int:
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT])i?B?", value.strip(), re.IGNORECASE | re.ASCII)
         size_bytes = int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()))) if match else 0
         if size_bytes < 1:
-            self.fail(f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB", param, ctx)
+            raise click.BadParameter(
+                f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB"
+            )
         return size_bytes
 
 

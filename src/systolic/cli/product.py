@@ -14,7 +14,7 @@ import click
 from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.suites import SUITES, suite
-from systolic.cli.options import whole_number
+from systolic.cli.options import TextType, whole_number
 from systolic.ops.op import op_of, read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
 from systolic.support.choices import unknown_name
@@ -24,20 +24,16 @@ from systolic.support.untrusted import UntrustedError, mapping, read_json
 DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 
 
-class ProductSizes(click.ParamType):
+class ProductSizes(TextType):
     """Three whole numbers M,K,N."""
 
     name = "M,K,N"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int, int]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[int, int, int]:
         parts = [size for part in value.split(",") if (size := whole_number(part))]
         if len(parts) != 3 or value.count(",") != 2:
-            self.fail(
-                f"{value!r}: give three whole numbers M,K,N from 1 to {LARGEST_SIZE}, such as 2048,4096,14336",
-                param,
-                ctx,
+            raise click.BadParameter(
+                f"{value!r}: give three whole numbers M,K,N from 1 to {LARGEST_SIZE}, such as 2048,4096,14336"
             )
         m, k, n = parts
         return m, k, n
@@ -48,23 +44,23 @@ class ProductOrFunction(ProductSizes):
 
     name = "M,K,N|FILE.py:FUNCTION"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if isinstance(value, str) and ":" in value else super().convert(value, param, ctx)
+    def read(self, value: str) -> Any:
+        return value if ":" in value else super().read(value)
 
 
-class SpecFile(click.ParamType):
+class SpecFile(TextType):
     """A file with the spec of any op, as a row of `plan --json` or `tune --json` has it."""
 
     name = "FILE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def read(self, value: str) -> Any:
         try:
             record = mapping(read_json(read_regular(Path(value))), "it")
             return read_spec(record.get("op"), record.get("spec"))
         except OSError as error:
-            self.fail(f"cannot read {value}: {error.strerror}", param, ctx)
+            raise click.BadParameter(f"cannot read {value}: {error.strerror}") from error
         except UntrustedError as error:
-            self.fail(f'{value} is no {{"op": …, "spec": {{…}}}}: {error}', param, ctx)
+            raise click.BadParameter(f'{value} is no {{"op": …, "spec": {{…}}}}: {error}') from error
 
 
 spec_option = click.option(
@@ -74,32 +70,28 @@ spec_option = click.option(
 )
 
 
-class SuiteNames(click.ParamType):
+class SuiteNames(TextType):
     """One suite or several with commas."""
 
     name = "suites"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
         for name in names:
             if name not in SUITES:
-                self.fail(unknown_name("suite", name, SUITES), param, ctx)
+                raise click.BadParameter(unknown_name("suite", name, SUITES))
         return names
 
 
-class Rows(click.ParamType):
+class Rows(TextType):
     """One number of rows or several with commas."""
 
     name = "M,…"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if not isinstance(value, str):
-            return value
+    def read(self, value: str) -> tuple[int, ...]:
         result = [whole_number(part) for part in value.split(",")]
         if not all(result):
-            self.fail(f"{value!r}: give whole numbers from 1 to {LARGEST_SIZE}, with commas", param, ctx)
+            raise click.BadParameter(f"{value!r}: give whole numbers from 1 to {LARGEST_SIZE}, with commas")
         return tuple(size for size in result if size)
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from systolic.chips import Chip, FlagError, UnknownChipError, flags_text
-from systolic.cli.options import FiniteFloat, worker_options
+from systolic.cli.options import READ_FILE, FiniteFloat, worker_options
 from systolic.report.columns import Column, numeric, textual
 from systolic.validation.device_times import SUFFIX, only_kinds, read_device_times, sampled
 from systolic.validation.errors import ComparedRow, PublishedProgram, chip_of, program_or_reason
@@ -42,7 +42,7 @@ def published_options(*, several: bool) -> Callable[[_F], _F]:
             show_default=True,
             help="What the host needs for one call: taken off wall-clock rows before the error is formed.",
         )(command)
-        csv_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+        csv_file = READ_FILE
         name = "csv_files" if several else "csv_file"
         return click.argument(
             name, metavar="FILE…" if several else "FILE", type=csv_file, nargs=-1 if several else 1, required=True
@@ -59,11 +59,13 @@ class Selection:
       kinds: only rows of these kinds; (): of all.
       sample: rows of each chip and kind; None: all.
       seed: of the sample.
+      kept_in: only rows that are in this file of results; None: all.
     """
 
     kinds: tuple[str, ...] = ()
     sample: int | None = None
     seed: int = 0
+    kept_in: Path | None = None
 
     def of(self, rows: Sequence[PublishedRow]) -> tuple[PublishedRow, ...]:
         known = dict.fromkeys(row.kind for row in rows)

@@ -7,8 +7,7 @@ from typing import Any
 
 from systolic.cli.output import RESULT_SCHEMA
 from systolic.support.call_errors import WrongCallError
-from systolic.support.regular_file import read_regular
-from systolic.support.untrusted import UntrustedError, read_json, shown
+from systolic.support.untrusted import read_json_file, shown
 
 _MAX_KEYS = 5
 
@@ -27,12 +26,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
     Raises:
       WrongFileError: it cannot be read, is no JSON, is no object, or another version made it.
     """
-    try:
-        document = read_json(read_regular(path))
-    except OSError as error:
-        raise WrongFileError(f"cannot read {path}: {error.strerror}") from error
-    except UntrustedError as error:
-        raise WrongFileError(f"{path} is {error}; this takes {wanted}") from error
+    document = read_json_file(path, WrongFileError, wanted=wanted)
     if not isinstance(document, dict):
         raise wrong_kind(path, document, wanted)
     schema = document.get("schema", RESULT_SCHEMA)

@@ -18,7 +18,7 @@ import click
 from systolic import running
 from systolic.chips import Chip
 from systolic.cli.complaints import complain
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.options import WRITTEN_FILE, Workers, chip_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give, note, write_text
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.run_output import program_record, run_summary, show_script
@@ -53,7 +53,7 @@ class _Command(click.Command):
 @click.option(
     "--trace",
     "trace_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=WRITTEN_FILE,
     help="Write a timeline of the calls as a Chrome trace, which Perfetto opens.",
 )
 @worker_options("one program", time_limit_s=TIME_LIMIT_S)

@@ -14,8 +14,8 @@ import click
 from systolic.accuracy.time_error import ratio_error_percent, ratio_verdict
 from systolic.chips import Chip
 from systolic.chips.constants import load_constants, with_constants
-from systolic.cli.function import function_options, named
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.function import AskedFunction, function_options
+from systolic.cli.options import Workers, chip_option, constants_option, flag_option, output_options, worker_options
 from systolic.cli.output import SIMULATED, check_target, give, heading
 from systolic.cli.progress import progress_bar
 from systolic.cli.simulated_tables import show_run
@@ -51,18 +51,11 @@ class _Answer:
 @slice_options
 @click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
 @trace_option
-@click.option(
-    "--constants",
-    "constants_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Constants of one of the chips, as `systolic calibrate --out` writes them, in place of the shipped ones.",
-)
+@constants_option
 @worker_options()
 @output_options
 def simulate(
-    function: str,
-    arguments: tuple[str, ...],
-    parameters: tuple[tuple[str, Any], ...],
+    asked: AskedFunction,
     chips: tuple[Chip, ...],
     asked_slice: AskedSlice,
     against: str | None,
@@ -86,17 +79,14 @@ def simulate(
       systolic simulate step.py:mlp --chip v6e --topology 2x4 --mesh data=2,model=4 --arg "bf16[8192,8192]@data,model"
     """
     check_target(json_file)
-    functions = [
-        named(function, parameters, len(arguments)),
-        *([named(against, (), len(arguments))] if against is not None else []),
-    ]
+    functions = [fn for fn in (asked.named(), asked.other(against)) if fn is not None]
     names = [function.text for function in functions]
     if constants_file is not None:
         chips = _calibrated(chips, constants_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     pairs = [(fn, chip) for chip in chips for fn in functions]
-    calls = [asked_slice.call(fn, arguments, chip) for fn, chip in pairs]
+    calls = [asked_slice.call(fn, asked.arguments, chip) for fn, chip in pairs]
     check_available()
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
         spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_TABLE
@@ -122,10 +112,10 @@ def simulate(
     if trace_file is not None:
         for answer in answers:
             run = answer.outcome.slice_run or answer.outcome.run
-            if answer.function == function and run is not None:
+            if answer.function == asked.text and run is not None:
                 name = answer.chip.name if len(chips) > 1 else None
-                write_trace(run, trace_file, title=function, chip=name, quiet=quiet)
-    give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, arguments))
+                write_trace(run, trace_file, title=asked.text, chip=name, quiet=quiet)
+    give(json_file, "simulate", map(_record, answers), summary, lambda: _show(answers, summary, asked.arguments))
     return 1 if any(answer.outcome.run is None for answer in answers) else 0
 
 

@@ -10,8 +10,16 @@ from typing import Any
 import click
 
 from systolic.chips import Chip, SliceError, SliceShape
-from systolic.cli.function import StaticParameter, function_options, named
-from systolic.cli.options import FiniteFloat, Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.function import AskedFunction, StaticParameter, function_options, named
+from systolic.cli.options import (
+    FiniteFloat,
+    Workers,
+    chip_option,
+    flag_option,
+    output_options,
+    page_option,
+    worker_options,
+)
 from systolic.cli.output import check_drawing_target, check_target, give
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
@@ -31,10 +39,10 @@ _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of 
 class _Trial(StaticParameter):
     """NAME=VALUE, or mesh=NAME=SIZE,…"""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if isinstance(value, str) and value.startswith(f"{_MESH}="):
+    def read(self, value: str) -> tuple[str, Any]:
+        if value.startswith(f"{_MESH}="):
             return _MESH, value.removeprefix(f"{_MESH}=")
-        return super().convert(value, param, ctx)
+        return super().read(value)
 
 
 @click.command()
@@ -60,18 +68,11 @@ class _Trial(StaticParameter):
     help="Simulate the step with another parameter too, remat=minimal, or mesh=fsdp=4,tensor=2. May be given again.",
 )
 @trace_option
-@click.option(
-    "--out",
-    "page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with plots and tables, one HTML file. Several chips: the chip's name is added.",
-)
+@page_option
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
 def step(
-    function: str,
-    arguments: tuple[str, ...],
-    parameters: tuple[tuple[str, Any], ...],
+    asked: AskedFunction,
     config: str | None,
     batch: int | None,
     seq: int | None,
@@ -105,20 +106,21 @@ def step(
     check_target(json_file)
     check_drawing_target(page)
     short_parameters = {"config": config, "batch": batch, "seq": seq, "remat": remat}
+    parameters = asked.parameters
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
-    if trials and arguments:
+    if trials and asked.arguments:
         raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
-    maker = named(function, parameters, len(arguments) or 1, [name for name, _ in trials if name != _MESH])
+    maker = named(asked.text, parameters, len(asked.arguments) or 1, [name for name, _ in trials if name != _MESH])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)
     check_available()
     steps: list[AskedStep] = []
     for chip in chips:
-        if arguments:
-            fn, args = asked_slice.call(maker, arguments, chip)
+        if asked.arguments:
+            fn, args = asked_slice.call(maker, asked.arguments, chip)
             names = tuple(filter(None, parts.split(",")))
             source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
-            steps.append(AskedStep(label=function, chip=chip, topology=asked_slice.topology, source=source))
+            steps.append(AskedStep(label=asked.text, chip=chip, topology=asked_slice.topology, source=source))
             continue
         steps += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0

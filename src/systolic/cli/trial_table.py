@@ -11,7 +11,7 @@ import click
 
 from systolic.chips import Chip, chip_names
 from systolic.cli.groups import Group
-from systolic.cli.options import chip_option, output_options
+from systolic.cli.options import READ_FILE, chip_option, output_options, store_option
 from systolic.cli.output import check_target, give, note, write_json
 from systolic.cli.tables import console, say, show_table
 from systolic.cli.tile_profiles import profile
@@ -19,13 +19,6 @@ from systolic.ops.op import kept_as
 from systolic.report.columns import Column, numeric, of_part, textual
 from systolic.report.written import us
 from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first, read_trials_file
-
-_STORE = click.option(
-    "--store",
-    "store_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="SQLite file of trials, in place of the one in your cache folder.",
-)
 
 
 @click.group(name="table", cls=Group)
@@ -45,7 +38,7 @@ trial_table.add_command(profile)
 
 
 @trial_table.command()
-@_STORE
+@store_option
 @chip_option(",".join(chip_names()))
 @output_options
 def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
@@ -69,7 +62,7 @@ def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None
 
 @trial_table.command()
 @click.argument("target", metavar="FILE")
-@_STORE
+@store_option
 @click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
 def export(target: str, store_file: Path | None, quiet: bool) -> int:
     """Write every trial of the store to FILE as JSON; - is standard output."""
@@ -82,8 +75,8 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
 
 
 @trial_table.command(name="import")
-@click.argument("source", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@_STORE
+@click.argument("source", metavar="FILE", type=READ_FILE)
+@store_option
 @click.option("--quiet", "-q", is_flag=True, help="No notes on standard error.")
 def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
     """Add every trial of FILE, which export wrote, to the store. The same configuration's trial is replaced.
@@ -98,8 +91,8 @@ def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
 
 
 @trial_table.command()
-@click.argument("before", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("after", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("before", type=READ_FILE)
+@click.argument("after", type=READ_FILE)
 @output_options
 def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     """Compare the winners of two stores, or of files that export wrote. Exit code 1: one of AFTER is slower."""

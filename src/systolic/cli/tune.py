@@ -18,7 +18,15 @@ from systolic.chips import Chip
 from systolic.cli.function import StaticChoices, argument_options, each_once
 from systolic.cli.function import named as named_by
 from systolic.cli.opponent import xla_default_flags_option
-from systolic.cli.options import FiniteFloat, Workers, chip_option, output_options, worker_options
+from systolic.cli.options import (
+    WRITTEN_FILE,
+    FiniteFloat,
+    Workers,
+    chip_option,
+    output_options,
+    store_option,
+    worker_options,
+)
 from systolic.cli.output import check_drawing_target, check_target, give, note, writing
 from systolic.cli.product import (
     ProductOrFunction,
@@ -89,12 +97,7 @@ from systolic.tuning import tune as searched
     "Whoever reaches that address can run code on its machines and on this one: see docs/tuning.md.",
 )
 @tls_options
-@click.option(
-    "--store",
-    "store_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="SQLite file that keeps every trial, in place of the one in your cache folder.",
-)
+@store_option
 @click.option(
     "--measure",
     "measured",
@@ -104,12 +107,7 @@ from systolic.tuning import tune as searched
     help="Of the best, run so many on the TPU that is attached, by its own clock.",
 )
 @xla_default_flags_option
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw all trials of the last product as a PNG.",
-)
+@click.option("--plot", "plot_file", type=WRITTEN_FILE, help="Draw all trials of the last product as a PNG.")
 @output_options
 def tune(
     product: tuple[int, int, int] | str | None,

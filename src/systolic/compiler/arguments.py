@@ -25,7 +25,7 @@ class PlacedArray:
 
 @runs_user_code  # JAX says what is no argument of a traced function
 def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
-    """The arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
+    """Return the arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
 
     Their shardings over the devices of a slice are kept if `shardings`.
     """

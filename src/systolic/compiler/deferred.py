@@ -33,13 +33,13 @@ class Deferred:
 
     @classmethod
     def known(cls, value: Any, *, local: bool = False) -> Deferred:
-        """One that is there already."""
+        """Wrap a value that is already known."""
         made = cls(lambda: None, local=local)
         made._value, made._compute = value, None
         return made
 
     def get(self) -> Any:
-        """The value, or a `Missing`."""
+        """Return the value, or a `Missing`."""
         # What is needed comes first, without recursion: a chain of operations may be long.
         pending = [self]
         while pending:

@@ -168,7 +168,7 @@ class FunctionExit(ValueError):  # noqa: N818 -- said the way the user thinks of
 
 
 def last_words(text: str) -> str:
-    """The line in which a dying process says what is wrong, among what it wrote to standard error; "" if there is none.
+    """Return the line of a dead process's standard error that says what went wrong; "" if there is none.
 
     libtpu writes a stack trace and the report of its crash handler after that line.
     """

@@ -54,7 +54,7 @@ class NamedFunction:
         return self.text
 
     def load(self) -> Callable[..., Any]:
-        """The function, with its parameters bound; see `named_function`."""
+        """Return the function, with its parameters bound; see `named_function`."""
         with at_stage("importing"):
             function = named_function(self.text)
         return functools.partial(function, **self.parameters) if self.parameters else function
@@ -95,7 +95,7 @@ def check_function_name(text: str) -> None:
 
 
 def named_function(text: str) -> Callable[..., Any]:
-    """The function that a text such as `FILE.py:FUNCTION` names. Imports the user's code: for a worker.
+    """Return the function that `FILE.py:FUNCTION` names. This imports the user's code, so call it in a worker.
 
     Raises:
         NamedFunctionError: there is none of that name.
@@ -120,7 +120,7 @@ def _no_function(place: str, name: str, callables: Sequence[str], listed: Sequen
 
 
 def source_of_place(place: str) -> Path:
-    """The file of a module: it is named itself, or the folder that is a package, or the module."""
+    """Return the file of a module, which is named by its file, by its package's folder, or by its module name."""
     if place.endswith(".py"):
         return Path(place)
     return Path(place) / _PACKAGE if _is_folder(place) else source_of_module(place)
@@ -155,7 +155,7 @@ def _module(place: str) -> Any:
 
 
 def named_argument(text: str) -> Any:
-    """The argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` a file's.
+    """Return the argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` a file.
 
     Types go by HLO's names (bf16, f32, s8, u32, pred, f8e4m3fn) or NumPy's (bfloat16, int8). One value fills an array.
 

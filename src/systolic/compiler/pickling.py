@@ -23,7 +23,7 @@ def dumps(value: Any) -> bytes:
 
 
 def dumps_with_globals(value: Any) -> tuple[bytes, tuple[SentGlobal, ...]]:
-    """`value` pickled, and the globals that its functions may read, as they are now; see `caller_globals`.
+    """Pickle `value`, with the current globals that its functions may read; see `caller_globals`.
 
     Raises:
         Exception: whatever the pickling of some part of it raises.

@@ -107,7 +107,7 @@ def explain(
       SystolicBug: this package is at fault, and not the function.
     """
     check_available()
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     request = ExplainRequest(
         fn=fn,
         args=args,

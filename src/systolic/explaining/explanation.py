@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-import cattrs
+from typing import ClassVar, Literal
 
 from systolic.accuracy.time_error import TimeError
 from systolic.analysis import LineOps
@@ -15,8 +12,8 @@ from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.support.call_errors import WrongCallError
 from systolic.support.ranges import Amount, Change, Count, Rate, Time
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 # `this`: the function that is explained. `xla`: what XLA makes of the same result without Pallas. `other`: a function
 # that the user gave to compare with. `change`: this function with one parameter changed.
@@ -122,7 +119,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation(Summarised):
+class Explanation(SavedResult):
     """Everything that `systolic explain` found of one function on one chip.
 
     Attributes:
@@ -139,6 +136,9 @@ class Explanation(Summarised):
       savings: changes of the function, the most worthwhile first; then what could replace it, in the same order.
       notes: what could not be worked out, and what was assumed of the function; the simulator's are in its run.
     """
+
+    saved_name: ClassVar = "explanation"
+    saved_error: ClassVar = ExplanationError
 
     function: str
     arguments: tuple[str, ...]
@@ -198,16 +198,3 @@ class Explanation(Summarised):
                 for saving in self.savings
             ),
         )
-
-    def to_json(self) -> str:
-        """Writes JSON text, which `from_json` reads."""
-        return json.dumps(cattrs.unstructure(self), allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Explanation:
-        """Reads an explanation that `to_json` wrote.
-
-        Raises:
-          ExplanationError: the text is no explanation, or one of another version's format.
-        """
-        return read_record(text, Explanation, "explanation", ExplanationError)

@@ -61,7 +61,7 @@ class Planner:
     @reports_bugs
     def plan(self, spec: Spec, chip: str | Chip = "v5e", *, tiles: Tiles | KernelConfig | None = None) -> Plan:
         """Return the plan of `systolic.plan` with the winners of this planner's store."""
-        return self.plans(spec, chip_named(chip) if isinstance(chip, str) else chip, tiles)
+        return self.plans(spec, chip_named(chip), tiles)
 
     @reports_bugs  # also when `matmul` asks
     def _planned(self, spec: Spec, chip: Chip, tiles: Tiles | KernelConfig | None) -> Plan:

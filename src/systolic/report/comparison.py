@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import cattrs
+from typing import ClassVar
 
 from systolic.accuracy.time_error import RatioVerdict, TimeError, ratio_error_percent, ratio_verdict
 from systolic.report.time_errors import verdict_text
 from systolic.support.ranges import Amount
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 FORMAT = 1  # of `Comparison.to_json`
 
@@ -40,13 +38,15 @@ class ComparedRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Summarised):
+class Comparison(SavedResult):
     """Changes on one chip.
 
     Attributes:
       findings_gone: titles of findings that only the first has.
       findings_new: titles of findings that only the second has.
     """
+
+    saved_name: ClassVar = "comparison"
 
     chip: str
     before: str  # the function's name
@@ -62,19 +62,6 @@ class Comparison(Summarised):
     topology_before: str = ""  # the slice; "" on one device
     topology_after: str = ""
     format: int = FORMAT
-
-    def to_json(self) -> str:
-        """Write JSON text for `from_json`."""
-        return json.dumps(cattrs.unstructure(self), allow_nan=False)
-
-    @staticmethod
-    def from_json(text: str) -> Comparison:
-        """Read the text of `to_json`.
-
-        Raises:
-          ValueError: the text is none, or of another version's format.
-        """
-        return read_record(text, Comparison, "comparison")
 
     def check_saved(self) -> None:
         """Raise `ValueError` for a saved comparison without a time."""

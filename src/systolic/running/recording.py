@@ -245,7 +245,7 @@ def record(
       RecordingError: another recording is active.
     """
     check_available()
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     with WorkerPool(workers, time_limit_s, memory_limit_bytes) as pool:
         recording = Recording(pool, target_chip, values=values, spans=spans)
         with recording.active():

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
-
-import cattrs
+from typing import ClassVar, Literal
 
 from systolic.accuracy.time_error import NOT_SAID, TimeError
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.support.ranges import Amount, Count, Hertz, PositiveCount
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRun(Summarised):
+class SimulatedRun(SavedResult):
     """A program on a chip's model. Times are of the later core and leave the prefetch out.
 
     `prefetch_us` is the time of copies that XLA starts before the program to bring an argument into VMEM: with
@@ -31,6 +28,8 @@ class SimulatedRun(Summarised):
     fill (loads of spilled registers), store, spill, scalar. It is empty where the program came without the compiler's
     table of them.
     """
+
+    saved_name: ClassVar = "simulated run"
 
     chip: str  # after an @, its clock state if not the default
     clock_hz: Hertz
@@ -166,19 +165,6 @@ class SimulatedRun(Summarised):
                 for op in sorted(core.ops, key=lambda op: -op.cycles)
             ),
         )
-
-    def to_json(self) -> str:
-        """Write JSON text for `from_json`."""
-        return json.dumps(cattrs.unstructure(self))
-
-    @staticmethod
-    def from_json(text: str) -> SimulatedRun:
-        """Read the text of `to_json`.
-
-        Raises:
-          ValueError: the text is no such run.
-        """
-        return read_record(text, SimulatedRun, "simulated run")
 
 
 def _most_by_op(buffers: Iterable[VmemBuffer]) -> int:

@@ -159,7 +159,7 @@ def step(
         source = fn
     else:
         source = Step(fn=fn, args=args, tokens=tokens, flops=flops, flops_causal=flops_causal, parts=parts)
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     name = function_name(source.fn)
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         job = submit_step(pool, source, target_chip, name=name, topology=topology, cached=cached, spans=spans)

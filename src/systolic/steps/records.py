@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-
-import cattrs
+from typing import ClassVar
 
 from systolic.accuracy.time_error import TimeError
 from systolic.simulator import CollectiveRun, SimulatedRun, SliceRun
 from systolic.steps.parts import Pass
 from systolic.support.ranges import Amount, Change, Count, PositiveCount, Rate
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 GIB = 2**30
 
@@ -80,12 +78,14 @@ class StepChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRun(Summarised):
+class StepRun(SavedResult):
     """A predicted step. Times are of the device that ends last.
 
     `flops` and `flops_causal` are the model's, see `systolic.Step`; `mfu` is flops / (time × devices × peak),
     with the published peak of bfloat16.
     """
+
+    saved_name: ClassVar = "predicted step"
 
     name: str
     chip: str
@@ -166,16 +166,3 @@ class StepRun(Summarised):
                 for part in self.parts
             ),
         )
-
-    def to_json(self) -> str:
-        """Write JSON text for `from_json`."""
-        return json.dumps(cattrs.unstructure(self))
-
-    @staticmethod
-    def from_json(text: str) -> StepRun:
-        """Read the text of `to_json`.
-
-        Raises:
-          ValueError: the text is no such step.
-        """
-        return read_record(text, StepRun, "predicted step")

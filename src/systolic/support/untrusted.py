@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import cattrs
@@ -16,6 +17,7 @@ from cattrs.gen import make_dict_structure_fn, override
 
 from systolic.support.printable import printable
 from systolic.support.ranges import Range
+from systolic.support.regular_file import read_regular
 
 _T = TypeVar("_T")
 
@@ -50,6 +52,25 @@ def read_json(text: str | bytes) -> Any:
         raise UntrustedError(f"no JSON: {printable(str(error))}") from error
     except ValueError as error:
         raise UntrustedError("no JSON that is read here: a number has thousands of digits") from error
+
+
+def read_json_file(path: Path, error: type[ValueError], *, wanted: str = "") -> Any:
+    """Return the value of a JSON file.
+
+    Args:
+      path: the file.
+      error: the exception to raise.
+      wanted: what the file should be, for messages: "the results of `systolic tune`".
+
+    Raises:
+      ValueError: as `error`: the file cannot be read, or is no JSON.
+    """
+    try:
+        return read_json(read_regular(path))
+    except OSError as reason:
+        raise error(f"cannot read {path}: {reason.strerror}") from reason
+    except UntrustedError as reason:
+        raise error(f"{path} is {reason}" + (f"; this takes {wanted}" if wanted else "")) from reason
 
 
 def structured(value: Any, kind: type[_T]) -> _T:

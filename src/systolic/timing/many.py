@@ -67,7 +67,7 @@ def simulate_many(
       CompilerMissing: there is no TPU compiler on the machine.
       SystolicBug: this package is at fault, and not a function.
     """
-    target_chip = chip_named(chip) if isinstance(chip, str) else chip
+    target_chip = chip_named(chip)
     if topology is not None:
         SliceShape.parse(target_chip, topology)
     all_calls = list(calls)

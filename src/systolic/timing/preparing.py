@@ -108,7 +108,7 @@ def prepare(
       time_limit_s: seconds of CPU time after which the compiler is stopped.
       memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
     """
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     label = f"{function_name(fn)} for {target_chip.name}"
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:
         return submit_preparation(pool, fn, args, target_chip, label=label, cached=cached, topology=topology).result()
@@ -129,7 +129,7 @@ def load_program(path: str | Path, *, chip: str | Chip | None = None) -> Program
       ProgramFileError: no such file, it is damaged, of another version of systolic, or of another chip.
       SimulationError: its listings hold something that this version does not understand.
     """
-    target_chip = chip_named(chip) if isinstance(chip, str) else chip
+    target_chip = None if chip is None else chip_named(chip)
     saved = read_program(Path(path), target_chip)
     if saved.topology is not None:
         shape = SliceShape.parse(saved.chip, saved.topology)

@@ -174,7 +174,7 @@ def simulate(
       DeadlockError: the program waits for something that never comes; the message names the wait.
       SystolicBug: this package is at fault, and not the function.
     """
-    target_chip = with_flags(chip_named(chip) if isinstance(chip, str) else chip, flags or {})
+    target_chip = with_flags(chip_named(chip), flags)
     label = " ".join(filter(None, (function_name(fn), "for", target_chip.name, topology)))
     bound = with_options_of(fn, functools.partial(fn, **keywords)) if keywords else fn
     with WorkerPool(max_workers=1, time_limit_s=time_limit_s, memory_limit_bytes=memory_limit_bytes) as pool:

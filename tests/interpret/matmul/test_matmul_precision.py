@@ -250,6 +250,7 @@ def test_the_backward_pass_has_the_precision_too() -> None:
     assert slope("high").count("dot_general[") == 9
 
 
+@pytest.mark.exhaustive
 def test_fused_and_gradients_in_three_passes() -> None:
     random = np.random.default_rng(0)
     lhs, rhs, bias = (jnp.asarray(values(random, shape, np.float32)) for shape in ((40, 200), (200, 130), (130,)))

@@ -84,6 +84,11 @@ def test_names(name: str, found: str) -> None:
     assert chip(name).name == found
 
 
+def test_a_record_is_its_own_chip() -> None:
+    mine = dataclasses.replace(chip("v5e"), name="mine")
+    assert chip(mine) is mine
+
+
 def test_unknown_chip() -> None:
     with pytest.raises(UnknownChipError, match="chip 'v9' is unknown; choose from v4, v5e, v5p, v6e, v7x"):
         chip("v9")

@@ -87,7 +87,7 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
         raise SpecError(f"{unknown_name('implementation=', implementation, names)}, or leave it out")
     if chip is not None and not isinstance(chip, (str, Chip)):
         raise SpecError(f"chip={chip!r} is no chip; use a name such as v5e, or a systolic.Chip")
-    named_chip = chip_named(chip) if isinstance(chip, str) else chip
+    named_chip = None if chip is None else chip_named(chip)
     if named_chip is None and implementation != "xla":
         named_chip = target_chip()
     if named_chip is None and implementation not in (None, "xla"):

@@ -66,6 +66,7 @@ class Unknown:
 
 
 COMPUTED = Unknown("what the vector unit computed")
+LANE_NUMBERS = Unknown("the numbers of a vector's lanes")
 NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has written")
 
 

@@ -5,19 +5,17 @@ Cycles are of the TensorCore's clock and count from the program's start.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-import cattrs
-
-from systolic.accuracy.time_error import NOT_SAID, TimeError
+from systolic.accuracy.time_error import NOT_SAID, ProgramTraits, TimeError
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
+from systolic.simulator.traits import traits_of
 from systolic.support.ranges import Count, Hertz, Rate
-from systolic.support.summary import Summarised, Summary
-from systolic.support.untrusted import read_record
+from systolic.support.saved import SavedResult
+from systolic.support.summary import Summary
 
 Way = Literal["one device for all", "one device for all, as slow as the slowest", "all devices"]
 CollectiveKind = Literal[
@@ -82,11 +80,13 @@ class CollectiveRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SliceRun(Summarised):
+class SliceRun(SavedResult):
     """A program on all devices of a slice. Times are of the device that ends last.
 
     `way` says how it was simulated: all devices; or one for all, that were shown to behave alike.
     """
+
+    saved_name: ClassVar = "simulated run of a slice"
 
     chip: str  # after an @, its clock state if not the default
     topology: str  # "2x4"
@@ -158,6 +158,11 @@ class SliceRun(Summarised):
         return sum(collective.hidden_cycles for collective in self.collectives) / self.clock_hz * 1e6
 
     @property
+    def traits(self) -> ProgramTraits:
+        """Traits of the slowest device, with the share of its time in which it waits for links alone."""
+        return traits_of(self.slowest, sum(collective.exposed_cycles for collective in self.collectives))
+
+    @property
     def sent_bytes(self) -> int:
         """Bytes that the slowest device sent to others."""
         return sum(collective.sent_bytes for collective in self.collectives)
@@ -200,16 +205,3 @@ class SliceRun(Summarised):
                 for collective in sorted(self.collectives, key=lambda collective: -collective.cycles)
             ),
         )
-
-    def to_json(self) -> str:
-        """Write JSON text for `from_json`."""
-        return json.dumps(cattrs.unstructure(self))
-
-    @staticmethod
-    def from_json(text: str) -> SliceRun:
-        """Read the text of `to_json`.
-
-        Raises:
-          ValueError: the text is no such run.
-        """
-        return read_record(text, SliceRun, "simulated run of a slice")
