@@ -102,13 +102,15 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
       click.UsageError: a precision of what is not float32.
     """
 
-    @click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of both operands.")
+    @click.option(
+        "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="The dtype of both operands."
+    )
     @click.option(
         "--precision",
         type=click.Choice(get_args(PrecisionName)),
         default="default",
         show_default=True,
-        help="Of float32: one, three or six bfloat16 passes.",
+        help="How float32 is multiplied: by one, three or six bfloat16 passes.",
     )
     @functools.wraps(command)
     def wrapped(*, dtype: str, precision: PrecisionName, **rest: Any) -> int:
@@ -132,10 +134,14 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
     @click.option("--transpose-rhs", is_flag=True, help="rhs is stored as [n, k].")
     @click.option("--bias", is_flag=True, help="A bias [n] is added.")
-    @click.option("--activation", metavar="NAME", default="", help="relu, gelu, silu, … of the sum.")
+    @click.option("--activation", metavar="NAME", default="", help="The function of the sum: relu, gelu, silu, ….")
     @click.option("--residual", is_flag=True, help="An array [m, n] is added.")
     @click.option(
-        "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="So many different products."
+        "--batch",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of products of these sizes, each with operands of its own.",
     )
     @functools.wraps(command)
     def wrapped(
