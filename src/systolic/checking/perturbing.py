@@ -6,12 +6,12 @@ The operands of products and sums are changed again at each use, because the ter
 Selections, comparisons, maxima and moves are exact and are not changed. Operations that are not known to be exact are
 taken to round. Loops and branches are entered, and each round of a loop gets its own changes.
 
-A sum that is used several times gets another change at each use, as if it were computed again in another order: a kernel
-that needs it in two places may do that, and then its errors do not cancel.
+A sum that is used several times gets another change at each use, as if it were computed again in another order: a
+kernel that needs it in two places may do that, and then its errors do not cancel.
 
-A softmax is exp(x − max) / sum or, in gradients of flash attention, exp(x − log_sum). The rounding of the larger operand
-of that difference cancels in the first form and not in the second. So the quotient of such an exponential is changed in
-proportion to that operand.
+A softmax is exp(x − max) / sum or, in gradients of flash attention, exp(x − log_sum). The rounding of the larger
+operand of that difference cancels in the first form and not in the second. So the quotient of such an exponential is
+changed in proportion to that operand.
 """
 
 from __future__ import annotations

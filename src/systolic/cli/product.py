@@ -1,4 +1,4 @@
-"""The options that describe products, one or a suite of them, for every command that takes some."""
+"""The options by which commands take one product or a suite of products."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class SpecFile(TextType):
 spec_option = click.option(
     "--spec",
     type=SpecFile(),
-    help='Any op\'s, in place of M,K,N: JSON with "op" and "spec", as plan --json writes them in a row.',
+    help='A file with the spec of any op, in place of M,K,N: JSON with "op" and "spec", as in a row of plan --json.',
 )
 
 
 class SuiteNames(TextType):
-    """One suite or several with commas."""
+    """One suite or several, separated by commas."""
 
     name = "suites"
 
@@ -84,7 +84,7 @@ class SuiteNames(TextType):
 
 
 class Rows(TextType):
-    """One number of rows or several with commas."""
+    """One number of rows or several, separated by commas."""
 
     name = "M,…"
 
@@ -115,7 +115,7 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(command)
     def wrapped(*, dtype: str, precision: PrecisionName, **rest: Any) -> int:
         if precision != "default" and dtype != "float32":
-            raise click.UsageError(f"--precision {precision} is of float32; {dtype} is multiplied as it is")
+            raise click.UsageError(f"--precision {precision} is for float32 only: leave it out for {dtype}")
         return command(dtype=dtype, precision=precision, **rest)
 
     return wrapped
