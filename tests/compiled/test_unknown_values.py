@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -53,6 +54,20 @@ def test_group_sizes() -> None:
     weights = jax.ShapeDtypeStruct((4, 256, 256), jnp.bfloat16)
     with pytest.raises(UnknownValueError, match=r"how many rows of the ragged product each group has .* s32\[4\]$"):
         systolic.simulate(ragged, X, weights, jax.ShapeDtypeStruct((4,), jnp.int32), chip="v5e")
+
+
+def branching(x):
+    def body(x_vmem, out_vmem):
+        @pl.when(jnp.max(x_vmem[...]) > 0)
+        def _():
+            out_vmem[...] = x_vmem[...]
+
+    return pl.pallas_call(body, out_shape=x)(x)
+
+
+def test_a_kernel_that_branches_on_what_it_computes() -> None:
+    with pytest.raises(UnknownValueError, match="vector unit computed, which is not simulated: branch on operands of"):
+        systolic.simulate(branching, jax.ShapeDtypeStruct((128, 128), jnp.float32), chip="v5e")
 
 
 def test_a_loop_that_ends_by_what_it_computes() -> None:

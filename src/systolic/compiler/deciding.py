@@ -61,8 +61,8 @@ def traced_arguments(closed_jaxpr: Any) -> list[TracedArgument]:
 def decisions(closed_jaxpr: Any) -> list[Decision]:
     """List the decisions that depend on arguments, in the order of the function's text.
 
-    They are conditions of `while`, branches of `cond`, dynamic grids and scalar-prefetch operands of Pallas kernels,
-    and group sizes of ragged products. Kernels' bodies are not looked into.
+    They are conditions of `while`, branches of `cond`, group sizes of ragged products, and of Pallas kernels dynamic
+    grids, scalar-prefetch operands and operands in SMEM. Kernels' bodies are not looked into.
     """
     walk = _Walk()
     walk.run(closed_jaxpr, [frozenset((number,)) for number in range(len(closed_jaxpr.in_avals))])
@@ -130,9 +130,16 @@ class _Walk:
         body = function_of(equation.params["jaxpr"]).jaxpr
         name = f"kernel {equation.params.get('name') or body.debug_info.func_name}"
         bounds = mapping.num_dynamic_grid_bounds
-        scalars = inputs[bounds : bounds + mapping.num_index_operands]
+        operands = inputs[bounds:]
+        scalars, blocks = operands[: mapping.num_index_operands], operands[mapping.num_index_operands :]
+        in_smem = [
+            arguments
+            for arguments, ref in zip(blocks, body.invars[mapping.num_index_operands :], strict=False)
+            if str(getattr(ref.aval, "memory_space", "")) == "smem"
+        ]
         self._decide(equation, f"the grid of the {name}", _NONE.union(*inputs[:bounds]), kernel=True)
         self._decide(equation, f"what the {name} does by scalar prefetch", _NONE.union(*scalars), kernel=True)
+        self._decide(equation, f"what the {name} does by operands in SMEM", _NONE.union(*in_smem), kernel=True)
 
 
 def _fixed_point(

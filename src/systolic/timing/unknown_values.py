@@ -19,6 +19,7 @@ from systolic.compiler import (
 )
 from systolic.simulator import UnknownTimeError, UnknownValueError, UnknownWordsError
 from systolic.simulator.device_setup import TOP_LEVEL
+from systolic.simulator.hardware.values import COMPUTED
 from systolic.timing.call import Call
 
 _MAX_DECISIONS = 2  # that a message lists
@@ -60,6 +61,11 @@ def _advice(error: UnknownValueError | UnknownWordsError, call: Call) -> str:
         reason = f", {_decides(places)}" if places else ""
         fix = ", or ".join(fixes)
         return f"{reason}. {fix[0].upper()}{fix[1:]}" if fix else reason
+    if error.computed and error.why == COMPUTED.why:
+        return (
+            ", which is not simulated: branch on operands of scalar prefetch or in SMEM, whose values are followed, or "
+            "simulate the kernel without the branch"
+        )
     loops = [decision for decision in deciding if not decision.kernel]
     if not loops or not error.computed or error.program != TOP_LEVEL:
         return ""

@@ -59,6 +59,11 @@ def prefetched(sizes, x):
     return pl.pallas_call(body, grid_spec=spec, out_shape=X)(jnp.cumsum(sizes), x)
 
 
+def read_from_smem(x, sizes):
+    in_specs = [pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec()]
+    return pl.pallas_call(body, in_specs=in_specs, out_shape=X)(sizes, x)
+
+
 def on_a_grid_of(count, x):
     block = pl.BlockSpec((128, 128), lambda i: (i, 0))
 
@@ -84,6 +89,7 @@ WEIGHTS = jax.ShapeDtypeStruct((4, 128, 128), jnp.float32)
         (branch, (X, COUNT), [("which branch of the cond runs", {1}, False)]),
         (inside_scan, (SIZES, X), [("which branch of the cond runs", {0}, False)]),
         (prefetched, (SIZES, X), [("what the kernel body does by scalar prefetch", {0}, True)]),
+        (read_from_smem, (X, SIZES), [("what the kernel body does by operands in SMEM", {1}, True)]),
         (on_a_grid_of, (COUNT, X), [("the grid of the kernel doubled", {0}, True)]),
         (ragged, (X, WEIGHTS, SIZES), [("how many rows of the ragged product each group has", {2}, False)]),
     ],
