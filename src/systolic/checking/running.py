@@ -1,8 +1,8 @@
 """Run a function in TPU interpret mode, under several conditions, and judge its results.
 
-The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
-zeros or large numbers in memory that was never written. A result that depends on any of them is wrong on some day. The
-first result is compared with a reference in float64, and so are results of inputs that are harder than normal ones.
+The conditions are the order of steps along parallel axes, early or late copies, and NaN, zeros or large numbers in
+memory that was never written. Each gets the same inputs, and a correct result depends on none of them. The first result
+is compared with a reference in float64, and so are the results of harder inputs than normally distributed ones.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ def run_in_worker(
     settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
-    """Calls `run_checks` in a worker: user code may crash the process, and wait for ever.
+    """Call `run_checks` in a worker, because user code may crash the process or wait forever.
 
     Args:
       fn: the function, or its name.
       args: abstract arguments.
-      values: what the flat arguments hold; None where it is not known.
+      values: the flat arguments' values; None: unknown.
       chip: the chip for which it is traced, and whose cores share parallel axes.
       reference: a function of the same arguments, or its name.
       seeds: see `run_checks`.
@@ -86,18 +86,18 @@ def run_checks(
     seeds: Sequence[int] = (0, 1, 2),
     mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
-    """Runs `fn(*args)` in TPU interpret mode, on smaller arguments where these are large; see `scaled_arguments`.
+    """Run `fn(*args)` in TPU interpret mode, on smaller arguments if these are large; see `scaled_arguments`.
 
     Args:
       fn: any function that `jax.jit` takes.
       args: arrays or shapes, or pytrees of them.
       chip: the chip for which it is traced. Where its device has two cores, they share the steps along parallel axes.
-      values: what the flat arguments hold; None where it is not known. Left out: what `args` hold.
+      values: the flat arguments' values, by default those of `args`; None: unknown.
       reference: a function of the same arguments; it is run in float64.
-      seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
-        in memory that was never written.
-      mesh: the axes of a mesh with their sizes, which is set while the function is traced, over as many devices that
-        the CPU plays. None: one device, and no mesh.
+      seeds: one run each. The first makes the inputs; each decides the order of steps and of copies, and the contents
+        of memory that was never written.
+      mesh: the axes of a mesh of virtual devices with their sizes; the function is traced in it. None: one device, and
+        no mesh.
     """
     import jax
 
