@@ -5,8 +5,8 @@ from __future__ import annotations
 from systolic.chips import SliceShape
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.other_devices import RemoteTarget
-from systolic.simulator.sparse_core.outside import SPARSE_CORE, core_of_copy, core_of_signal
 from systolic.simulator.slice.route_tables import RouteTables
+from systolic.simulator.sparse_core.outside import SPARSE_CORE, core_of_copy, core_of_signal
 
 _CHIP_MASK = (1 << 14) - 1
 # The core is in a signal's address, and in the flag that a copy signals there.
