@@ -148,13 +148,5 @@ V7X = with_sources(
             'TPU versions."',
         ),
         clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
-        slice_flags=sourced(
-            {
-                f"xla_tpu_enable_sparse_core_collective_offload_{work}": "false"
-                for work in ("all_gather", "all_reduce", "reduce_scatter")
-            },
-            "libtpu 0.0.42.1: these keep collectives on the TensorCore, whose listings are executed; by default they "
-            "go to SparseCores",
-        ),
     )
 )
