@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import systolic
 from systolic import SliceRun, slice_devices, slice_mesh
-from systolic.chips import SliceError
+from systolic.chips import SliceError, with_flags
 from systolic.chips.constants import ConstantsError
 from systolic.compiler import WorkerPool
 from systolic.compiler.slice_devices import libtpu_devices, topology_of
@@ -180,7 +180,8 @@ def test_sparse_cores_communicate_unless_flags_say_otherwise(pool: WorkerPool, k
     assert 0 < collective.exposed_cycles <= collective.cycles <= run.cycles
     assert collective.cycles / run.clock_hz >= collective.sent_bytes / 6 / run.link_bytes_per_s  # over six links
     flag = f"xla_tpu_enable_sparse_core_collective_offload_{kind.replace('-', '_')}"
-    kept = simulated(pool, fn, x, chip="v7x", topology="2x2x1", flags={flag: False})
+    on = with_flags(systolic.chip("v7x"), {flag: "false"})
+    kept = submit_simulation(pool, fn, (x,), on, label="a test", topology="2x2x1").result().slice_run
     assert [each.kind for each in kept.collectives] == [kind]
     assert kept.slowest.sparse_cores == ()
 
