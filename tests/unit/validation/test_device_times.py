@@ -38,7 +38,8 @@ def test_recorded_gathers_are_compiled_as_they_were() -> None:
     assert recorded_flags("v6e", "ragged_gather") == {"xla_tpu_offload_gather_to_sparsecore": "false"}
     assert recorded_flags("v7x", "ragged_gather") == recorded_flags("v6e", "csa_gather") == {}
     gathers = [row for row in ROWS if row.op == "ragged_gather"]
-    assert gathers and all(row.flags == recorded_flags(row.chip, row.op) for row in gathers)
+    assert gathers
+    assert all(row.flags == recorded_flags(row.chip, row.op) for row in gathers)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)
