@@ -131,7 +131,7 @@ def test_words_of_a_sparse_cores_descriptor_say_which_device_it_is() -> None:
         "allocation3": "replica",
         "allocation7": "partition",
         "allocation10": "assignment",
-        "allocation12": "images",
+        "allocation12": "constants",
     }
 
 

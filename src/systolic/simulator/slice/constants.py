@@ -178,6 +178,8 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
         spilled = instruction.traits.kind == "store" and _SPILL.fullmatch(instruction.operands[0])
         if names.isdisjoint(instruction.operands) or instruction.traits.kind in ("move", "phi") or spilled:
             continue
+        if instruction.traits.kind == "store" or instruction.opcode == "sadd.s32":
+            continue  # into the descriptor of a SparseCore program, whose image is among the constants
         base = _BASE.fullmatch(instruction.operands[0]) if instruction.opcode == "scalar_lea.hbm" else None
         if base is None:
             raise NeighbourTableError(f"the address of the program's constants is used in {instruction.text!r}")
