@@ -182,6 +182,7 @@ def test_sparse_cores_communicate_unless_flags_say_otherwise(pool: WorkerPool, k
     flag = f"xla_tpu_enable_sparse_core_collective_offload_{kind.replace('-', '_')}"
     on = with_flags(systolic.chip("v7x"), {flag: "false"})
     kept = submit_simulation(pool, fn, (x,), on, label="a test", topology="2x2x1").result().slice_run
+    assert kept is not None
     assert [each.kind for each in kept.collectives] == [kind]
     assert kept.slowest.sparse_cores == ()
 

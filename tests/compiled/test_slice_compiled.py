@@ -95,7 +95,7 @@ def function_of(name: str, blocks: int) -> tuple[ShardedFunction, jax.ShapeDtype
 
 
 def on_tensor_cores(chip_name: str) -> Chip:
-    """The chip, with flags that keep communication off the SparseCores of v7x: one device cannot stand for all there."""
+    """The chip, with flags that keep communication off the SparseCores of v7x, where all devices are executed."""
     work = ("all_gather", "all_reduce", "reduce_scatter") if chip_name == "v7x" else ()
     return with_flags(
         chip(chip_name), {f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "false" for kind in work}

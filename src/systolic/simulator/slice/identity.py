@@ -106,7 +106,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
         places, handed_on = _descriptor_places(program)
-        described = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
+        described: dict[str, Word] = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
         words |= described
         known = {*described, *handed_on, *_flags(program)}
         unnamed = [name for name in unnamed if name not in known]
