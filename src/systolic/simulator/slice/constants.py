@@ -191,12 +191,16 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
 
 def _is_only_stored(name: str, instructions: Sequence[Instruction]) -> bool:
     """True if a register, and what is added to it, go into stores alone."""
-    uses = [instruction for instruction in instructions if name in instruction.operands]
-    return all(
-        instruction.traits.kind == "store"
-        or (instruction.opcode == "sadd.s32" and _is_only_stored(f"%{instruction.dest}", instructions))
-        for instruction in uses
-    )
+    names, count = {name}, 0
+    while count < len(names):
+        count = len(names)
+        for instruction in instructions:
+            if names.isdisjoint(instruction.operands) or instruction.traits.kind == "store":
+                continue
+            if instruction.opcode != "sadd.s32":
+                return False
+            names.add(f"%{instruction.dest}")
+    return True
 
 
 def constant_contents(
