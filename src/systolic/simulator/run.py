@@ -35,7 +35,7 @@ MAX_ITERATIONS = 50_000_000
 
 # Note of every such time, until two published times that no constant was fitted to agree within a fifth.
 _SPARSE_CORES_MODELLED = (
-    "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
+    "SparseCores: modelled; their programs are executed, but few published times check what streams and launches cost"
 )
 _HOST_MODELLED = (
     "copies between chip and host: at the rate that is published for their link; no published time checks it"

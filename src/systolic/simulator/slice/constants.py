@@ -178,11 +178,29 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
         spilled = instruction.traits.kind == "store" and _SPILL.fullmatch(instruction.operands[0])
         if names.isdisjoint(instruction.operands) or instruction.traits.kind in ("move", "phi") or spilled:
             continue
+        if instruction.traits.kind == "store":
+            continue  # into the descriptor of a SparseCore program, whose image is among the constants
+        if instruction.opcode == "sadd.s32" and _is_only_stored(f"%{instruction.dest}", instructions):
+            continue
         base = _BASE.fullmatch(instruction.operands[0]) if instruction.opcode == "scalar_lea.hbm" else None
         if base is None:
             raise NeighbourTableError(f"the address of the program's constants is used in {instruction.text!r}")
         result.add(int(base.group(1)))
     return frozenset(result)
+
+
+def _is_only_stored(name: str, instructions: Sequence[Instruction]) -> bool:
+    """True if a register, and what is added to it, go into stores alone."""
+    names, count = {name}, 0
+    while count < len(names):
+        count = len(names)
+        for instruction in instructions:
+            if names.isdisjoint(instruction.operands) or instruction.traits.kind == "store":
+                continue
+            if instruction.opcode != "sadd.s32":
+                return False
+            names.add(f"%{instruction.dest}")
+    return True
 
 
 def constant_contents(
