@@ -86,6 +86,7 @@ V7X = with_sources(
             ),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
             hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
+            hbm_slow_load=sourced(1.0, sources.NEVER_SLOW),
             hbm_slow_s=sourced(0.0, sources.NEVER_SLOW),
             hbm_slow_share=sourced(1.0, sources.NEVER_SLOW),
             dma_latency_cycles=sourced(2200, _REFIT),
@@ -146,13 +147,5 @@ V7X = with_sources(
             'TPU versions."',
         ),
         clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
-        slice_flags=sourced(
-            {
-                f"xla_tpu_enable_sparse_core_collective_offload_{work}": "false"
-                for work in ("all_gather", "all_reduce", "reduce_scatter")
-            },
-            "libtpu 0.0.42.1: these keep collectives on the TensorCore, whose listings are executed; by default they "
-            "go to SparseCores",
-        ),
     )
 )

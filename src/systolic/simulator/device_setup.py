@@ -13,7 +13,7 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.repeated_calls import RepeatedCalls
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.translating.translate import Translation
 
 TOP_LEVEL = "TLP"

@@ -230,6 +230,7 @@ SPARSE_CORE = OpcodeTable(
         Opcode(name="shalt", kind="halt"),
         Opcode(name="sbr.*", kind="branch"),
         Opcode(name="sbr.abs", kind="branch out"),
+        Opcode(name="scall.abs", kind="branch"),  # to the next part of a program that is longer than its memory
         Opcode(name="sbr.ind", kind="branch out"),
         Opcode(name="ssyncadd.s32", kind="add to flag", writes="flag"),
         Opcode(name="ssyncset.s32", kind="set flag", writes="flag"),
@@ -246,7 +247,8 @@ SPARSE_CORE = OpcodeTable(
         _event("dma.local", "copy", writes="memory"),
         _event("dma.general", "copy to any device", writes="memory"),
         _event("dma.*", "unsupported"),
-        _event("sint", "unsupported"),  # only where the runtime traces the program
+        _event("sint", "refused"),
+        _event("swait.notdone", "refused"),
         _event("task", "task"),
         _event("task.clear_ibuf", "task"),
         _event("task*", "unsupported"),

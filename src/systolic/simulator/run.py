@@ -26,7 +26,7 @@ from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
 from systolic.simulator.slice.run import DevicesRun, run_devices
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.translate import Translation
 
@@ -274,7 +274,7 @@ class PreparedProgram:
 
 
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
-    schedule = Schedule(lambda: model.parts.sparse_cores.changes)
+    schedule = Schedule()
     model = DeviceModel.of(setup, schedule, spans)
     cores, sparse_cores = model.cores, model.parts.sparse_cores
     for core in cores:

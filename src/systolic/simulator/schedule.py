@@ -70,11 +70,6 @@ class Schedule:
             self._woken += what.waiting
             what.waiting.clear()
 
-    def retry(self) -> None:
-        """Try programs again that did not say what they wait for: an event may have brought it."""
-        self._woken += self._silent
-        self._silent.clear()
-
     def _push(self, time: float, program: int, parking: int | Callable[[], None]) -> None:
         heapq.heappush(self._entries, (time, self._turns, program, parking))
         self._turns += 1

@@ -116,7 +116,6 @@ class Device:
         def left(end: float) -> None:
             self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, copy.amount)
             receiver.land(core_of_copy(copy.flag), copy.flag, end + way + self._latency, copy.amount)
-            self._around.schedule.retry()
 
         self._around.send(self, copy.time, route, copy.size_bytes, left)
         return True

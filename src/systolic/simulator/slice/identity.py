@@ -44,8 +44,8 @@ _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 # And the images of SparseCore programs, in the unit of addresses: after all constants.
 _IMAGES_AFTER = 1 << 24
-# Word of the descriptor that launches a SparseCore program: where its image begins in HBM, after its tables.
-_CODE_WORD = "0x5b"
+# Words of the descriptor that launches a SparseCore program, by their offset in it. An image begins with tables.
+_DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "images"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +113,11 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     words |= dict.fromkeys(routes, "routes")
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
-        handed_on = _handed_on(program)
-        words |= {name: "images" for name, places in handed_on.items() if _CODE_WORD in places}
-        unnamed = [name for name in unnamed if name not in _flags(program) and name not in handed_on]
+        places, handed_on = _descriptor_places(program)
+        described = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
+        words |= described
+        known = {*described, *handed_on, *_flags(program)}
+        unnamed = [name for name in unnamed if name not in known]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
@@ -147,18 +149,20 @@ def _flags(program: Program) -> set[str]:
     return compared - used
 
 
-def _handed_on(program: Program) -> dict[str, set[str]]:
-    """Return words that only go into the descriptors of SparseCore programs, and the offsets there."""
+def _descriptor_places(program: Program) -> tuple[dict[str, str], set[str]]:
+    """Return words that go into descriptors of SparseCore programs, with the first offset there; and if only there."""
     holds: dict[str, str] = {}  # register → word that is in it, or that a number was added to
-    places: dict[str, set[str]] = {}
+    places: dict[str, str] = {}
     others: set[str] = set()
     for bundle in program.bundles:
         for instruction in bundle.instructions:
+            if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
+                others.clear()
             kind, operands = instruction.traits.kind, instruction.operands
             for text in {text for text in operands if text in holds}:
                 stored = _DESCRIPTOR.fullmatch(operands[0]) if kind == "store" and text == operands[1] else None
                 if stored is not None:
-                    places.setdefault(holds[text], set()).add(stored[1])
+                    places.setdefault(holds[text], stored[1])
                 elif instruction.opcode == "sadd.s32" and instruction.dest is not None:
                     holds["%" + instruction.dest] = holds[text]
                 elif kind != "ignored" and not (instruction.opcode.startswith("scmp.ne") and operands[1] in ("0", "1")):
@@ -167,7 +171,7 @@ def _handed_on(program: Program) -> dict[str, set[str]]:
             word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
             if word is not None and instruction.dest is not None:
                 holds["%" + instruction.dest] = word.group(1)
-    return {word: offsets for word, offsets in places.items() if word not in others}
+    return places, places.keys() - others
 
 
 def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:

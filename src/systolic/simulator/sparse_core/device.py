@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.memory import WORD_BYTES
+from systolic.simulator.hardware.memory import WORD_BYTES, Words
 from systolic.simulator.hardware.sync_flags import FLAG_MASK
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.sparse_core.core import SparseCore, Start
+from systolic.simulator.schedule import Schedule
+from systolic.simulator.sparse_core.core import SparseCore
 from systolic.simulator.sparse_core.launch import Launch, programs_by_launch
 from systolic.simulator.sparse_core.machine import whole
 from systolic.simulator.sparse_core.outside import (
@@ -25,9 +27,11 @@ from systolic.simulator.sparse_core.outside import (
     core_of_copy,
     core_of_signal,
 )
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 
 SPARSE_CORE_BIT = 16  # of a remote signal's address: the core is a SparseCore
+_NOT_FOLLOWED = Unknown("contents of HBM that are not followed")
+_NO_TABLES: Mapping[int, Words] = MappingProxyType({})
 
 
 class SparseCores:
@@ -35,9 +39,10 @@ class SparseCores:
 
     Args:
       programs: programs that may be launched; `order` names them in the schedule's order.
-      start: called with a program that begins to run.
+      schedule: runs the programs.
       outside: the rest of the slice.
       images: HBM bytes of the programs, each after the tables that it looks up; empty: not known.
+      tables: contents of HBM elsewhere, by pointer.
     """
 
     def __init__(
@@ -46,21 +51,23 @@ class SparseCores:
         programs: Sequence[SparseProgram],
         order: Sequence[str],
         dma: DmaEngine,
-        start: Start,
+        schedule: Schedule,
         iterations: IterationBudget,
         spans: int,
         outside: Outside | None = None,
         images: bytes = b"",
+        tables: Mapping[int, Words] = _NO_TABLES,
     ) -> None:
         count = chip.sparse_core.cores_per_device if chip.sparse_core is not None else 0
         self._dma = dma
         self.outside: Outside = outside if outside is not None else Alone()
-        self._images, self._granule_bytes = images, chip.machine.granule_bytes
+        self._images, self._tables = array("I", images), tables
+        self._granule_bytes = chip.machine.granule_bytes
         self._latency = chip.machine.dma_latency_cycles
         names = {program.name for program in programs}
         self._programs = programs_by_launch(programs, [name for name in order if name in names])
         self._cores = [
-            SparseCore(number, chip, dma, start, self, iterations, Timeline(spans) if spans else None)
+            SparseCore(number, chip, dma, schedule, self, iterations, Timeline(spans) if spans else None)
             for number in range(count)
         ]
         self._descriptors: dict[int, Sequence[int | Unknown]] = {}
@@ -69,11 +76,6 @@ class SparseCores:
         ] = {}  # by TensorCore: flags on which SparseCores say that they are done
         self._to_launch: dict[int, set[int]] = {}  # by TensorCore: SparseCores whose queue has something new
         self._early: list[tuple[int, int, int, int, str]] = []
-
-    @property
-    def changes(self) -> int:
-        """Number of changes that others may have waited for."""
-        return sum(core.changes + core.flags.changes for core in self._cores)
 
     def describe(self, core: int, words: Sequence[int | Unknown], *, launches: bool) -> None:
         """Record the descriptor that a TensorCore has queued; unless that `launches`, a signal does."""
@@ -110,13 +112,13 @@ class SparseCores:
         self.land(core_of_copy(copy.flag), copy.flag, end + self._latency, copy.amount)
         self._core(core).flags.land(copy.source_flag & FLAG_MASK, end + self._latency, copy.amount)
 
-    def table_words(self, begin: int, count: int) -> Sequence[int]:
-        """Return words of a table in HBM, from a granule on; raise SimulationError where there is none."""
-        first = (begin - self.outside.images_at) * self._granule_bytes
-        words = array("I", self._images[first : first + count * WORD_BYTES] if first >= 0 else b"")
-        if len(words) < count:
-            raise SimulationError("a SparseCore looks up a table of neighbors that is not known")
-        return words
+    def table_words(self, begin: int, count: int) -> Words:
+        """Return words of a table in HBM, from a granule on; unknown words for any other place."""
+        for pointer, words in {self.outside.images_at: self._images, **self._tables}.items():
+            first = (begin - pointer) * self._granule_bytes // WORD_BYTES
+            if 0 <= first < len(words):
+                return words[first : first + count]
+        return (_NOT_FOLLOWED,) * count
 
     def land(self, core: int, flag: int, time: float, amount: int) -> None:
         """Add to a flag of the SparseCore that has that number on its chip."""
@@ -149,4 +151,4 @@ class SparseCores:
 
     def results(self) -> tuple[SparseCoreRun, ...]:
         """Return the records of all cores that did anything."""
-        return tuple(core.result() for core in self._cores) if any(core.changes for core in self._cores) else ()
+        return tuple(core.result() for core in self._cores) if any(core.launches for core in self._cores) else ()

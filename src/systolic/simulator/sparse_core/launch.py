@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, Unknown
 from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 
 DESCRIPTOR_GRANULES = 16
 _WORDS = 128

@@ -8,9 +8,7 @@ share; it lands a latency later. Which rows an index list names decides no time 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
@@ -19,8 +17,8 @@ from systolic.simulator.hardware.memory import WORD_BYTES
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
+from systolic.simulator.sparse_core.actions import CoreActions, TileState
 from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
-from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.outside import SparseCopy
 
 # A sequencer's flag or word as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
@@ -28,78 +26,6 @@ _SEQUENCER = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
 _POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to wait for another value
-
-
-class CoreActions(Protocol):
-    """Requests of a program to its SparseCore."""
-
-    @property
-    def flags(self) -> SparseFlags:
-        """Flags of the sequencer."""
-        ...
-
-    @property
-    def sequencer_memory(self) -> dict[int, int | Unknown]:
-        """Words of the sequencer's scalar memory."""
-        ...
-
-    stored_at: float  # when the sequencer last stored a word of its memory
-    polling: bool  # True if a tile waits for that
-
-    def stored(self, time: float) -> None:
-        """Note that the sequencer has stored a word."""
-        ...
-
-    @property
-    def launched(self) -> float:
-        """When the program was launched."""
-        ...
-
-    @property
-    def tiles(self) -> Sequence[TileState]:
-        """All tiles."""
-        ...
-
-    def barrier(self, number: int, tile: int, time: float) -> float | None:
-        """Wait for all tiles; None while some are missing."""
-        ...
-
-    def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
-        """Start a function of the program on the tiles of a mask."""
-        ...
-
-    def code_copied(self, source: int, destination: int) -> None:
-        """Note that a function of the tiles now begins at an address of their instruction memory."""
-        ...
-
-    def changed(self) -> None:
-        """Note that something happened that another program may wait for."""
-        ...
-
-    def copy(self, copy: SparseCopy) -> None:
-        """Start a copy to this device or another."""
-        ...
-
-    def table_words(self, begin: int, count: int) -> Sequence[int | Unknown]:
-        """Return words of the program's table in HBM, from a granule on."""
-        ...
-
-    def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag of another core."""
-        ...
-
-
-@dataclass(slots=True)
-class TileState:
-    """The state of a tile from one task to the next."""
-
-    number: int
-    flags: SparseFlags = field(default_factory=SparseFlags)
-    memory: dict[int, int | Unknown] = field(default_factory=dict)
-    engines: dict[str, float] = field(default_factory=dict)  # when each is free again, by the stream's direction
-    free_at: float = 0.0
-    tasks_done: int = 0
-    tasks_given: int = 0
 
 
 class SparseMachine:
@@ -207,7 +133,6 @@ class SparseMachine:
         if self._tile_state is not None and flag >= _TILE_FLAGS:
             tile, flag = divmod(flag - _TILE_FLAGS, _FLAGS_OF_A_TILE)
             flags = self._core_state.tiles[tile].flags
-            self._core_state.changed()
         flags.land(flag, end + self._clock.latency_cycles, granules)
         if destination == "smem" and source == "hbm":
             if isinstance(begin, Unknown) or isinstance(first, Unknown):
@@ -267,13 +192,13 @@ class SparseMachine:
         if self._polled == (place, word):
             self._polls += 1
             if self._polls > _POLLS and not amount:
-                self._core_state.polling = True
+                self._core_state.wait_for_store()
                 return None
         else:
             time = time if self._polls <= _POLLS else max(time, self._core_state.stored_at)
             self._polled, self._polls = (place, word), 0
         memory[place] = (word + amount) & MASK
-        self._flags.show(flag, word)
+        self._flags.put(flag, word)
         return time
 
     def read_flag(self, time: float, flag: int | Unknown) -> int:

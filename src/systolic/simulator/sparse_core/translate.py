@@ -9,14 +9,14 @@ scalar side is not known.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown, larger, smaller
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
 from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
@@ -29,26 +29,6 @@ _CALLED = (
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
     *("general", "refuse", "fetch_add", "read_flag"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseFunction:
-    """A section as a Python function; `entries` has the first block of each function of the listing."""
-
-    name: str
-    run: Callable[..., Generator[float | None, None, float]]  # (time, machine, block) → time
-    entries: Mapping[str, int]
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProgram:
-    name: str
-    scs: SparseFunction
-    tec: SparseFunction | None  # None where the tiles have nothing to do
-    symbols: Mapping[str, int]
-    granules: int
-    comes_with_tile_code: bool
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -71,6 +51,7 @@ class _Translator:
         self._kind = kind
         self._symbols = symbols
         self._blocks = split_section(name, section, kind)
+        self._jumps = {id(block.branch) for block in self._blocks}
         self._variables: set[str] = set()
         self._compared = frozenset(
             operand
@@ -164,7 +145,7 @@ class _Translator:
             elif event := self._event(instruction, bundle.line):
                 events += self._guarded(instruction, event)
             elif kind in ("branch", "branch out"):
-                if instruction.predicate is not None:
+                if instruction.predicate is not None and id(instruction) in self._jumps:
                     effects.append(f"jump = {self._condition(instruction)}")
             elif effect := self._effect(instruction):
                 effects += self._guarded(instruction, [effect])
@@ -216,10 +197,10 @@ class _Translator:
             return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
         if kind == "signal":
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
-        if kind == "unsupported":
-            if instruction.predicate is None:
-                raise SimulationError(f"not understood: {instruction.text}")
+        if kind == "refused":
             return [f"refuse({where})"]
+        if kind == "unsupported":
+            raise SimulationError(f"not understood: {instruction.text}")
         return []
 
     def _effect(self, instruction: SparseInstruction) -> str | None:
