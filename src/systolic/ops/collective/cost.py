@@ -27,7 +27,8 @@ _WEIGHT_ROWS = 45
 # passes took 17 µs longer on v6e, and 4 blocks more with 16 copies each 2 µs. Simulated with libtpu 0.0.42.1.
 _BLOCK_US = 0.2
 _COPY_US = 0.12
-# Until weights flow from HBM: the first block came 2.5 µs later than its bytes take, in a trace of reduce-scatter on v6e.
+# Until weights flow from HBM: the first block came 2.5 µs later than its bytes take, in a trace of reduce-scatter on
+# v6e.
 _START_US = 2.5
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
 _MAX_SEMAPHORES = 224
