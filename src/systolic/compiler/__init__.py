@@ -41,6 +41,7 @@ from systolic.compiler.named import (
     NamedFunctionError,
     check_function_name,
     function_name,
+    loaded_function,
     named_argument,
 )
 from systolic.compiler.named_calls import check_named_call
