@@ -13,7 +13,7 @@ CHIPS := v5e,v5p,v6e,v7x
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
 
-.PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers clean help
+.PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -81,6 +81,9 @@ lesson-numbers: $(STAMP) ## simulate the lessons and the ladder anew, for their 
 	$(BIN)/systolic lessons all --chip $(CHIPS) --json docs/numbers/lessons.json
 	$(BIN)/systolic ladder all --chip $(CHIPS) --sizes $(SIZES) --json docs/numbers/ladder.json
 	$(BIN)/systolic ladder all --chip v5e,v6e --sizes $(SIZES) --no-check --plot docs/numbers
+
+quotes: $(STAMP) ## write the numbers that pages quote anew, from their data
+	$(BIN)/python docs/_ext/quoted_numbers.py
 
 clean: ## remove the environment and everything that was made
 	rm -rf $(VENV) $(VENV)-newest $(VENV)-lowest $(VENV)-uv build dist .pytest_cache .ruff_cache

@@ -2,27 +2,27 @@
 
     python benchmarks/operation_costs.py docs/operation_costs.md --chip v5e,v5p,v6e,v7x
 
-It compiles two kernels for every operation and chip, which takes minutes; what was compiled is kept.
+It compiles two kernels for each operation and chip, which takes minutes. Compiled programs are cached.
 
-The details page sorts operations into cheap, medium and expensive. Here each operation is compiled for each chip and
-simulated, and has a number: cycles for a full vector register of 4 KiB, which is [8, 128] of float32, [16, 128] of
-bfloat16 or [32, 128] of int8.
+JAX's page on writing kernels calls operations cheap, medium or expensive. This script gives numbers: cycles for a full
+vector register of 4 KiB, which is [8, 128] of float32, [16, 128] of bfloat16 or [32, 128] of int8.
 
-The method: two kernels differ only in the number of repetitions of the operation. Both hold 32 registers in VMEM; one
-repeats it R times on each, the other 2R times. The difference of their cycles over 32·R is the cost: copies, loads,
-stores and the start of the kernel drop out. 32 independent chains keep the units full, so the cost is that of a busy
-unit, not the latency of one result.
+Method: two kernels differ only in how often they repeat the operation. Both hold 32 registers in VMEM; one repeats the
+operation R times on each, the other 2R times. The cost is the difference of their cycles over 32·R, so copies, loads,
+stores and the start of the kernel cancel. 32 independent chains keep the units full, so the cost is that of a busy unit
+and not the latency of one result.
 
-The compiler must not fold the repetitions. So the step takes a register and its neighbor, a[i] = op(a[i], a[i−1]): a
-constant as the other operand would be added up, or divided by once for all registers. An operation that still folds
-(the absolute value of one) is followed by an addition, whose cost is subtracted. Issued instructions are counted in the
-same way, by the unit that they go to: vpu for arithmetic, eup for transcendental functions, xlu across lanes.
+The compiler must not fold the repetitions. So a step combines a register with its neighbor, a[i] = op(a[i], a[i−1]). If
+the second operand were a constant, the compiler would add it up over all steps, or divide by it once for all registers.
+An operation that still folds, such as the absolute value, is followed by an addition, whose cost is subtracted. Issued
+instructions are counted in the same way, by unit: vpu for arithmetic, eup for transcendental functions, xlu across
+lanes.
 
-For sums, broadcasts, transposes and reshapes the repetitions are blocks, 4 or 8: each is read from VMEM, goes through
-the operation and is added to a running result. "Read and add" is the cost without an operation; an operation that costs
-no more is free. A load may also broadcast a row or separate rows, and then these are free, too.
+For sums, broadcasts, transposes and reshapes, 4 or 8 blocks replace the repetitions: each block is read from VMEM,
+goes through the operation and is added to a running result. "Read and add" is the cost without an operation, so an
+operation that costs no more is free. A load can also broadcast a row or take rows apart, which makes these free too.
 
-Before a page is written, every operation is run in interpret mode and compared with float64.
+Before the page is written, every operation runs in interpret mode and is compared with float64.
 """
 
 from __future__ import annotations
@@ -52,15 +52,18 @@ from systolic.timing import Measurement, submit_simulation
 INTRODUCTION = """\
 # What an operation costs
 
-Cycles for a full vector register of 4 KiB: [8, 128] of float32 or int32, [16, 128] of bfloat16 or int16, [32, 128] of
-int8. Each operation is compiled for each chip and executed on its model; how, and what keeps the compiler from folding
-it away, is said in `benchmarks/operation_costs.py`. In parentheses the instructions: **A** arithmetic, of which four
-are issued in a cycle, **T** transcendental, **L** across lanes. The column *page* is what "Writing TPU kernels with
-Pallas" says.
+The numbers are cycles for one full vector register of 4 KiB: [8, 128] of float32 or int32, [16, 128] of bfloat16 or
+int16, [32, 128] of int8. Each operation was compiled for each chip and executed on the chip's model.
+`benchmarks/operation_costs.py` explains the method.
 
-It is the cost where there is work enough for all units, not the latency of one result; and it is simulated, from the
-compiler's own schedule. Operations on shapes include reading a block from VMEM and adding what came out of it: compare
-them with "read and add" of the same type. Registers are those of the block before, of a broadcast those after it.
+- In parentheses: the number of instructions. **A** is arithmetic, of which four are issued in a cycle; **T**
+  transcendental; **L** across lanes.
+- The column *page* is the cost according to JAX's page "Writing TPU kernels with Pallas".
+- A cost is that of a busy unit: 32 independent operations are under way. The latency of a single result is longer.
+- Reductions, broadcasts, transposes and reshapes include reading the block from VMEM and adding the result to a sum.
+  Compare them with "read and add" of the same type. Their cost is divided by the registers of the block before the
+  operation; for a broadcast, of the block after it.
+- `refused`: the compiler does not accept the operation. The reasons are at the end.
 """
 
 REGISTERS = 32

@@ -95,7 +95,7 @@ def product_reference(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
 
 
 def grouped_reference(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """Each row times the matrix of its group."""
+    """Multiply each row by the matrix of its group."""
     ends = jnp.cumsum(group_sizes)
     group = jnp.searchsorted(ends, jnp.arange(lhs.shape[0]), side="right")
     total = jnp.zeros((lhs.shape[0], rhs.shape[2]), lhs.dtype)

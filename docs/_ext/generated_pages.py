@@ -14,6 +14,7 @@ from front_picture import front_picture
 from gallery import REPORTS, explanation, gallery_page, report_pages
 from lesson_pages import lesson_pages, pictures, rung_pages
 from links import PAGES, rebased
+from quoted_numbers import renewed
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -35,7 +36,7 @@ def write_pages() -> None:
     pages = {**lesson_pages(), **rung_pages(), **command_pages(), "gallery": gallery_page()}
     for name, page in PAGES.items():
         source = DOCS.parent / name
-        pages[page] = rebased(source.read_text("utf-8"), source.parent, GENERATED)
+        pages[page] = rebased(renewed(source, source.read_text("utf-8")), source.parent, GENERATED)
     files = {f"{name}.md": text for name, text in pages.items()}
     files |= {f"pictures/{name}.svg": text for name, text in pictures().items()}
     files["pictures/front.svg"] = front_picture(explanation(REPORTS[0].name))
@@ -52,7 +53,7 @@ def write_pages() -> None:
 
 
 def _served(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Change the links of written pages, which are right in the repository, for the site."""
+    """Renew the numbers that written pages quote, and change their links, which are right in the repository."""
     if not docname.startswith("generated/"):
-        folder = (DOCS / docname).parent
-        source[0] = rebased(source[0], folder, folder)
+        page = DOCS / f"{docname}.md"
+        source[0] = rebased(renewed(page, source[0]), page.parent, page.parent)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from systolic.chips import Chip, chip
     from systolic.compiler import slice_devices, slice_mesh, typical
     from systolic.explaining import Explanation, explain
+    from systolic.ops.collective import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
     from systolic.ops.gated import gated_matmul
     from systolic.ops.gated.spec import GatedSpec
     from systolic.ops.grouped import grouped_matmul
@@ -64,6 +65,7 @@ __all__ = [
     "TimedProgram",
     "TuningResult",
     "__version__",
+    "all_gather_matmul",
     "check",
     "chip",
     "compare",
@@ -77,6 +79,8 @@ __all__ = [
     "grouped_matmul",
     "load_program",
     "matmul",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
     "matmuls",
     "plan",
     "prepare",
@@ -104,6 +108,7 @@ _DOORS = {
     "systolic.explaining": ("Explanation", "explain"),
     "systolic.ops.plan": ("Plan",),
     "systolic.ops.planner": ("Planner", "plan", "use"),
+    "systolic.ops.collective": ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),

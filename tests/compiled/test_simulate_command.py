@@ -133,7 +133,12 @@ def test_a_trace_for_xprof_has_the_operations_of_the_result(tmp_path: Path, caps
     [
         ("broken", ("s32[4]", "f32[8,128]"), "RuntimeError: nothing to see"),
         ("greedy", ("s32[4]", "f32[16384,1024]"), "refused: "),
-        ("picked", ("s32[4]", "f32[2048,1024]"), "argument index, of which only the shape was given"),
+        (
+            "picked",
+            ("s32[4]", "f32[2048,1024]"),
+            "argument index, of which only the shape was given, which decides",
+        ),
+        ("picked", ("s32[4]", "f32[2048,1024]"), 'Give its values, such as --arg "s32[4]=0,1,2,3", or name typical'),
     ],
 )
 def test_an_answer_of_no(

@@ -28,6 +28,7 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> list[StepRun]:
     return [StepRun.from_json(json.dumps(row["run"])) for row in json.loads(file.read_text())["rows"]]
 
 
+@pytest.mark.exhaustive
 def test_the_parts_of_a_step_are_its_whole_time(predicted: list[StepRun]) -> None:
     run, _ = predicted
     assert (run.devices, run.topology, run.tokens) == (4, "2x2", 4 * 2 * 64)
@@ -96,6 +97,7 @@ def test_a_step_that_does_not_fit_says_by_how_much() -> None:
     assert "times as many devices" in str(refused.value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
 def test_what_goes_to_the_host_and_comes_back_takes_its_link_as_long(chip: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ def dask_cluster() -> Iterator[Any]:
         yield made
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_finds_the_same_though_a_worker_dies(tmp_path: Path, dask_cluster: Any) -> None:
     distributed = pytest.importorskip("distributed")
     spec = systolic.MatmulSpec.of(512, 1024, 768, "bfloat16")
@@ -100,7 +102,10 @@ def test_a_cluster_finds_the_same_though_a_worker_dies(tmp_path: Path, dask_clus
     assert result.trials == alone.trials
 
 
-def test_no_scheduler_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_scheduler_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("systolic.tuning.cluster"), "_CONNECT_S", 1)
     store = ("--store", str(tmp_path / "trials.sqlite"))
     assert main(["tune", "512,512,512", *store, "--scheduler", "tcp://127.0.0.1:1", "-q"]) == 2
     assert "no Dask scheduler answers at tcp://127.0.0.1:1" in capsys.readouterr().err

@@ -36,6 +36,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("SYSTOLIC_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "tuned-functions"))
 
 
+@pytest.mark.exhaustive
 def test_it_leaves_out_what_is_wrong_keeps_the_rest_and_sees_a_change(tmp_path: Path) -> None:
     file, target = tmp_path / "kernel.py", tmp_path / "tuned.json"
     file.write_text(SOURCE.format(factor=2))
@@ -59,6 +60,7 @@ def test_it_leaves_out_what_is_wrong_keeps_the_rest_and_sees_a_change(tmp_path: 
     assert json.loads(target.read_text())["rows"][0]["compiled"] == 3
 
 
+@pytest.mark.exhaustive
 def test_a_callable_is_tuned_as_well(tmp_path: Path) -> None:
     def add(x: jax.Array, y: jax.Array, *, rows: int) -> jax.Array:
         def kernel(x_vmem, y_vmem, out_vmem):

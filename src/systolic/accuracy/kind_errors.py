@@ -35,6 +35,7 @@ class KindErrors:
       covered: those whose published time lies in it.
       worst: the program with the largest error.
       worst_percent: its signed error.
+      worst_cause: why it is so large, where the row itself shows it; "": it does not.
     """
 
     chip: str
@@ -49,6 +50,7 @@ class KindErrors:
     covered: Count
     worst: str = ""
     worst_percent: Change | None = None
+    worst_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

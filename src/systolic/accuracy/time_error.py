@@ -1,4 +1,4 @@
-"""Errors of simulated times by kind of program, from the comparison with published times.
+"""Errors of simulated times by chip and limiting resource, from the comparison with published times.
 
 `systolic validate … --intervals FILE` makes `time_errors.json`, and it is not edited by hand. It holds for the
 constants with which it was made, and for programs like the compared ones; for others it has the reason why there is no
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Literal
 
@@ -22,12 +22,17 @@ from systolic.support.untrusted import UntrustedError, read_json, structured
 
 RatioVerdict = Literal["faster", "slower", "level", "not known"]
 
-SCHEMA = 1
+SCHEMA = 2
 _FILE = "time_errors.json"
-# Of the share of the time that the busier of matrix units and HBM is at work; below, something else takes the time.
-_BOUND = 0.5
 # How much shorter, or fuller of copies, than any program that was checked one may be and still count as alike.
 _ALIKE = 2.0
+# From so long on no program counts as short: a launch and a first copy take a few µs.
+_NOT_SHORT_US = 100.0
+# Programs from which on nine in ten is one of them; with fewer, a wider group of programs says more.
+FULL_GROUP = 9
+# Share of a slice's time in which its devices wait for links and do nothing else, from which on links limit it.
+_LINK_BOUND = 0.5
+LINKS = "links"
 
 
 class TimeErrorsError(ValueError):
@@ -36,48 +41,89 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """Traits of a program, by which similar published programs are found."""
+    """Traits of a program, by which similar published programs are found. Shares are of its time."""
 
-    pallas_share: float  # share of its time in Pallas kernels
-    matrix_share: float  # share of its time in which rows go through the matrix units
-    hbm_share: float  # share of its time in which bytes cross HBM
+    pallas_share: float  # in Pallas kernels
+    matrix_share: float  # in which rows go through the matrix units
+    hbm_share: float  # in which bytes cross HBM
     time_us: float
     copies_per_us: float | None = None  # on one core; None: not known
     unlike: str = ""  # a property that no published program has, in few words; "": none
+    vector_share: float = 0.0  # in which the core issues instructions and the matrix units have no rows
+    copy_share: float = 0.0  # in which the core starts copies or waits for them
+    sparse_share: float = 0.0  # in which SparseCores run
+    link_share: float = 0.0  # in which a device waits for links between chips and does nothing else
+    kernel: str = ""  # the Pallas kernel that takes most of the time; "": an operation of XLA's does
 
     @property
-    def kind(self) -> str:
-        """The kind of program in words; "" where neither matrix units nor HBM bound it."""
-        if max(self.matrix_share, self.hbm_share) < _BOUND:
-            return ""
-        maker = "Pallas kernel" if self.pallas_share >= 0.5 else "XLA program"
-        return f"{maker}, bound by {'matrix units' if self.matrix_share >= self.hbm_share else 'HBM'}"
+    def resource(self) -> str:
+        """The resource that limits the program: the one that is busy longest."""
+        if self.link_share >= _LINK_BOUND:
+            return LINKS
+        shares = {
+            "matrix units": self.matrix_share,
+            "HBM": self.hbm_share,
+            "vector units": self.vector_share,
+            # Waits that the bytes do not explain: for the latencies of many copies.
+            "small copies": self.copy_share - self.hbm_share,
+            "SparseCores": self.sparse_share,
+        }
+        return max(shares, key=lambda resource: shares[resource])
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of program that it belongs to, in words, the narrowest first."""
+        resource = self.resource
+        wide = f"program bound by {resource}"
+        if resource in (LINKS, "SparseCores"):  # whose times are the same whoever wrote the program
+            return (wide,)
+        return (f"{'Pallas kernel' if self.pallas_share >= 0.5 else 'XLA program'} bound by {resource}", wide)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedKind:
-    """The comparison of one kind of program with published times, on one chip in one clock state."""
+    """The comparison of one kind of program with published times, on one generation of chips.
 
-    chip: str
-    kind: str  # of program, see `ProgramTraits.kind`
+    The interval is from the programs that constants may be fitted to. Coverage is counted on others, whose printed
+    interval is this one.
+    """
+
+    generation: str  # in any clock state; "": any
+    kind: str  # of program, see `ProgramTraits.kinds`
     programs: Count  # number of different compared programs
     bias_percent: Change  # the median of published over simulated time, less 1
     # Nine of ten published times lie within so much of the simulated one; None: too few programs.
     error_percent: Amount | None
-    ratio_programs: Count  # on this chip, with another one of the same kernel and like sizes, of any kind
-    ratio_percent: Amount | None  # the same as `error_percent` of the ratio of two times of the same kernel
     least_us: Time  # the shortest program's time
     most_copies_per_us: Amount  # the largest among the programs
+    held_out: Count = 0  # programs that the interval is not from
+    covered: Count = 0  # those whose published time lies in it
+
+    @property
+    def words(self) -> str:
+        return self.kind + f" on {self.generation or 'any chip'}"
 
     def unlike(self, traits: ProgramTraits) -> str:
         """Return why a program of this kind differs from the compared ones; "" if it does not."""
-        if traits.time_us < self.least_us / _ALIKE:
+        if traits.time_us < min(self.least_us / _ALIKE, _NOT_SHORT_US):
             return f"shorter than what was checked, which takes {float(f'{self.least_us:.3g}'):,.10g} µs and more"
         if (traits.copies_per_us or 0.0) > self.most_copies_per_us * _ALIKE:
             return "many small copies, unlike what was checked"
         if self.error_percent is None:
             return f"only {self.programs} such program{'s were' if self.programs != 1 else ' was'} checked"
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRatio:
+    """The comparison of ratios of two times of one Pallas kernel with published ones; see `CheckedKind`."""
+
+    generation: str  # "": any
+    kernel: str  # "": any
+    pairs: Count
+    error_percent: Amount | None  # None: too few pairs
+    held_out: Count = 0
+    covered: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +134,7 @@ class TimeErrors:
     versions: Mapping[str, str]  # the packages' that compiled and compared
     machines: Mapping[str, str]  # each chip's `machine_digest`
     kinds: tuple[CheckedKind, ...]
+    ratios: tuple[CheckedRatio, ...] = ()
     schema: int = SCHEMA
 
     def as_json(self) -> str:
@@ -106,43 +153,81 @@ class TimeErrors:
         return errors
 
     def of(self, chip: Chip, traits: ProgramTraits) -> TimeError:
-        """Return the error of a simulated time of such a program on this chip."""
-        kind = traits.kind
+        """Return the error of a simulated time of such a program on this chip.
+
+        A program that waits for links part of its time has the error of that part and the error of the rest, added by
+        their squares.
+        """
+        kind = traits.kinds[0]
         if traits.unlike:
             return TimeError(kind=kind, reason=f"{traits.unlike}, unlike anything that was checked")
-        if not kind:
-            return TimeError(reason="bound by neither matrix units nor HBM, unlike anything that was checked")
         if chip.name not in self.machines:
             return TimeError(kind=kind, reason=f"no published time of {chip.name} was checked")
         if self.machines[chip.name] != machine_digest(chip.machine):
             return TimeError(kind=kind, reason="its constants are not those that were checked")
-        checked = next(
-            (candidate for candidate in self.kinds if (candidate.chip, candidate.kind) == (chip.name, kind)), None
-        )
-        if checked is None:
-            return TimeError(kind=kind, reason=f"no {kind} was checked on {chip.name}")
-        if unlike := checked.unlike(traits):
-            return TimeError(kind=kind, reason=unlike)
+        checked = self.kind_of(chip.generation, traits)
+        if isinstance(checked, str):
+            return TimeError(kind=kind, reason=checked)
+        percent, programs = checked.error_percent, checked.programs
+        assert percent is not None  # else it has a reason
+        if 0 < traits.link_share < _LINK_BOUND:
+            links = self.kind_of(chip.generation, replace(traits, link_share=1.0, copies_per_us=None))
+            if isinstance(links, str) or links.error_percent is None:
+                return TimeError(kind=kind, reason=f"links: {links}")
+            percent = math.hypot((1 - traits.link_share) * percent, traits.link_share * links.error_percent)
+            programs = min(programs, links.programs)
+        ratio = self.ratio_of(chip.generation, traits.kernel) if traits.kernel and not traits.link_share else None
         return TimeError(
-            kind=kind, percent=checked.error_percent, ratio_percent=checked.ratio_percent, programs=checked.programs
+            kind=checked.words,
+            percent=round(percent, 2),
+            ratio_percent=ratio.error_percent if ratio is not None else None,
+            programs=programs,
         )
+
+    def kind_of(self, generation: str, traits: ProgramTraits) -> CheckedKind | str:
+        """Return the narrowest kind of enough checked programs like this one, or why there is none.
+
+        Kinds of the generation come first, then the same limiting resource on any chip; kinds of fewer programs only
+        if no kind has enough.
+        """
+        candidates = [
+            checked
+            for place in ([(generation, kind) for kind in traits.kinds] + [("", traits.kinds[-1])])
+            for checked in self.kinds
+            if (checked.generation, checked.kind) == place
+        ]
+        alike = [checked for checked in candidates if not checked.unlike(traits)]
+        if alike:
+            return next((checked for checked in alike if checked.programs >= FULL_GROUP), alike[0])
+        return candidates[-1].unlike(traits) if candidates else f"no {traits.kinds[-1]} was checked"
+
+    def ratio_of(self, generation: str, kernel: str) -> CheckedRatio | None:
+        """Return the ratios of this kernel, else of all on the generation, else of all; None: there are too few."""
+        places = ((generation, kernel), (generation, ""), ("", ""))
+        known = [
+            ratio
+            for place in places
+            for ratio in self.ratios
+            if (ratio.generation, ratio.kernel) == place and ratio.error_percent is not None
+        ]
+        return next((ratio for ratio in known if ratio.pairs >= FULL_GROUP), known[0] if known else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeError:
     """The error of a simulated time."""
 
-    kind: str = ""  # of the program, in words
+    kind: str = ""  # of the programs that it comes from, in words
     # Nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
     percent: Amount | None = None
     ratio_percent: Amount | None = None  # the same of the ratio of two times of the same kernel; None: not known
     programs: Count = 0  # published programs of these numbers
-    reason: str = ""  # why `percent` is not known, in few words
+    reason: str = ""  # why `percent` is not known, in few words; "" if that is not known either
 
     @property
     def words(self) -> str:
-        """Return the error after a time: "± 4 %", or "± ? (why)"."""
-        return f"± {percent_text(self.percent)}" if self.percent is not None else f"± ? ({self.reason})"
+        """Return the error after a time: "± 4 %", "± ? (why)" or "± ?"."""
+        return f"± {self.cell} ({self.reason})" if self.percent is None and self.reason else f"± {self.cell}"
 
     @property
     def cell(self) -> str:
@@ -150,7 +235,7 @@ class TimeError:
         return percent_text(self.percent) if self.percent is not None else "?"
 
 
-NOT_SAID = TimeError(reason="not said when it was simulated")
+NOT_SAID = TimeError()  # of a time that was saved without its error
 
 
 def percent_text(percent: float) -> str:

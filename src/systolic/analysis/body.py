@@ -51,7 +51,7 @@ def dot_flops(equation: Any) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """The operations of a body in one step of the grid, as far as its text tells."""
+    """The operations of a kernel's body in one step of the grid, as far as they can be read from it."""
 
     flops: float = 0.0  # operations of its dots; a loop whose length is a value counts once
     accesses: int = 0  # reads, writes and copies of memory, counted the same way

@@ -47,7 +47,7 @@ class LineOps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelOps:
-    """The lines of a kernel, and its matrix operations over the whole grid; None where they are not known."""
+    """The source lines of a kernel, and its matrix operations over the whole grid; None if unknown."""
 
     lines: tuple[LineOps, ...]
     flops: float | None

@@ -75,7 +75,7 @@ class StepWalk:
     _in_loop: bool = False
 
     def run(self, function: Any, arguments: Sequence[Value]) -> list[Value]:
-        """Goes through a jaxpr and returns what is known of its results."""
+        """Walk through a jaxpr, and return the known facts about its results."""
         return evaluate(function, arguments, self._equation, literal=_literal, constant=unknown)
 
     def _equation(self, equation: Any, inputs: list[Value]) -> Sequence[Value]:
@@ -179,7 +179,7 @@ class StepWalk:
         return [None] * len(branches[0].jaxpr.outvars)
 
     def _scan(self, equation: Any, inputs: Sequence[Value]) -> Sequence[Value]:
-        """Follows the first iteration of a loop: what is not written there was not written before."""
+        """Follow the first iteration of a loop: memory that it does not write has not been written before."""
         length = equation.params["length"]
         if not length:
             return []

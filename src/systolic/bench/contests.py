@@ -1,4 +1,4 @@
-"""The programs that cases race whose specs are no op's."""
+"""Programs of cases whose specs belong to no op."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PatternContest(NetworkContest):
 
 
 class ShardedContest(NetworkContest):
-    """Races products on a slice: ours on a mesh with explicit axes, XLA's on one whose axes are left to it."""
+    """Race products on a slice: ours on a mesh with explicit axes, XLA's on a mesh with automatic axes."""
 
     def planned(self, spec: Any) -> Any:
         return None if spec.kind == "mlp" else spec.part

@@ -99,7 +99,7 @@ class MoeSpec(OneDtype):
 
 @functools.lru_cache(maxsize=256)
 def sizes_of(m: int, groups: int, routing: Routing) -> tuple[int, ...]:
-    """Return the rows of each group, which are drawn once where they are skewed."""
+    """Return the rows of each group; skewed sizes are drawn once."""
     if routing == "one expert":
         return tuple(m if group == groups // 2 else 0 for group in range(groups))
     if routing == "even":

@@ -32,7 +32,7 @@ class Access:
 
     @property
     def at_step(self) -> str:
-        """The step in words, with a blank before it: " at step (1, 0)"; "" where there is none."""
+        """The step in words, after a blank: " at step (1, 0)"; "" if there is no step."""
         if not self.step:
             return ""
         return f" at step {self.step[0] if len(self.step) == 1 else self.step}"
@@ -55,7 +55,7 @@ class Entering:
     _kernel: int = 0
 
     def begins(self, device: int, kernel: int) -> None:
-        """A device enters its next kernel; none does before all have left the one before."""
+        """Record that a device enters its next kernel; all devices leave a kernel before one enters the next."""
         if kernel > self._kernel:
             self._kernel = kernel
             self._knows.clear()
@@ -63,17 +63,17 @@ class Entering:
         self._knows[device] = {device}
 
     def signalled(self, device: int, to: int, semaphore: int) -> None:
-        """A device signals a semaphore of another one, or of its own."""
+        """Record that a device signals a semaphore, its own or another device's."""
         self._told.setdefault((to, semaphore), set()).update(self._knows.get(device, ()))
 
     def copied(self, device: int, to: int, semaphore: int) -> bool:
-        """A device begins a copy to another one; says whether it knows that this one has entered the kernel."""
+        """Record a copy to another device; return True if the sender knows that this device has entered the kernel."""
         is_known = device == to or to in self._knows.get(device, ())
         self.signalled(device, to, semaphore)
         return is_known
 
     def waited(self, device: int, semaphore: int) -> None:
-        """A wait for a semaphore has ended."""
+        """Record that a wait for a semaphore has ended."""
         self._knows.setdefault(device, {device}).update(self._told.get((device, semaphore), ()))
 
 
@@ -85,5 +85,5 @@ class _At:
 
 
 def line_of(source: Any) -> str:
-    """The line of a source as interpret mode has it: "file.py:12 in name"; "" where there is none."""
+    """Return the source line that interpret mode names: "file.py:12 in name"; "" if it names none."""
     return written_at(_At(source)) if source is not None else ""

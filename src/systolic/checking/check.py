@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from systolic.analysis import argument_texts
-from systolic.checking.exception_findings import exception_finding, worker_failure
+from systolic.checking.exception_findings import NO_VERDICT, exception_finding, worker_failure
 from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order, without_consequences
 from systolic.checking.running import RunOutcome, run_in_worker
@@ -48,7 +48,7 @@ Function = Callable[..., Any] | NamedFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingCheck:
-    """A check whose jobs are under way; `result` waits for them."""
+    """A check with running jobs; `result` waits for them."""
 
     function: str
     arguments: tuple[str, ...]
@@ -236,9 +236,9 @@ def _verdict(
     except CompilerError as error:
         finding = Finding(
             rule="compiler-crash",
-            grade="error",
+            grade="warning",
             value=str(error).splitlines()[0],
-            limit="the compiler came to no answer",
+            limit=NO_VERDICT,
             fix="see the text below",
             chip=chip.name,
             detail=str(error),

@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def worst(self) -> tuple[float, float] | None:
-        """Error and tolerance where they are farthest apart, of finite errors; None of nothing."""
+        """Error and tolerance of the element that is farthest above its tolerance; None if no error is finite."""
         if not self.error.size:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -112,7 +112,7 @@ class Comparison:
 
 
 class ReferenceFunction:
-    """A reference that is evaluated in float64, and with changes of what it rounds.
+    """A reference, evaluated in float64, and again with small changes at its roundings.
 
     Floats are widened to float64, integers of fewer than 32 bits to int32: `lhs @ rhs` of 8-bit integers would
     overflow, and TPUs sum them in int32. Other integers stay: they are sizes and indices.

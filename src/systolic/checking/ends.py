@@ -1,4 +1,4 @@
-"""Finds inputs whose first or last elements along an axis are left out, by how many results they change.
+"""Find axes whose first or last elements are left out of the inputs, by the number of results that they change.
 
 A mask or a loop that ends too early leaves the end of an axis out: other numbers there change no result, or only those
 of the same place, as where a softmax does not count its last column. Elements next to it change many more. This shows

@@ -182,14 +182,14 @@ def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
 
 
 def about(calls: Sequence[KernelCall], rule: str, grade: Grade = "error", **text: str) -> Finding:
-    """Makes a finding about the kernels that were run; if there is only one, with its name and place."""
+    """Return a finding about the kernels that ran; a single kernel is named, with its place."""
     return call_finding(calls[0] if len(calls) == 1 else None, rule, grade, **text)
 
 
 def exception_finding(
     error: Exception, rule: str, beginning: str, *, limit: str, fix: str = "see the text below", chip: str = ""
 ) -> Finding:
-    """Reports an exception of the user's code; `said` begins the sentence that ends with its type and text."""
+    """Report an exception of the user's code; `said` begins the sentence that ends with its type and text."""
     return Finding(
         rule=rule,
         grade="error",
@@ -216,6 +216,7 @@ def trace_failure(error: Exception, chip: str = "") -> Finding:
     )
 
 
+NO_VERDICT = "the compiler gave no answer, which says nothing about the kernel"
 _NO_ANSWER = {
     "trace": "there is nothing to check: what Python does while a function is traced has to come to an end by itself",
     "run": "nothing could be said of what it visits, or of its results",
@@ -223,7 +224,7 @@ _NO_ANSWER = {
 
 
 def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
-    """Reports a job whose worker ended before it had answered: whose doing it was, and what to change.
+    """Report a job whose worker ended before it answered: who ended it, and what to change.
 
     Args:
       error: how the worker ended.
@@ -244,7 +245,7 @@ def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
         rule=rule,
         grade=grade,
         value=f"{'its process' if error.how.startswith('ended') else 'it was'} {error.how}",
-        limit=_NO_ANSWER.get(rule, "the compiler came to no answer"),
+        limit=_NO_ANSWER.get(rule, NO_VERDICT),
         fix=error.fix,
         chip=chip,
         where=error.where,
@@ -256,4 +257,5 @@ def _rule(error: WorkerEnded) -> tuple[str, Grade]:
         return "run", "error"
     if error.by_function:
         return "trace", "error"
-    return ("compiler-timeout", "warning") if isinstance(error, CompilerTimeout) else ("compiler-crash", "error")
+    # The compiler's failure is no fault of the kernel: it is not known whether another version would take it.
+    return ("compiler-timeout" if isinstance(error, CompilerTimeout) else "compiler-crash"), "warning"

@@ -25,8 +25,8 @@ RULES = {
     "small-blocks": "a step has more work than a step costs",
     # of what the grid visits
     "block-outside": "a block begins inside of its array",
-    "edge-block": "a block that ends behind its array is masked where it is summed over",
-    "dropped-tail": "every element of an input is read, also those behind the last whole block",
+    "edge-block": "a block that ends past the end of its array is masked before it is summed",
+    "dropped-tail": "every element of an input is read, including those after the last whole block",
     "unwritten-output": "every element of an output is written, or passed in by an alias",
     "revisited-output": "all steps that write one output block follow each other",
     "parallel-revisit": "steps of a parallel axis write different output blocks",
@@ -35,7 +35,7 @@ RULES = {
     "vmem": "blocks, scratch and what the compiler adds fit VMEM's limit",
     "smem": "prefetched scalars and scratch fit SMEM",
     # of arithmetic
-    "dot-dtype": "the chip's matrix unit multiplies these dtypes, and by itself",
+    "dot-dtype": "the chip's matrix unit multiplies these dtypes, without a conversion",
     "array-dtype": "vector registers hold this dtype",
     "vector-dtype": "the chip's vector unit computes with this dtype",
     "precision": "a product, or a sum, is as exact as its dtypes look",
@@ -48,14 +48,14 @@ RULES = {
     "cast-operand": "nothing is cast in front of a kernel",
     "no-kernel": "there is a Pallas call to look at",
     # of the run
-    "race": "no two accesses of one buffer, of which one writes, are in no order",
+    "race": "two accesses of one buffer have an order if one of them writes",
     "order": "results do not depend on the order of copies and of parallel steps",
     "deadlock": "what a kernel waits for comes",
     "semaphore": "every copy that is started is waited for: semaphores end at zero",
-    "nan": "memory that nobody wrote is not used",
+    "nan": "memory is not used before it is written",
     "out-of-bounds": "nothing is read or written past the end of a buffer",
     "scope": "memory that is allocated for a while is not used afterwards",
-    "wrong-result": "results are those of the reference, to what rounding explains",
+    "wrong-result": "results equal the reference's, up to what rounding explains",
     "reference": "the reference computes what the function computes",
     "run": "it runs",
     # of the compiler

@@ -39,7 +39,7 @@ class Guess:
 def guessed(
     inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], *, terms: int, roundings: int, rounds: bool = True
 ) -> Guess | None:
-    """Finds a known function that all or most results agree with; None: there is none.
+    """Return a known function with which all or most results agree; None if there is none.
 
     Args:
       inputs: flat.

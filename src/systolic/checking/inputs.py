@@ -36,7 +36,7 @@ class NoInputError(ValueError):
 def made_up(
     leaves: Sequence[Any], values: Sequence[np.ndarray | None], seed: int, *, indices: bool, data: Data = "normal"
 ) -> list[np.ndarray]:
-    """Makes flat arguments: the values where they are given, else random ones of the seed.
+    """Make the flat arguments: given values, and random ones by the seed for the others.
 
     Normal are floats of that distribution, integers from −7 to 7 (0 to 7 without a sign), booleans either; `HARDER`
     says what else there is. Integers of 32 bits and more may be sizes and indices, and stay small.
@@ -80,7 +80,7 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data)
 
 
 def _range(dtype: Any, data: Data) -> tuple[int, int]:
-    """The least and the largest integer."""
+    """Return the least and the largest integer."""
     import jax.numpy as jnp
 
     limits = jnp.iinfo(dtype)
@@ -106,7 +106,7 @@ def _floats(random: np.random.Generator, shape: tuple[int, ...], data: Data, lar
 
 
 def _with_zeros(array: np.ndarray) -> np.ndarray:
-    """The array with zeros in the first half of its rows, or of its only dimension."""
+    """Return the array with zeros in the first half of its rows, or of its only dimension."""
     axis = max(array.ndim - 2, 0)
     if array.ndim:
         array[(slice(None),) * axis + (slice(array.shape[axis] // 2),)] = 0

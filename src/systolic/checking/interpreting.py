@@ -111,7 +111,7 @@ class Interpreted:
 
 
 class Interpreter:
-    """Runs one function; what it compiles for some conditions is used again.
+    """Runs one function, and reuses what it has compiled for the same conditions.
 
     Args:
       fn: takes the flat arguments.

@@ -208,7 +208,7 @@ class Judge:
         )
 
     def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
-        """Says that nothing was compared, and with what it could be."""
+        """Return the note that nothing was compared, and how to compare."""
         guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds)
         if guess is not None and guess.known.fault and not guess.wrong.any():
             yield about(

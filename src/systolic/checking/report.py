@@ -31,7 +31,7 @@ class CheckReportError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandUse:
-    """One operand of a kernel: its blocks, how often they are fetched, what that moves and what it takes of VMEM.
+    """One operand of a kernel: its blocks, the number of fetches, the bytes they move, and their VMEM.
 
     Attributes:
       fetches: blocks copied in or out; None where that depends on values that were not given.
@@ -123,10 +123,13 @@ class CheckReport(SavedResult):
 
     @property
     def conclusion(self) -> str:
-        """The report in few words: "ok" only where results were compared with a reference."""
+        """The report in few words: "ok" only if results were compared with a reference and the compiler answered."""
         if not self.ok:
             return "not ok"
-        return "ok" if self.compared else "no fault found, not compared with a reference"
+        missing = "not compared with a reference" * (not self.compared)
+        failed = any(finding.rule in ("compiler-crash", "compiler-timeout") for finding in self.findings)
+        missing = ", ".join(filter(None, (missing, "no answer of the compiler" * failed)))
+        return f"no fault found, {missing}" if missing else "ok"
 
     def count(self, grade: Grade) -> int:
         """Counts the findings of a grade."""

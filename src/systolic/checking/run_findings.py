@@ -54,7 +54,7 @@ def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions
 def _left_in_scratch(
     calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]
 ) -> Iterator[Finding]:
-    """Warns of scratch memory whose contents one block of the output leaves to the next."""
+    """Warn of scratch memory whose contents pass from one block of the output to the next."""
     base = results[0][1]
     for _, result in (result for result in results if result[0].spoiled):
         for at, (output, other) in enumerate(zip(base.outputs, result.outputs, strict=True)):

@@ -1,4 +1,4 @@
-"""Runs anybody's function in TPU interpret mode, under several conditions, and says what is wrong with its results.
+"""Run a function in TPU interpret mode, under several conditions, and judge its results.
 
 The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
 zeros or large numbers in memory that was never written. A result that depends on any of them is wrong on some day. The

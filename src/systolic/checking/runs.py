@@ -160,7 +160,7 @@ class Runs:
         self.findings += map(self.judge.of_unread_end, unread_ends(run, inputs, base.outputs))
 
     def _is_within_budget(self, runs: int) -> bool:
-        """True if so many more runs fit the budget, by the estimate of `run_seconds`."""
+        """True if this number of further runs fits the budget, by the estimate of `run_seconds`."""
         return (self.done + runs) * self.scaled.seconds <= _BUDGET_S
 
     def _affordable(self, conditions: list[Conditions]) -> list[Conditions]:

@@ -257,7 +257,7 @@ def _same_character(before: Sequence[KernelCall], after: Sequence[KernelCall]) -
 
 
 def _character(call: KernelCall) -> tuple[Any, ...]:
-    """Says what must not change: which axes have several steps, which dimensions several blocks, and which a tail."""
+    """Return the facts that must not change: axes with several steps, dimensions with several blocks, and tails."""
     axes = [None if size is None else min(size, 2) for size in call.grid]
     dimensions = [
         (min(-(-length // block), 2), length % block != 0) if block else (0, False)

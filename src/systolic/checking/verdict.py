@@ -48,7 +48,7 @@ class Verdict:
 
 
 def rule_of(refusal: CompilerRefusal) -> str:
-    """Finds the rule that a refusal is about; "compiler" if it is none that is known."""
+    """Return the rule that a refusal is about; "compiler" if no rule is known."""
     if refusal.kind == "vmem":
         return "vmem"
     text = refusal.message

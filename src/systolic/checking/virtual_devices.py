@@ -34,7 +34,7 @@ def slice_of_devices(chip: Chip, devices: int) -> SliceShape | None:
 
 
 def checked_axes(axes: Mapping[str, int]) -> dict[str, int]:
-    """The axes of a mesh with their sizes.
+    """Return the axes of a mesh with their sizes.
 
     Raises:
       MeshError: it has no axis, one of no devices, or more devices than are run.

@@ -1,4 +1,4 @@
-"""Waits for a run in a thread of its own, and stops it where it deadlocks or takes too long."""
+"""Wait for a run in a separate thread, and stop it if it deadlocks or takes too long."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TooSlowError(RuntimeError):
 
 
 def waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: Watch) -> list[np.ndarray]:
-    """Calls `run` in a thread of its own, so that it can be given up.
+    """Call `run` in a separate thread, so that it can be abandoned.
 
     Raises:
       DeadlockError: it waits for a semaphore, and has for so long that it will never be signaled.

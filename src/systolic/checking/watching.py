@@ -52,7 +52,7 @@ class Watch:
     _gone: set[tuple[int, int]] = field(default_factory=set)  # devices and buffers whose scope has ended
 
     def at_grid_point(self, token: Any, point: Sequence[Any], core: Any) -> Any:
-        """Takes note of the step that a core begins; of several devices it is not said which one's it is."""
+        """Record the step that a core begins; with several devices, interpret mode does not say which device it is."""
         if self.devices == 1:
             # By NumPy: what JAX computes here may wait for ever for the threads that wait in here.
             self._steps[int(core)] = tuple(np.asarray(point).tolist())
@@ -122,7 +122,7 @@ class Watch:
 
 
 def first_difference(first: Watch, other: Watch) -> Access | None:
-    """The first read of one run that gave something else in the other; None where none is known.
+    """Return the first read of one run that returned something else in the other; None if none is known.
 
     Steps are compared with themselves, in whatever order they came.
     """

@@ -105,7 +105,7 @@ class Windows:
 
 
 def _at_core(args: Sequence[Any], at: int) -> tuple[int, int, int]:
-    """The device and the core that call, and a number among the arguments: cores have semaphores of their own."""
+    """Return the calling device and core, and a number among the arguments: each core has its own semaphores."""
     return int(args[1]), int(args[2]), int(args[at])
 
 

@@ -17,6 +17,7 @@ from systolic.chips.chip import (
 )
 from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags, with_slice_flags
 from systolic.chips.links import Links
+from systolic.chips.roofline_chip import ROOFLINE_CHIPS, RooflineChip, known_roofline_chip, roofline_chip
 from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E
@@ -48,6 +49,8 @@ def chip(name: str | Chip) -> Chip:
         (candidate for candidate in CHIPS.values() if key in (candidate.name, *candidate.aliases)), None
     )
     if chip_of_name is None:
+        if (announced := known_roofline_chip(key)) is not None:
+            raise UnknownChipError(announced.no_target)
         raise UnknownChipError(unknown_name("chip", name, CHIPS, aliases=[*chip_names(), *_aliases()]))
     return chip_of_name.in_clock_state(state) if at else chip_of_name
 
@@ -105,6 +108,7 @@ def register(chip: Chip) -> Chip:
 __all__ = [
     "CHIPS",
     "DEFAULT_CHIP",
+    "ROOFLINE_CHIPS",
     "Chip",
     "ChipNameError",
     "ClockState",
@@ -115,6 +119,7 @@ __all__ = [
     "Links",
     "MachineModel",
     "NotOffered",
+    "RooflineChip",
     "SliceDevice",
     "SliceError",
     "SliceShape",

@@ -38,6 +38,10 @@ class MachineModel:
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
+    hbm_slow_period_s: float  # HBM may be slow at the begin of such a period, counted from the program's; 0: never
+    hbm_slow_load: float  # share of the period before in which it has to be busy for that
+    hbm_slow_s: float  # it is slow for so long
+    hbm_slow_share: float  # of `hbm_bytes_per_s` that is left meanwhile
     dma_latency_cycles: int  # from a copy's last byte leaving its source to its flag being seen
     dma_issue_cycles: int  # the core is held up for each copy it starts
     dma_wait_cycles: int  # and for each wait it executes
@@ -57,6 +61,7 @@ class SparseCoreModel:
 
     cores_per_device: int
     tiles_per_core: int
+    lanes: int  # of a tile's vector registers
     clock_hz: float
     stream_bytes_per_s: float  # of one tile in one direction
     stream_latency_cycles: int  # from a stream's last byte to its flag being seen
@@ -192,7 +197,7 @@ class Chip:
 
     @property
     def given_flags(self) -> dict[str, str]:
-        """The user's compiler flags: all except the clock state's, which the chip's name tells."""
+        """The user's compiler flags: all except those of the clock state, which is part of the chip's name."""
         of_state = self.clock_state.flags if self.clock_state is not None else {}
         return {name: value for name, value in self.compiler_flags.items() if name not in of_state}
 
@@ -236,7 +241,7 @@ class Chip:
         return (*self.peak_ops_per_s_per_chip, *self.emulated_dtypes)
 
     def peak_ops_per_s(self, dtype: str) -> float:
-        """Return peak operations a second of one **device** for operands of `dtype`, as they are computed.
+        """Return the peak operations a second of one **device** for operands of `dtype`, as they are multiplied.
 
         float32 has the rate of bfloat16: at default precision an f32 dot is one bfloat16 pass.
 

@@ -96,7 +96,7 @@ def with_constants(chip: Chip, fitted: FittedConstants) -> Chip:
     return replace(chip, machine=replace(chip.machine, **machine), sources=sources)
 
 
-_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core")
+_SPARSE_COUNTS = ("cores_per_device", "tiles_per_core", "lanes")
 
 
 def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
@@ -159,7 +159,7 @@ def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], w
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
     if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
         raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number up to {_LARGEST:g}")
-    divides = "_per_" in name or name.endswith(("_hz", "_bytes"))
+    divides = "_per_" in name or name.endswith(("_hz", "_bytes", "_share"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")
 

@@ -26,6 +26,7 @@ TUNING_CACHE = (
     "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 )
 NO_ROWS = "no published row shows it"
+NEVER_SLOW = "published device times of 20 to 60 ms that HBM limits (tokamax) grow with the bytes, as those of 1 ms do"
 STEP_ESTIMATE = (
     "times: fitted to 98 simulated bfloat16 kernels, of the products that benchmarks/step_estimate.py calls fitted, by "
     "their mean error in per cent; code: set by hand beside those kernels and the ones of the suites"

@@ -85,6 +85,10 @@ V7X = with_sources(
                 "TB/s read and written, which the row of 2.1 GB, not used, meets within 1 %",
             ),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
+            hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
+            hbm_slow_load=sourced(1.0, sources.NEVER_SLOW),
+            hbm_slow_s=sourced(0.0, sources.NEVER_SLOW),
+            hbm_slow_share=sourced(1.0, sources.NEVER_SLOW),
             dma_latency_cycles=sourced(2200, _REFIT),
             dma_issue_cycles=sourced(0, TUNING_CACHE),
             dma_wait_cycles=sourced(0, TUNING_CACHE),
@@ -97,6 +101,7 @@ V7X = with_sources(
         sparse_core=SparseCoreModel(
             cores_per_device=sourced(2, sources.JAX_TABLE),
             tiles_per_core=sourced(16, sources.JAX_TABLE),
+            lanes=sourced(16, sources.JAX_TABLE),
             clock_hz=sourced(1.87e9, sources.SPARSE_CLOCK),
             stream_bytes_per_s=sourced(
                 72.6e9,
@@ -142,13 +147,5 @@ V7X = with_sources(
             'TPU versions."',
         ),
         clock_states=(_DEFAULT_STATE, _HIGHEST_STATE),
-        slice_flags=sourced(
-            {
-                f"xla_tpu_enable_sparse_core_collective_offload_{work}": "false"
-                for work in ("all_gather", "all_reduce", "reduce_scatter")
-            },
-            "libtpu 0.0.42.1: these keep collectives on the TensorCore, whose listings are executed; by default they "
-            "go to SparseCores",
-        ),
     )
 )

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from rich.console import Console
 
-from systolic.chips import CHIPS, Chip
+from systolic.chips import CHIPS, ROOFLINE_CHIPS, Chip, RooflineChip, known_roofline_chip
 from systolic.chips import chip as chip_named
+from systolic.chips.roofline_chip import SOURCE
 from systolic.cli.options import output_options
 from systolic.cli.output import check_target, give, note
 from systolic.cli.tables import console, show_table
@@ -30,6 +32,17 @@ _COLUMNS: tuple[Column[Chip], ...] = (
     numeric("links", lambda chip: _links(chip)),
     numeric("VMEM MiB a core", lambda chip: chip.vmem_bytes_per_core / 2**20, ".0f"),
     numeric("kernel's VMEM MiB", lambda chip: chip.scoped_vmem_bytes / 2**20, ".0f", droppable=True),
+)
+_ROOFLINE_COLUMNS: tuple[Column[RooflineChip], ...] = (
+    textual("roofline only", lambda chip: chip.name),
+    textual("device kind", lambda chip: chip.device_kind),
+    numeric("cores a chip", lambda chip: chip.cores_per_chip, droppable=True),
+    numeric("MXU a core", lambda chip: f"{chip.mxu_per_core} × {chip.mxu_columns}²"),
+    numeric("bf16 Tflop/s", lambda chip: chip.peak_ops_per_s_per_chip["bfloat16"] / 1e12, ",.0f"),
+    numeric("fp8 Tflop/s", lambda chip: chip.peak_ops_per_s_per_chip["float8_e4m3fn"] / 1e12, ",.0f"),
+    numeric("HBM GB", lambda chip: chip.hbm_bytes_per_chip / 1e9, ".0f"),
+    numeric("HBM GB/s", lambda chip: chip.hbm_bytes_per_s_per_chip / 1e9, ",.0f"),
+    numeric("VMEM MiB a core", lambda chip: chip.vmem_bytes_per_core / 2**20, ".0f"),
 )
 # A field of a chip, its value, and where that is from.
 _FIELD_COLUMNS: tuple[Column[tuple[str, str, str]], ...] = (
@@ -73,23 +86,37 @@ def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
       systolic chips
       systolic chips v5e v7x --json chips.json
     """
-    named = list({chip.name: chip for chip in map(chip_named, names)}.values())
-    chosen = named or list(CHIPS.values())
+    announced = {name: known for name in names if (known := known_roofline_chip(name)) is not None}
+    simulated = map(chip_named, [name for name in names if name not in announced])
+    chosen = list({chip.name: chip for chip in simulated}.values()) if names else list(CHIPS.values())
+    roofline_only = list(
+        {chip.name: chip for chip in announced.values()}.values() if names else ROOFLINE_CHIPS.values()
+    )
     check_target(json_file)
+    records = [*map(_record, chosen), *({**dataclasses.asdict(chip), "source": SOURCE} for chip in roofline_only)]
     give(
         json_file,
         "chips",
-        map(_record, chosen),
-        {"chips": len(chosen)},
-        lambda: _show(chosen, with_sources=bool(named)),
+        records,
+        {"chips": len(records)},
+        lambda: _show(chosen, roofline_only, with_sources=bool(names)),
     )
     if json_file not in (None, "-"):
         note(f"written {json_file}", quiet=quiet)
     return 0
 
 
-def _show(chosen: Sequence[Chip], *, with_sources: bool) -> None:
+def _show(chosen: Sequence[Chip], roofline_only: Sequence[RooflineChip], *, with_sources: bool) -> None:
     out = console()
+    if chosen:
+        _show_simulated(out, chosen, with_sources=with_sources)
+    if roofline_only:
+        out.print("\nPublished peaks alone, for a roofline: libtpu has no target for them, so nothing is simulated")
+        show_table(out, _ROOFLINE_COLUMNS, roofline_only)
+        out.print(f"from {SOURCE}", highlight=False, soft_wrap=True)
+
+
+def _show_simulated(out: Console, chosen: Sequence[Chip], *, with_sources: bool) -> None:
     out.print(
         "Per chip, as published; int8 in brackets where it is computed as another dtype. Links to other chips: how "
         "many, and GB/s of one in one direction on the simulator's model.\n"

@@ -23,7 +23,7 @@ _MAX_DIGITS = 4300  # that Python reads
 
 
 class LiteralError(ValueError):
-    """A text that begins as a Python value, and is none that can be made."""
+    """The text begins like a Python value, but is not one."""
 
 
 class _NoLiteralError(Exception):

@@ -42,7 +42,7 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     error_column(lambda row: row.xla_time_error, "± XLA", droppable=True),
     numeric("× XLA", lambda row: row.ratio_to_xla, ".2f"),
     opponent_column(lambda row: row.xla_flags),
-    numeric("stalls", lambda row: row.stall_share, ".0%"),
+    numeric("stalls", lambda row: row.stall_share, ".0%", droppable=True),
     numeric("HBM MB", lambda row: row.hbm_bytes / 1e6 if row.hbm_bytes is not None else None, ",.0f", droppable=True),
     numeric(
         "× least",

@@ -59,11 +59,13 @@ class Selection:
       kinds: only rows of these kinds; (): of all.
       sample: rows of each chip and kind; None: all.
       seed: of the sample.
+      kept_in: only rows that are in this file of results; None: all.
     """
 
     kinds: tuple[str, ...] = ()
     sample: int | None = None
     seed: int = 0
+    kept_in: Path | None = None
 
     def of(self, rows: Sequence[PublishedRow]) -> tuple[PublishedRow, ...]:
         known = dict.fromkeys(row.kind for row in rows)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from systolic.accuracy.kind_errors import KindErrorsTable
+from systolic.accuracy.time_error import TimeErrors
 from systolic.chips import Chip, known_chip
 from systolic.chips.constants import FittedConstants, load_constants, with_constants
 from systolic.cli.options import WRITTEN_FILE, ChipNames, Workers, constants_option, output_options, xla_flag
 from systolic.cli.output import check_drawing_target, check_target, give, note, versions, write_text, writing
 from systolic.cli.progress import progress_bar
 from systolic.cli.published import Selection, programs_of, published_options, rows_of
-from systolic.cli.validation_tables import show_comparison
+from systolic.cli.validation_tables import coverage_text, show_comparison
 from systolic.compiler import check_available
 from systolic.timing import Measurement
 from systolic.timing.runner import Runner
@@ -45,6 +46,11 @@ from systolic.validation.published import COLLECTIVE
     type=WRITTEN_FILE,
     metavar="FILE.jsonl",
     help="Keep each result in this file, and do not simulate again what is in it.",
+)
+@click.option(
+    "--kept",
+    is_flag=True,
+    help="Only rows that are in the file of --resume; they are simulated again if constants or the simulator changed.",
 )
 @xla_flag
 @constants_option
@@ -74,6 +80,7 @@ def validate(
     sample: int | None,
     seed: int,
     resume_file: Path | None,
+    kept: bool,
     xla_flags: tuple[tuple[str, str], ...],
     dispatch_us: float,
     constants_file: Path | None,
@@ -112,7 +119,11 @@ def validate(
     check_drawing_target(page_file)
     for file in (intervals_file, kinds_file, resume_file):
         check_target(file)
-    selection = Selection(kinds=tuple(filter(None, kinds.split(","))), sample=sample, seed=seed)
+    if kept and resume_file is None:
+        raise click.UsageError("--kept needs --resume FILE, whose rows it compares again")
+    selection = Selection(
+        kinds=tuple(filter(None, kinds.split(","))), sample=sample, seed=seed, kept_in=resume_file if kept else None
+    )
     published = rows_of(csv_files, chips, dict(xla_flags), selection)
     constants = None if constants_file is None else load_constants(constants_file)
     in_use: dict[str, Chip] = {}
@@ -124,12 +135,23 @@ def validate(
             )
         in_use[changed.name] = with_constants(changed, constants)
     check_available()
-    kept = None if resume_file is None else KeptResults(resume_file, versions())
+    results = None if resume_file is None else KeptResults(resume_file, versions())
+    programs = programs_of(published)
+    if kept and results is not None:
+        pairs = [(row, program) for row, program in zip(published, programs, strict=True) if program in results]
+        published, programs = [row for row, _ in pairs], [program for _, program in pairs]
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        programs = programs_of(published)
-        predicted = simulated(Runner(pool, bar), programs, in_use, kept)
+        predicted = simulated(Runner(pool, bar), programs, in_use, results)
     fitted_on = () if constants is None else constants.fitted_on
     rows = compared_rows(published, programs, predicted, dispatch_us=dispatch_us, fitted_on=fitted_on)
+    intervals = None
+    if intervals_file is not None:
+        outputs = {"--constants": constants_file, "--intervals": intervals_file}
+        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs, selection)
+        timed = {str(program): time for program, time in predicted.items() if isinstance(time, Measurement)}
+        made_with = {name: text for name, text in versions().items() if text}
+        intervals = time_errors(compared_programs(rows, timed), command=command, versions=made_with, chips=in_use)
+        rows = [_with_interval(row, timed.get(row.program), intervals, in_use) for row in rows]
     statistics = statistics_by_chip(rows)
     summary = {name: chip_statistics.record() for name, chip_statistics in statistics.items()}
     summary |= {name: asdict(group_statistics) for name, group_statistics in collective_statistics(rows).items()}
@@ -137,16 +159,9 @@ def validate(
     summary |= {"kinds": list(map(asdict, recorded))} if recorded else {}
     show = functools.partial(show_comparison, rows, statistics, dispatch_us, constants, recorded)
     give(json_file, "validate", map(asdict, rows), summary, show)
-    if intervals_file is not None:
-        outputs = {"--constants": constants_file, "--intervals": intervals_file}
-        command = _command(csv_files, chips, dict(xla_flags), dispatch_us, outputs, selection)
-        timed = {str(program): time for program, time in predicted.items() if isinstance(time, Measurement)}
-        # A slice's run is one device's run, which waits for others.
-        runs = {name: time.run for name, time in timed.items() if time.run is not None and time.slice_run is None}
-        made_with = {name: text for name, text in versions().items() if text}
-        errors = time_errors(compared_programs(rows, runs), command=command, versions=made_with, chips=in_use)
-        write_text(intervals_file, errors.as_json())
-        note(f"intervals {intervals_file}", quiet=quiet)
+    if intervals_file is not None and intervals is not None:
+        write_text(intervals_file, intervals.as_json())
+        note(f"intervals {intervals_file}; {coverage_text(intervals)}", quiet=quiet)
     if kinds_file is not None:
         command = _command(csv_files, chips, dict(xla_flags), dispatch_us, {"--kinds": kinds_file}, selection)
         made_with = {name: text for name, text in versions().items() if text}
@@ -161,6 +176,17 @@ def validate(
         _write_page(rows, statistics, used, command, dispatch_us, constants, plot_file, page_file)
         note(f"page {page_file}", quiet=quiet)
     return 0 if any(row.predicted_us is not None for row in rows) else 1
+
+
+def _with_interval(
+    row: ComparedRow, timed: Measurement | None, intervals: TimeErrors, chips: Mapping[str, Chip]
+) -> ComparedRow:
+    """Return the row with the interval of this comparison in place of the shipped one."""
+    traits = None if timed is None else timed.traits
+    row_chip = chips.get(row.chip) or known_chip(row.chip)
+    if traits is None or row_chip is None:
+        return row
+    return replace(row, time_error=intervals.of(row_chip, traits))
 
 
 def _plot(rows: Sequence[ComparedRow], target: Path) -> str:
@@ -223,6 +249,8 @@ def _command(
         words += ["--only", ",".join(selection.kinds)]
     if selection.sample is not None:
         words += ["--sample", str(selection.sample), "--seed", str(selection.seed)]
+    if selection.kept_in is not None:
+        words += ["--kept", "--resume", selection.kept_in.name]
     for name, value in flags.items():
         words += ["--xla-flag", f"{name}={value}"]
     words += ["--dispatch-us", f"{dispatch_us:g}"]

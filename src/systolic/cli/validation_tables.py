@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 
 from systolic.accuracy.kind_errors import KindErrors
+from systolic.accuracy.time_error import TimeErrors
 from systolic.chips import with_clock_state
 from systolic.chips.constants import FittedConstants
 from systolic.cli.output import SIMULATED, heading
@@ -96,3 +97,12 @@ def show_comparison(
         )
     for line in (*error_lines(row.time_error for row in rows), *reason_lines(rows)):
         out.print(line, markup=False, soft_wrap=True)
+
+
+def coverage_text(intervals: TimeErrors) -> str:
+    """Return the number of held-out programs, and pairs of them, within the intervals, in words."""
+    programs, pairs = (
+        f"{sum(part.covered for part in parts)} of {sum(part.held_out for part in parts)} held-out {name}"
+        for parts, name in ((intervals.kinds, "programs"), (intervals.ratios, "pairs of one kernel"))
+    )
+    return f"they cover {programs} and {pairs}"

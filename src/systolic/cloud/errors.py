@@ -24,7 +24,7 @@ class MachineError(LackingError, RuntimeError):
 
 
 class RefusedError(MachineError):
-    """Google Cloud refused to make the machine, so that there is none of this order."""
+    """Google Cloud refused to make the machine: nothing was made."""
 
 
 class MachineNotFoundError(MachineError):

@@ -2,6 +2,7 @@
 
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,
+    all_gather_alike,
     assigned_devices,
     attached_tpu_chips,
     cpu_devices,

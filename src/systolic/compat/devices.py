@@ -8,7 +8,7 @@ from typing import Any
 
 
 def assigned_devices(lowered: Any) -> list[Any]:
-    """The devices that a lowered function is for, in the order of its partitions.
+    """Return the devices that a lowered function is for, in the order of its partitions.
 
     In public only what is compiled says so, and a program that was compiled before is not compiled again.
     """
@@ -24,7 +24,7 @@ def _varying(array: Any) -> frozenset[Any]:
 
 
 def varying_alike(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays, each varying over all mesh axes over which one of them does."""
+    """Return the arrays, all varying over every mesh axis over which one of them varies."""
     import jax
 
     axes = frozenset[Any]().union(*map(_varying, arrays))
@@ -35,8 +35,19 @@ def varying_alike(arrays: Sequence[Any]) -> list[Any]:
     ]
 
 
+def all_gather_alike(array: Any, axis_name: str) -> Any:
+    """All devices' parts along the first dimension, the same on each, also for the check of what varies over a mesh."""
+    import jax
+
+    if axis_name not in _varying(array):  # without that check a sum over devices is the transpose
+        return jax.lax.all_gather(array, axis_name, tiled=True)
+    from jax._src.lax.parallel import all_gather_invariant
+
+    return all_gather_invariant(array, axis_name, tiled=True)
+
+
 def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:
-    """A `jax.ShapeDtypeStruct` that varies over whatever mesh axes the inputs vary over.
+    """Return a `jax.ShapeDtypeStruct` that varies over the mesh axes of the inputs.
 
     Under `shard_map` a kernel has to say so of its outputs.
     """
@@ -49,7 +60,7 @@ def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]
 
 
 def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
-    """The mesh of a device's TensorCores for `pl.kernel`; without a number all of them."""
+    """Return the mesh of a device's TensorCores for `pl.kernel`; by default of all of them."""
     from jax.experimental.pallas import tpu as pltpu
 
     # jax 0.10 has a function for it, which later versions deprecate.

@@ -1,4 +1,4 @@
-"""Traced functions: what JAX keeps of them, and a hook for what they do."""
+"""Traced functions: what JAX stores about them, and a hook for what they do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def low_jaxpr(closed: Any) -> Any:
-    """A traced function as a parameter of a primitive of our own: jax 0.12 has types above those that it lowers."""
+    """Return a traced function as a parameter of our own primitive: jax 0.12 wraps the types that it lowers."""
     if not getattr(closed, "is_high", False):
         return closed
     from jax._src.interpreters import partial_eval
@@ -19,12 +19,12 @@ def low_jaxpr(closed: Any) -> Any:
 
 
 def key_implementation(dtype: Any) -> str:
-    """The name of the generator whose keys have this dtype; in public only a key's value tells it."""
+    """Return the name of the generator whose keys have this dtype; JAX's public API needs a key's value for it."""
     return str(dtype._impl.name)
 
 
 def donated_arguments(fn: Any) -> tuple[int, ...]:
-    """Numbers of the positional arguments that a function of `jax.jit` gives away; none of any other function.
+    """Return the numbers of the donated positional arguments of a function of `jax.jit`; () for other functions.
 
     Only tracing says so in public, and an object of `jax.jit` that was sent to another process cannot be traced.
     """
@@ -41,7 +41,7 @@ def static_arguments(fn: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def jit_shardings(fn: Any) -> tuple[Any, Any]:
-    """Shardings of the arguments and of the results that a function of `jax.jit` was given; None where it has none.
+    """Return the shardings of arguments and of results that were given to `jax.jit`; None if there are none.
 
     Only tracing says so in public, as of what it gives away.
     """
@@ -75,7 +75,7 @@ def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) 
 
 @functools.cache
 def _interceptor() -> Any:
-    """The class of traces that pass everything on to the one below them."""
+    """Return the class of traces that pass everything on to the trace below."""
     from jax._src import core, linear_util
 
     class Interceptor(core.Trace):

@@ -1,4 +1,4 @@
-"""TPU interpret mode: what it is given, what it says, and what it does while somebody watches."""
+"""TPU interpret mode: its parameters, its errors, and a hook to watch a run."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def races_found() -> bool:
 
 
 def semaphore_waits() -> set[int]:
-    """The threads in which a kernel in TPU interpret mode waits for a semaphore.
+    """Return the threads in which a kernel in TPU interpret mode waits for a semaphore.
 
     None while another core's thread is at work, which may signal it.
     """
@@ -247,7 +247,7 @@ def interpreted_failure() -> Exception | None:
 
 
 def interpreted_effects() -> frozenset[Any]:
-    """The effects that JAX gives to a kernel in TPU interpret mode."""
+    """Return the effects that JAX gives to a kernel in TPU interpret mode."""
     from jax._src.pallas.mosaic.interpret.params import get_interpret_effects
 
     return frozenset(get_interpret_effects())

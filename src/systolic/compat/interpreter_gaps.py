@@ -1,4 +1,4 @@
-"""Lets TPU interpret mode run what it fails at and a TPU does not: kernels under `jax.vmap`, and empty copies."""
+"""Let TPU interpret mode run what only a TPU can run otherwise: kernels under `jax.vmap`, and empty copies."""
 
 from __future__ import annotations
 

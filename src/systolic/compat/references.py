@@ -16,7 +16,7 @@ _Place = tuple[Any, Any, Any, Any, Any]  # a token, the device, the core, the me
 
 
 def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: Any) -> Any:
-    """A part of a buffer of the kernel that TPU interpret mode runs, to be read and written unnoticed by it.
+    """Return a part of a buffer of the running kernel, whose accesses TPU interpret mode does not notice.
 
     It is None if there is no such buffer. Without a number of its memory space it may be of any; `transforms` say which
     part, as interpret mode gives it to its functions.
@@ -29,7 +29,7 @@ def buffer_view(memory: Any, buffer: int, device: int, core: int, transforms: An
 
 
 def _held(memory: Any, buffer: int, device: int, core: int) -> Any:
-    """A buffer of the interpreter's; None: there is no such."""
+    """Return a buffer of the interpreter; None if it does not exist."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     calls: Any = interpret_pallas_call
@@ -49,7 +49,7 @@ def _ranges(transforms: Any) -> tuple[int | slice, ...]:
 
 @contextmanager
 def all_references() -> Iterator[None]:
-    """Lets TPU interpret mode take references that a kernel reshapes or bitcasts, and masks of stores as they are.
+    """Let TPU interpret mode accept references that a kernel reshapes or bitcasts, and masks of stores.
 
     Its own test whether a masked store ends inside of its buffer (jax 0.10 to 0.12) holds every dimension against the
     first, and calls stores of 8 × 2 elements out of bounds.
@@ -160,7 +160,7 @@ def _masked(
 def _clipped(
     ranges: Sequence[int | slice], shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], list[int | tuple[int, int, int]]]:
-    """The part of what is accessed that is inside of a buffer, and the place of that: start, size, stride."""
+    """Return the part of an access that is inside of a buffer, and its start, size and stride."""
     inside, region = list[slice](), list[int | tuple[int, int, int]]()
     for index, size in itertools.zip_longest(ranges, shape):
         if isinstance(index, int):

@@ -79,14 +79,14 @@ def write_reshaped(
 
 
 def _split(transforms: Sequence[Any], shape: Sequence[int]) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[int, ...]]:
-    """The slices before the first other transform, what follows, and the shape between them."""
+    """Return the slices before the first other transform, the rest, and the shape between them."""
     at = next(number for number, transform in enumerate(transforms) if not hasattr(transform, "indices"))
     inner = tuple(transforms[at - 1].get_indexer_shape()) if at else tuple(shape)
     return tuple(transforms[:at]), tuple(transforms[at:]), inner
 
 
 def _elements(shape: tuple[int, ...], transforms: Sequence[Any], dtype: Any) -> np.ndarray:
-    """The elements of an array that each one of a reference to it is made of: their numbers, along the last axis."""
+    """Return the numbers of the array's elements that make up each element of a reference, along the last axis."""
     elements = np.arange(math.prod(shape)).reshape(*shape, 1)
     bits = np.dtype(dtype).itemsize
     for transform in transforms:
@@ -109,7 +109,7 @@ def _elements(shape: tuple[int, ...], transforms: Sequence[Any], dtype: Any) -> 
 
 
 def _boxes(elements: np.ndarray, shape: tuple[int, ...]) -> list[_Box]:
-    """The boxes, evenly spaced along each dimension, that together are the elements with these numbers."""
+    """Return boxes, evenly spaced along each dimension, that together are the elements with these numbers."""
     if not elements.size:
         return []  # a slice of a length that is known when the kernel runs may be empty
     return _boxes_of(np.stack(np.unravel_index(np.unique(elements), shape), axis=1))

@@ -52,7 +52,7 @@ def _unknown(dtype: Any) -> Any:
 
 
 def _seen(ref: Any, transforms: Any) -> Any:
-    """A reference through its transforms."""
+    """Return a reference with its transforms applied."""
     from jax._src.state.types import TransformedRef
 
     return TransformedRef(ref, tuple(transforms))
@@ -120,7 +120,7 @@ def _outside(indices: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
 
 
 def _start(equation: Any, inputs: Sequence[Any]) -> Any:
-    """A copy whose rows a list directs: a copy a row, which count on the semaphore what one would."""
+    """Start the copies of the rows in a list, one for each; the semaphore counts as for a single copy."""
     from jax.experimental.pallas import tpu as pltpu
 
     source, target, semaphore, sent, _ = jax.tree.unflatten(equation.params["tree"], inputs)
@@ -155,7 +155,7 @@ def _wait(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _indexer(end: Any) -> Any:
-    """The last slice of one end of a copy; None: it has none."""
+    """Return the last slice of one end of a copy; None if it has none."""
     transforms = getattr(end, "transforms", ())
     return transforms[-1] if transforms and hasattr(transforms[-1], "indices") else None
 
@@ -170,7 +170,7 @@ def _is_listed(end: Any) -> bool:
 
 
 def _rows(end: Any) -> Any:
-    """The list of numbers that directs a copy."""
+    """Return the list of numbers that directs a copy."""
     indices = _indexer(end).indices
     if not _is_list(indices[0]) or any(map(_is_list, indices[1:])):
         raise NotImplementedError("a copy by a list of what is not the first dimension")
@@ -179,7 +179,7 @@ def _rows(end: Any) -> Any:
 
 
 def _row(end: Any, number: Any, rows: Any) -> Any:
-    """One row of an end of a copy; `rows`: the list of its numbers, None where they follow each other."""
+    """Return one row of an end of a copy; `rows` lists the row numbers, None means that they are consecutive."""
     from jax.experimental import pallas as pl
 
     if rows is None:

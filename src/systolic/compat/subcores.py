@@ -87,7 +87,7 @@ def _parallel_loop(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _retraced(jaxpr: Any) -> Any:
-    """Traces a jaxpr again, with what the interpreter lacks in terms of what it has."""
+    """Trace a jaxpr again, with operations that the interpreter lacks replaced by operations that it has."""
     from jax._src import linear_util
     from jax._src.interpreters import partial_eval
 

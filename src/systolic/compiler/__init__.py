@@ -6,7 +6,7 @@ The compiler runs in worker processes, which may crash without harm:
         program = submit_compilation(pool, fn, args, target, cache=ProgramCache()).result()
 """
 
-from systolic.compiler.arguments import PlacedArray, abstract_arguments, argument_values
+from systolic.compiler.arguments import MAX_ARGUMENT_BYTES, PlacedArray, abstract_arguments, argument_values
 from systolic.compiler.blame import is_kernel_code, short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
 from systolic.compiler.contents import (
@@ -15,6 +15,7 @@ from systolic.compiler.contents import (
     device_executions,
     pallas_operands,
 )
+from systolic.compiler.deciding import Decision, TracedArgument, decisions, traced_arguments
 from systolic.compiler.deferred import Deferred, Missing
 from systolic.compiler.driver import compile_function
 from systolic.compiler.endings import (
@@ -34,11 +35,19 @@ from systolic.compiler.errors import (
     check_available,
     compiler_is_there,
 )
-from systolic.compiler.jit_options import giving_away, row_major, with_jit_options, with_options_of
+from systolic.compiler.jit_options import (
+    giving_away,
+    row_major,
+    with_jit_options,
+    with_options_of,
+    without_jit_options,
+)
 from systolic.compiler.limits import WALL_TIMES
 from systolic.compiler.named import (
     NamedFunction,
     NamedFunctionError,
+    argument_example,
+    argument_type,
     check_function_name,
     function_name,
     loaded_function,

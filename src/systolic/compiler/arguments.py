@@ -12,7 +12,7 @@ from systolic.support.bugs import runs_user_code
 
 # Contents decide the control flow of a few kernels, and those contents are small: indices, group sizes, masks. Larger
 # arrays are not sent to another process for nothing.
-_MAX_ARGUMENT_BYTES = 16 * 2**20
+MAX_ARGUMENT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PlacedArray:
 
 @runs_user_code  # JAX says what is no argument of a traced function
 def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
-    """The arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
+    """Return the arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
 
     Their shardings over the devices of a slice are kept if `shardings`.
     """
@@ -59,7 +59,7 @@ def argument_values(args: Sequence[Any]) -> list[np.ndarray | None]:
 
     def value(leaf: Any) -> np.ndarray | None:
         leaf = _unplaced(leaf)
-        if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > _MAX_ARGUMENT_BYTES:
+        if isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "nbytes", 0) > MAX_ARGUMENT_BYTES:
             return None
         try:
             # As `jit` takes it: a Python number is 32 bits wide unless JAX is told otherwise.

@@ -1,4 +1,4 @@
-"""Finds the line of the user's source that an exception from the compiler is about."""
+"""Find the line of the user's source that caused an exception of the compiler."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# Rooms of this package whose functions no user asks about: they run the user's. Kernels and lessons are read as users'
-# code is.
+# Rooms of this package whose functions are not blamed, because they run the user's functions. Kernels and lessons count
+# as a user's code.
 _MACHINERY = (
     *("analysis", "bench", "checking", "cli", "cloud", "compat", "compiler", "experiments", "explaining"),
     *("ops/replacing", "report", "simulator", "store", "timing", "tuning", "validation"),
@@ -25,10 +25,10 @@ _LOCATION = re.compile(r'"(?P<name>[^"]*)"\("(?P<file>[^"]+)":(?P<line>\d+):\d+'
 
 
 def source_line(error: BaseException) -> str | None:
-    """The innermost line in `error`'s tracebacks that is the user's: "file.py:12 in name", or None.
+    """Return the innermost line of the user's code in the tracebacks of `error`: "file.py:12 in name", or None.
 
-    JAX hangs the place where a refused operation was written on the exception, as its traceback or as its cause's, or
-    leaves it in the text, as a location of MLIR's. An exception that comes from a worker has its line recorded.
+    JAX attaches the place of a refused operation to the exception as its traceback or its cause's, or writes it into
+    the text as a location of MLIR. An exception that comes from a worker has its line recorded.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -44,20 +44,20 @@ def source_line(error: BaseException) -> str | None:
 
 
 def record_line(error: BaseException, where: str) -> None:
-    """Keep what `source_line` shall say of an exception that comes from another process: tracebacks do not travel."""
+    """Record the line that `source_line` returns for an exception from another process, which has no traceback."""
     with suppress(Exception):  # an exception may have slots
         setattr(error, _RECORDED, where)
 
 
 def current_line() -> str:
-    """The innermost line of the user's that is being executed in this thread: "file.py:12 in name", or ""."""
+    """Return the innermost line of the user's code that this thread executes: "file.py:12 in name", or ""."""
     return _innermost(traceback.extract_stack()) or ""
 
 
 def line_in_stacks(text: str) -> str:
-    """The innermost line of the user's in what `faulthandler` writes of all threads, or "".
+    """Return the innermost line of the user's code in the stacks that `faulthandler` wrote, or "".
 
-    It writes the main thread last, and of each thread the innermost frame first.
+    `faulthandler` writes the main thread last, and the innermost frame of each thread first.
     """
     threads: list[list[str]] = [[]]
     for line in text.splitlines():
@@ -71,16 +71,16 @@ def line_in_stacks(text: str) -> str:
 
 def _innermost(frames: Sequence[traceback.FrameSummary]) -> str | None:
     for frame in reversed(frames):
-        # A frame that Pallas made up of the compiler's location may have part of that location for a name.
+        # Pallas makes frames from locations of the compiler. Their names may contain part of the location.
         if '"' not in frame.name and _is_users(frame.filename):
             return f"{frame.filename}:{frame.lineno} in {frame.name}"
     return None
 
 
 def written_at(equation: Any) -> str:
-    """The innermost line of the user's source that an equation of a jaxpr comes from, "file.py:12 in name", or "".
+    """Return the innermost line of the user's code that made an equation of a jaxpr: "file.py:12 in name", or "".
 
-    A kernel that comes with JAX counts as the user's where nothing else does: its line says more than none.
+    If only a kernel that comes with JAX made the equation, its line is returned, which is better than none.
     """
     traceback_of = getattr(equation.source_info, "traceback", None)
     frames = traceback_of.frames if traceback_of is not None else ()
@@ -94,7 +94,7 @@ def written_at(equation: Any) -> str:
 
 
 def short_place(where: str) -> str:
-    """A place in a file as a person would say it: from the current folder, or from the package that it is in."""
+    """Shorten a place in a file: relative to the current folder, or to the folder of its package."""
     file, colon, rest = where.partition(":")
     path = Path(file)
     if path.is_relative_to(Path.cwd()) and "site-packages" not in path.parts:

@@ -95,7 +95,7 @@ class ProgramCache:
         return self._file().path
 
     def size_bytes(self) -> int:
-        """Size of the file; 0 where there is none."""
+        """The size of the file; 0 if it does not exist."""
         return _size(self.file)
 
     def count(self) -> int:

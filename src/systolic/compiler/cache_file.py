@@ -109,7 +109,7 @@ class CacheFile:
 
     @contextmanager
     def opened(self, *, make: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection to a file that is as it should be, as far as its head and its schema say.
+        """Yield a connection to a file whose head and schema are as expected.
 
         Args:
             make: the folder and the file, where they are not there.
@@ -170,7 +170,7 @@ class CacheFile:
         return connection
 
     def _make(self) -> None:
-        """A whole file takes its name at once, so that a kill at any moment leaves none or a good one."""
+        """Write a whole file, then give it its name at once: a kill at any moment leaves no file or a complete one."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked(exclusive=True):
             if self.path.exists():
@@ -190,7 +190,7 @@ class CacheFile:
 
     @contextmanager
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """While anybody uses the file, it is not replaced: SQLite finds what is beside it by name alone."""
+        """Lock the file against replacement while it is in use: SQLite finds its companion files only by name."""
         if not self.writable:
             yield
             return

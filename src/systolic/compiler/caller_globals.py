@@ -1,4 +1,4 @@
-"""Takes globals of the user's modules along to a worker, as they are in the caller's process.
+"""Take globals of the user's modules along to a worker, with their values in the caller's process.
 
 A function of a module goes to a worker as a name, and the worker imports the module again: a global that the caller has
 changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
@@ -113,7 +113,7 @@ def _sent(place: Place, value: Any, dump: Dump) -> SentGlobal:
 
 
 def _owner(place: Place) -> Any:
-    """Return the module or class that has a global; None: there is none here."""
+    """Return the module or class that has a global; None if this process has none."""
     if place.module not in sys.modules:
         with suppress(Exception):  # the job says what is wrong with it, if it needs it
             importlib.import_module(place.module)
@@ -134,7 +134,7 @@ _OPAQUE = "of type "
 
 
 class _OpaqueError(Exception):
-    """No digest tells this value from another."""
+    """The value has no digest."""
 
 
 def _digest(value: Any) -> str:

@@ -25,7 +25,7 @@ _MAX_CONSTANT_BYTES = 1 << 24
 
 
 def program_constants(executable: bytes) -> bytes:
-    """The segment of constants of a binary that JAX serialised; empty where none is found for certain."""
+    """Return the segment of constants of a binary that JAX serialized; empty if none is certain."""
     binary = _without_block_headers(executable)
     constants_found = {
         constants for message in _MESSAGE.finditer(binary) for constants in _constants(binary, message.start())
@@ -34,7 +34,7 @@ def program_constants(executable: bytes) -> bytes:
 
 
 def _constants(binary: bytes, at: int) -> Iterator[bytes]:
-    """The constants of the image that begins there, if one does."""
+    """Yield the constants of the image that begins there, if one does."""
     segments: dict[int, tuple[int, int]] = {}
     try:
         for field, value in _fields(binary, at):
@@ -57,7 +57,7 @@ def _constants(binary: bytes, at: int) -> Iterator[bytes]:
 
 
 def _fields(message: bytes, at: int = 0) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message, by number; of one that ends where it says, or an error.
+    """Yield the fields of a message, by number; raise an error if the message does not end where it says.
 
     Raises:
         IndexError: it ends within a field.

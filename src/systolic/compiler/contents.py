@@ -16,6 +16,7 @@ import numpy as np
 
 from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
+from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 from systolic.compiler.typical import PRIMITIVE, typical_value
@@ -57,14 +58,14 @@ class DeviceExecutions:
 def pallas_operands(
     closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
 ) -> list[PallasOperands]:
-    """Every execution of a Pallas call in a traced function, in order; see `device_executions`."""
+    """Return every execution of a Pallas call in a traced function, in order; see `device_executions`."""
     return device_executions(closed_jaxpr, arguments, names, partition=partition).executions
 
 
 def device_executions(
     closed_jaxpr: Any, arguments: Sequence[Any], names: Sequence[str], *, partition: int = 0
 ) -> DeviceExecutions:
-    """Every execution of a Pallas call in a traced function, in order, with what its operands hold.
+    """Return every execution of a Pallas call in a traced function, in order, with the contents of its operands.
 
     Args:
         closed_jaxpr: the function, traced.
@@ -77,8 +78,8 @@ def device_executions(
     contents = [
         Deferred.known(np.asarray(argument))
         if hasattr(argument, "__array__")
-        else Deferred.known(Missing(f"argument {name}, of which only the shape was given"))
-        for argument, name in zip(arguments, names, strict=True)
+        else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
+        for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
     ]
     walk = _Walk(partition)
     walk.run(closed_jaxpr, contents, ())
@@ -136,6 +137,8 @@ class _Walk:
             return self._shard_map(equation, inputs, path)
         if self.place is not None and name == "axis_index":
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
+        if self.place is not None and name == MESH_VALUE:
+            return [Deferred.known(np.asarray(equation.params["of_mesh"](self.place.mesh), np.int32))]
         if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
             platforms = equation.params["platforms"]
             return [
@@ -164,7 +167,8 @@ class _Walk:
     def _follows(self, function: Any) -> bool:
         """True if a jaxpr has a Pallas call, a `typical` value, or an operation on mesh axes."""
         return any(
-            equation.primitive.name in (_PALLAS, PRIMITIVE) or (self.place is not None and names_axis(equation))
+            equation.primitive.name in (_PALLAS, PRIMITIVE, MESH_VALUE)
+            or (self.place is not None and names_axis(equation))
             for equation in equations(function.jaxpr)
         )
 
@@ -243,14 +247,14 @@ def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[b
 
 
 def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
-    """A device's part of a value that is cut by a `PartitionSpec`."""
+    """Return a device's part of a value that is cut by a `PartitionSpec`."""
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
         return applied(lambda part: part, value.part, local=True)
     return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:
-    """A value, or in its place what is typical of it where it is missing."""
+    """Return a value, or its typical value if it is missing."""
 
     def compute() -> Any:
         contents = value.get()
@@ -264,7 +268,7 @@ def _missing(equation: Any, why: str) -> list[Deferred]:
 
 
 def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
-    """The results of one equation, computed together when the first of them is asked for."""
+    """Return the results of one equation, computed together when the first one is needed."""
     largest = max((math.prod(getattr(atom.aval, "shape", ())) for atom in equation.outvars), default=0)
     if largest > _MAX_ELEMENTS:
         return _missing(equation, f"an array of {largest:,} values, which are too many to follow")

@@ -9,9 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A value that cannot be worked out, and for want of what."""
+    """A value that cannot be computed, and the reason."""
 
     why: str
+    argument: int | None = None  # whose value is missing, by number among the flat arguments; None: of none
 
 
 class Deferred:
@@ -32,13 +33,13 @@ class Deferred:
 
     @classmethod
     def known(cls, value: Any, *, local: bool = False) -> Deferred:
-        """One that is there already."""
+        """Wrap a value that is already known."""
         made = cls(lambda: None, local=local)
         made._value, made._compute = value, None
         return made
 
     def get(self) -> Any:
-        """The value, or a `Missing`."""
+        """Return the value, or a `Missing`."""
         # What is needed comes first, without recursion: a chain of operations may be long.
         pending = [self]
         while pending:

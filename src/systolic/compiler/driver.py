@@ -1,4 +1,4 @@
-"""Compiles one function for one chip. Runs inside a worker, which has the environment that libtpu needs."""
+"""Compile one function for one chip or slice, in a worker, which has the environment that libtpu needs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from systolic.compiler.worker import DUMP_VARIABLE
 
 # jax is imported inside the functions: this module's names are needed in processes that never compile.
 
-# Part of every key: a change to what an entry holds, or to how a program is obtained, needs a new number.
+# Part of every key. Raise it if the contents of an entry change, or the way in which a program is compiled.
 _FORMAT_VERSION = 7
 
-# XLA hands gathers, scatters and sorts to the SparseCores where it can. What they do with a scatter depends on which of
-# its indices are equal, which nothing here knows, so that scatters stay on the TensorCore.
+# XLA hands gathers, scatters and sorts to the SparseCores. A scatter there depends on which of its indices are equal,
+# which the simulator does not know, so scatters stay on the TensorCore.
 _SPARSE_CORE_WORK = ("scatter",)
 _TRUTH_WORDS: dict[str, str] = {
     **dict.fromkeys(("true", "1", "yes", "t", "y"), "True"),
@@ -50,20 +50,18 @@ def compile_function(
 ) -> CompiledProgram:
     """Compile `fn(*args)` for one device of `target`, or for all of its slice. Nothing is executed.
 
-    It runs in a worker; `submit_compilation` sends it there.
-
-    It reads the folder named by the environment variable SYSTOLIC_DUMP_DIR, to which libtpu was told to write when the
-    worker started, and leaves it empty.
+    This runs in a worker; `submit_compilation` sends it there. libtpu writes its listings to the folder that the
+    environment variable SYSTOLIC_DUMP_DIR names; they are read, and the folder is emptied.
 
     Args:
         fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
-        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Of an array only shape and dtype count, and for a slice the
-            sharding.
+        args: pytrees of arrays or `jax.ShapeDtypeStruct`s. Only the shape and dtype of an array count, and for a slice
+            the sharding.
         target: the chip, or the slice.
-        cache: where to look first, and to keep the program or the refusal; None: compile.
+        cache: where to look first, and to store the program or the refusal; None: always compile.
         settings: values of `jax.config` to trace and lower under; None: the worker's own.
-        lines: whether listings of kernels say which line of the source each instruction came from. The program is the
-            same, but it is kept apart: wherever its source is moved to, it is compiled again.
+        lines: make the listings of kernels name the source line of each instruction. The program is the same, but has
+            its own entry in the cache: it is compiled again if its source moves.
 
     Raises:
         CompilerRefusal: lowering or compiling was refused.
@@ -82,7 +80,7 @@ def compile_function(
     started = time.perf_counter()
     devices = devices_of(target)
     if lines:
-        jax.clear_caches()  # or a lowering without them is used again
+        jax.clear_caches()  # otherwise JAX reuses a lowering without lines
     with under_settings(settings or {}), device_context(target, fn):
         traced = trace(fn, args, devices, sharded=target.slice is not None)
         with at_stage("lowering"):
@@ -100,8 +98,8 @@ def compile_function(
             compile_s = time.perf_counter() - started
             left = read_dump(dump)
         except CompilerRefusal as refusal:
-            # A refusal that names a source line is not kept: lines move while the program stays the same. These are
-            # also the ones that come at once.
+            # A refusal that names a source line is not stored: lines move while the program stays the same. Such
+            # refusals come at once anyway.
             if cache is not None and refusal.where is None:
                 cache.put(key, refusal)
             raise
@@ -114,7 +112,7 @@ def compile_function(
 
 
 def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tuple[int, ...]:
-    """The ids of the devices that a lowered function is for, in the order of its partitions."""
+    """Return the ids of the devices that a lowered function is for, in the order of its partitions."""
     assigned = assigned_devices(lowered)
     if len(devices) > 1 and (len(assigned) < 2 or assigned[0].platform != "tpu"):
         raise SliceError(
@@ -133,11 +131,11 @@ def _assignment(lowered: Any, devices: Sequence[Any], topology: Topology) -> tup
 def _lower(traced: Any, *, lines: bool) -> Any:
     try:
         # A kernel's body is lowered to bytecode that holds file names and lines. Without them the same program has the
-        # same text, hence the same key, wherever its source stands.
+        # same text, and so the same key, wherever its source is.
         with under_settings({} if lines else {"jax_traceback_in_locations_limit": 0}):
             return traced.lower(lowering_platforms=("tpu",))
     except Exception as error:  # noqa: BLE001 -- tracing is over: whatever fails now is the compiler's answer
-        # Again with source locations, without which Pallas cannot even word some of its errors.
+        # Lower again with source locations: without them Pallas cannot write some of its error messages.
         blamed = _first_error(lambda: traced.lower(lowering_platforms=("tpu",))) or error
         default: RefusalKind = "unsupported" if isinstance(blamed, NotImplementedError) else "other"
         text = str(blamed) or type(blamed).__name__
@@ -154,8 +152,8 @@ def _compile(traced: Any, lowered: Any, flags: Mapping[str, str]) -> Any:
             CompilerFlagError.raise_if_about(str(error), flags)
         blamed = error
         if "Mosaic" in str(error):
-            # Mosaic refuses within milliseconds, before any code is generated: asking again, with locations, is cheap.
-            jax.clear_caches()  # or the lowering without locations is used again
+            # Mosaic refuses within milliseconds, before any code is generated: compiling again with locations is cheap.
+            jax.clear_caches()  # otherwise JAX reuses the lowering without locations
             blamed = _first_error(lambda: _compiled(traced.lower(lowering_platforms=("tpu",)), flags)) or error
         elif not isinstance(error, jax.errors.JaxRuntimeError):
             raise
@@ -170,10 +168,10 @@ def _compiled(lowered: Any, flags: Mapping[str, str]) -> Any:
         try:
             return lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
-            # Another libtpu may not have one of them: then it has not what the option turns off either.
+            # Another libtpu may lack an option. Then it also lacks the feature that the option turns off.
             added = options.keys() - flags.keys()
             unknown = [name for name in added if f"No such compile option: '{name}'" in str(error)]
-            # XLA's own options take True and False alone, libtpu's take all of these words.
+            # XLA's own options take only True and False; libtpu's take all of these words.
             misspelled = [
                 name
                 for name, value in options.items()
@@ -200,7 +198,7 @@ def _key(lowered_text: str, target: Target, device: Any, dump: Path, assignment:
 
     flags = os.environ.get("LIBTPU_INIT_ARGS", "").split()
     flags = [flag for flag in flags if str(dump) not in flag and flag != SOURCE_LINES_FLAG]
-    # In which order a mesh has its devices the program's text does not say.
+    # The program's text does not contain the order of the mesh's devices.
     of_slice = {} if target.slice is None else {"slice": asdict(target.slice), "assignment": assignment}
     facts = {
         "format": _FORMAT_VERSION,
@@ -253,5 +251,5 @@ def _constants(compiled: Any, assignment: tuple[int, ...]) -> bytes:
         return b""
     try:
         return program_constants(compiled.runtime_executable().serialize())
-    except Exception:  # noqa: BLE001 -- what cannot be serialised has no constants that are known, which only some need
+    except Exception:  # noqa: BLE001 -- without a serialized program its constants are unknown; few programs need them
         return b""

@@ -1,4 +1,4 @@
-"""Reads and empties the folder in which libtpu leaves the listings of what it compiled."""
+"""Read and empty the folder into which libtpu writes its listings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CALL = re.compile(r"= (?:inlined_)?call\b[^/=\n]*/\* %(?P<name>\S+)")
 
 
 def dump_flags(folder: Path) -> tuple[str, ...]:
-    """The libtpu flags that make it leave the listings in `folder`. They do not change the program.
+    """Return the flags with which libtpu writes its listings to `folder`. They do not change the program.
 
     Raises:
         CompilerError: the path has white space in it, which libtpu takes for the end of a flag.

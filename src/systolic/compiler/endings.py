@@ -74,7 +74,7 @@ class CompilerCrash(WorkerEnded):
         ending = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
         during = f" during {label or 'a task'}"
         rest = _while(stage) + (f": {words}" if words else "")
-        fix = "reduce the kernel: it breaks the compiler"
+        fix = "reduce the kernel until the compiler survives it, or try another version of libtpu"
         if stage in OF_THE_FUNCTION:
             fix = "run the function in plain JAX: it, or a library that it calls, ends the process"
         super().__init__(
@@ -168,7 +168,7 @@ class FunctionExit(ValueError):  # noqa: N818 -- said the way the user thinks of
 
 
 def last_words(text: str) -> str:
-    """The line in which a dying process says what is wrong, among what it wrote to standard error; "" if there is none.
+    """Return the line of a dead process's standard error that says what went wrong; "" if there is none.
 
     libtpu writes a stack trace and the report of its crash handler after that line.
     """

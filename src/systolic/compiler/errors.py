@@ -54,7 +54,7 @@ class CompilerMissing(LackingError, CompilerError):  # noqa: N818 -- said the wa
 
 
 class CompilerRefusal(CompilerError):  # noqa: N818 -- said the way the user thinks of it
-    """The compiler said no.
+    """The compiler refused the program.
 
     Attributes:
         message: the compiler's text, verbatim.

@@ -52,7 +52,7 @@ class WorkerFolder:
 
 
 def make_worker_folder() -> WorkerFolder:
-    """A new, locked folder among the temporary files."""
+    """Make a locked folder among the temporary files."""
     # It takes its final name only when locked, or a sweep in another process could find it without an owner.
     unnamed = Path(tempfile.mkdtemp(prefix="systolic-new-"))
     try:

@@ -157,7 +157,7 @@ def _is_special(name: str) -> bool:
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute; None where there is none, or where a user's `__getattr__` fails."""
+    """Return an attribute; None if it does not exist, or if a user's `__getattr__` fails."""
     try:
         return getattr(value, name, None)
     except Exception:  # noqa: BLE001 -- whatever it raises, such as an import that fails

@@ -51,7 +51,7 @@ def with_jit_options(fn: Any, mesh: Any = None) -> Any:
 
 
 def row_major(fn: Any) -> Any:
-    """The function with arguments and results that lie in memory in the order of their dimensions."""
+    """Return the function with arguments and results whose dimensions are in order in memory."""
     inner, options = without_jit_options(fn)
     return FunctionWithOptions(inner, replace(options, is_row_major=True), function_name(fn))
 
@@ -71,5 +71,5 @@ def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
 
 
 def giving_away(fn: Callable[..., Any], donated: tuple[int, ...]) -> Any:
-    """The function with these of its arguments donated, as by `jax.jit(fn, donate_argnums=donated)`."""
+    """Return the function with these arguments donated, as by `jax.jit(fn, donate_argnums=donated)`."""
     return FunctionWithOptions(fn, JitOptions(donated=donated), function_name(fn)) if donated else fn

@@ -13,7 +13,7 @@ _SHARE = 0.9  # the rest is the parent's
 
 
 def bearable_bytes(workers: int, root: Path = Path("/")) -> int | None:
-    """The memory that each of `workers` processes may use, at least 2 GiB, so that all of them have room.
+    """Return the memory that each of `workers` processes may use, at least 2 GiB, so that all of them fit.
 
     None where the file system at `root` does not tell what is free.
     """

@@ -1,4 +1,4 @@
-"""One device's place on a mesh: which part of an array it has, and which operations ask about places."""
+"""One device's place on a mesh: its part of an array, and the operations that depend on a place."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ class MeshPlace:
 
     sizes: Mapping[str, int]  # of the mesh's axes, by name, in the mesh's order
     at: Mapping[str, int]  # the device's index along each
+    mesh: Any  # as JAX has it
 
     @staticmethod
     def of(mesh: Any, partition: int) -> MeshPlace:
-        """The place of the device that has a partition, counted in the mesh's order."""
+        """Return the place of a partition's device, counted in the order of the mesh."""
         sizes = dict(mesh.shape)
         indices = np.unravel_index(partition, tuple(sizes.values()))
-        return MeshPlace(sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)})
+        return MeshPlace(
+            sizes=sizes, at={name: int(index) for name, index in zip(sizes, indices, strict=True)}, mesh=mesh
+        )
 
     def part(self, array: np.ndarray, spec: Sequence[Any]) -> np.ndarray:
-        """The device's part of an array that is cut by a `PartitionSpec`."""
+        """Return the device's part of an array that is cut by a `PartitionSpec`."""
         for dimension, names in enumerate(spec):
             axes = () if names is None else (names,) if isinstance(names, str) else tuple(names)
             size = array.shape[dimension] // math.prod(self.sizes[axis] for axis in axes)

@@ -29,6 +29,7 @@ from systolic.support.untrusted import shown
 _PACKAGE = "__init__.py"
 _MAX_NAMES = 12  # in a message
 _MAX_VALUES = 2**28
+_MAX_EXAMPLE_VALUES = 8  # that an example of an argument writes out
 _MAX_SHOWN_CHARACTERS = 200  # characters of a path in a message
 
 _ARGUMENT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[0-9, ]*)\](?:=(?P<values>.+))?", re.DOTALL)
@@ -53,7 +54,7 @@ class NamedFunction:
         return self.text
 
     def load(self) -> Callable[..., Any]:
-        """The function, with its parameters bound; see `named_function`."""
+        """Return the function, with its parameters bound; see `named_function`."""
         with at_stage("importing"):
             function = named_function(self.text)
         return functools.partial(function, **self.parameters) if self.parameters else function
@@ -99,7 +100,7 @@ def check_function_name(text: str) -> None:
 
 
 def named_function(text: str) -> Callable[..., Any]:
-    """The function that a text such as `FILE.py:FUNCTION` names. Imports the user's code: for a worker.
+    """Return the function that `FILE.py:FUNCTION` names. This imports the user's code, so call it in a worker.
 
     Raises:
         NamedFunctionError: there is none of that name.
@@ -124,7 +125,7 @@ def _no_function(place: str, name: str, callables: Sequence[str], listed: Sequen
 
 
 def source_of_place(place: str) -> Path:
-    """The file of a module: it is named itself, or the folder that is a package, or the module."""
+    """Return the file of a module, which is named by its file, by its package's folder, or by its module name."""
     if place.endswith(".py"):
         return Path(place)
     return Path(place) / _PACKAGE if _is_folder(place) else source_of_module(place)
@@ -159,7 +160,7 @@ def _module(place: str) -> Any:
 
 
 def named_argument(text: str) -> Any:
-    """The argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` a file's.
+    """Return the argument that a text describes: `bf16[4096,4096]` a shape, `s32[3]=1,5,2` an array, `FILE.npy` a file.
 
     Types go by HLO's names (bf16, f32, s8, u32, pred, f8e4m3fn) or NumPy's (bfloat16, int8). One value fills an array.
 
@@ -192,6 +193,26 @@ def named_argument(text: str) -> Any:
     except ValueError as error:
         hint = "" if isinstance(error, ArgumentValueError) else "; give one value, or as many as the shape holds"
         raise NamedFunctionError(f"{shown(text)}: {error}{hint}") from error
+
+
+def argument_example(shape: Sequence[int], dtype: np.dtype) -> str:
+    """Return an example of text for `named_argument` that gives an array its values: `s32[3]=0,1,2`, or a file."""
+    count = math.prod(shape)
+    if count > _MAX_EXAMPLE_VALUES:
+        return "FILE.npy"
+    first = 1 if count == 1 else 0
+    values = ",".join(str(number % 2 if dtype == np.bool_ else number) for number in range(first, first + count))
+    return f"{argument_type(shape, dtype)}={values}"
+
+
+def argument_type(shape: Sequence[int], dtype: np.dtype) -> str:
+    """Return a shape as `named_argument` takes it: `bf16[4096,4096]`."""
+    name = dtype.name
+    for kind, long in _KINDS.items():
+        if (match := re.fullmatch(rf"{long}(\d+)_?(\w*)", name)) is not None:
+            name = f"{kind}{match[1]}{match[2]}"
+            break
+    return f"{'pred' if name == 'bool' else name}[{','.join(map(str, shape))}]"
 
 
 def _array_of_file(path: Path) -> np.ndarray:

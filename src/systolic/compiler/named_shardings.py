@@ -28,7 +28,7 @@ def mesh_axes(text: str) -> dict[str, int]:
 
 
 def sharded_argument(text: str, mesh: Any) -> Any:
-    """The argument that a text describes, with its sharding over a mesh.
+    """Return the argument that a text describes, with its sharding over a mesh.
 
     After an @ comes for each dimension the axis that it is cut along, `-` for none, and `+` between several:
     `bf16[8192,8192]@data,-`. Dimensions that are left out are whole. Without @ the compiler decides.

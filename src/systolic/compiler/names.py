@@ -25,7 +25,7 @@ class ModuleNames:
 
 
 def source_of_module(module: str) -> Path:
-    """The source file of `package.module`, found without an import.
+    """Return the source file of `package.module`, found without an import.
 
     Raises:
         ModuleNotFoundError: there is no such module.
@@ -51,7 +51,7 @@ def source_of_module(module: str) -> Path:
 
 
 def names_in(source: Path) -> ModuleNames:
-    """The names of a module.
+    """Return the names of a module.
 
     Raises:
         UnknownNamesError: it imports everything from elsewhere, or makes names as it runs.

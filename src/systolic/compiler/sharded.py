@@ -22,7 +22,7 @@ class ShardedFunction:
     out_specs: Any  # of the results
 
     def on(self, devices: Sequence[Any]) -> Callable[..., Any]:
-        """The function of whole arrays on these devices."""
+        """Return the function of whole arrays on these devices."""
         import jax
 
         # What a kernel sends to another device is not seen by the check of what varies over the mesh.

@@ -46,7 +46,7 @@ def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) 
 
 
 def with_slice_options(fn: Any) -> Any:
-    """The function with what its `jax.jit` says, and the mesh over a slice that `jax.set_mesh` has set, if one is."""
+    """Return the function with the options of its `jax.jit`, and the mesh over a slice that `jax.set_mesh` has set."""
     import jax
 
     mesh = jax.sharding.get_mesh()

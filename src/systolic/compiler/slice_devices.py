@@ -45,7 +45,7 @@ class StandInDevice:
 
 
 def topology_of(shape: SliceShape) -> Topology:
-    """A slice in the words that libtpu knows."""
+    """Describe a slice in the words that libtpu knows."""
     return Topology(
         name=shape.topology,
         config=shape.chip.topology_config,
@@ -84,7 +84,7 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
 
 
 def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
-    """A mesh over all devices of a slice that is not there, for `NamedSharding` and `jax.shard_map`.
+    """Return a mesh over all devices of an absent slice, for `NamedSharding` and `jax.shard_map`.
 
     The devices are in the order in which `jax.make_mesh` has them on such a slice. For another order make the mesh of
     `slice_devices`; for other types of axes, `jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=…)`.
@@ -159,7 +159,7 @@ def new_libtpu_devices(topology: Topology) -> Sequence[Any]:
 def _device_here(
     topology: Topology, number: int, coords: tuple[int, ...], core_on_chip: int, device_kind: str, num_cores: int
 ) -> Any:
-    """The device: libtpu's in a worker, which compiles for it, and its stand-in anywhere else."""
+    """Return the device: libtpu's in a worker, which compiles for it, and its placeholder anywhere else."""
     if DUMP_VARIABLE in os.environ:
         return next(device for device in libtpu_devices(topology) if device.id == number)
     return StandInDevice(

@@ -47,7 +47,7 @@ def at_stage(stage: Stage, where: str = "") -> Iterator[None]:
 
 
 def stage_in(folder: Path) -> tuple[Stage | None, str]:
-    """The stage that the worker of `folder` is at, or was at when it died, and the place that was noted with it."""
+    """Return the stage that the worker of `folder` is at, or was at when it died, and the source line noted with it."""
     try:
         text, _, where = (folder / STAGE_FILE).read_text().partition("\n")
     except OSError:

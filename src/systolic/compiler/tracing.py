@@ -26,7 +26,7 @@ def traced_jaxpr(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The closed jaxpr that `compile_function` would lower, for the same arguments."""
+    """Return the closed jaxpr that `compile_function` would lower, for the same arguments."""
     with under_settings(settings or {}), device_context(target, fn):
         return trace(fn, args, devices_of(target), sharded=target.slice is not None).jaxpr
 
@@ -81,7 +81,7 @@ def device_context(target: Target, fn: Any) -> Iterator[None]:
 
 
 def trace(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], devices: Sequence[Any], *, sharded: bool) -> Any:
-    """The function as JAX has traced it.
+    """Return the function as JAX has traced it.
 
     Args:
         sharded: whether its arguments, or the function, say how they are sharded; else it is for the first device.

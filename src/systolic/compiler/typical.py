@@ -1,7 +1,7 @@
-"""Values that only data decide, such as how many tokens a router sends to each expert, where no data is given.
+"""Typical values of data that decides how long a program runs, such as the number of tokens for each expert.
 
-A kernel with scalar prefetch runs as long as such values say. Where arguments are shapes alone they are unknown: then
-`typical` says with which a program is simulated. In the program itself it does nothing.
+The time of a kernel with scalar prefetch depends on such values. If arguments are only shapes, the values are unknown,
+and the program is simulated with those that `typical` names. When the program runs, `typical` does nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PRIMITIVE = "systolic_typical"
 
 
 class TypicalError(WrongCallError, ValueError):
-    """A value that cannot be taken for the contents of an array."""
+    """The value cannot be the contents of the array."""
 
 
 def typical(x: Array, value: ArrayLike) -> Array:
-    """x itself; what is simulated takes `value` in its place where the contents of x are not known.
+    """Return x; a simulation uses `value` in its place if the contents of x are not known.
 
     Args:
-      x: any shape, whole numbers: what it decides has no gradient.
+      x: integers of any shape. They have no gradient.
       value: known when the function is traced; of the same shape.
 
     Raises:
@@ -41,12 +41,12 @@ def typical(x: Array, value: ArrayLike) -> Array:
         raise TypicalError(
             f"typical takes whole numbers and a value of the same shape, not {x.dtype}{x.shape} and {example.shape}"
         )
-    # A parameter has to be hashable, and travels where an operand that nothing uses would be dropped.
+    # A parameter, which must be hashable: JAX would drop an operand that nothing uses.
     return _primitive().bind(x, value=tuple(example.ravel().tolist()))
 
 
 def typical_value(equation: Any) -> np.ndarray:
-    """The value that an equation of that primitive names."""
+    """Return the value that an equation of this primitive names."""
     aval = equation.outvars[0].aval
     return np.asarray(equation.params["value"], aval.dtype).reshape(aval.shape)
 
@@ -62,10 +62,10 @@ def _primitive() -> Any:
     made.def_abstract_eval(lambda x, *, value: x)
     mlir.register_lowering(made, lambda _, x, *, value: [x])
 
-    def each(args: Any, dims: Any, *, value: tuple[int, ...]) -> tuple[Any, Any]:
+    def batched(args: Any, dims: Any, *, value: tuple[int, ...]) -> tuple[Any, Any]:
         (x,), (dim,) = args, dims
         copies = value * x.shape[dim]
         return made.bind(jnp.moveaxis(x, dim, 0), value=copies), 0
 
-    batching.primitive_batchers[made] = each
+    batching.primitive_batchers[made] = batched
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.chips import Chip
+from systolic.chips import Chip, RooflineChip
 from systolic.spec import Spec
 
 # Names of operand types in the compiler's listings and the machine models. Others are converted to bfloat16.
@@ -49,12 +49,12 @@ class Roofline:
         return self.peak_flops_per_s / self.hbm_bytes_per_s
 
 
-def dtype_on(spec: Spec, chip: Chip) -> str:
+def dtype_on(spec: Spec, chip: Chip | RooflineChip) -> str:
     """Return the dtype at whose rate a chip multiplies a product."""
     return spec.multiplied_as(chip.dtypes)
 
 
-def roofline(spec: Spec, chip: Chip) -> Roofline:
+def roofline(spec: Spec, chip: Chip | RooflineChip) -> Roofline:
     """Return the roofline of a product at the chip's published peak (all passes counted) and bandwidth."""
     return Roofline(
         flops=spec.flops * spec.passes,

@@ -1,4 +1,4 @@
-"""A Pallas call whose sum moves from its output block to scratch memory, whoever wrote it.
+"""Move the sum of any Pallas call from its output block to scratch memory.
 
 The output block exists twice, since it is written back while the next one is filled; a scratch buffer exists once and
 stays where it is. The kernel's body is traced again with the scratch buffer in place of the output, and the last step

@@ -59,7 +59,7 @@ class EquivalentMatmul:
 
 
 def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> EquivalentMatmul | None:
-    """Recognises a function of two matrices with the shapes and, as far as it is known, the op count of their product.
+    """Return the product of two matrices with a function's shapes and, if known, its number of operations; else None.
 
     Square matrices fit however they are stored; then the dimensions that the kernels' own products contract decide.
     """

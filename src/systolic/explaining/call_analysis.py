@@ -31,7 +31,7 @@ class GridOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnalysis:
-    """One Pallas call: what it costs, and what could be changed of it."""
+    """One Pallas call: its costs, and what could be changed."""
 
     site: tuple[int, ...]
     name: str

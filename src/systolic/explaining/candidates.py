@@ -52,7 +52,7 @@ class Candidate:
 
 
 def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 2, 3)) -> list[Sizes]:
-    """Lists combinations of tile sizes to look at: multiples of what they are now, no larger than the arrays.
+    """List combinations of tile sizes to try: multiples of the current ones, no larger than the arrays.
 
     So many of them as `counts` says are changed together; of many parameters only one and two are.
     """
@@ -172,7 +172,7 @@ def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
 
 
 def _parallel_semantics(call: CallAnalysis) -> tuple[str, ...] | None:
-    """Makes the first axes parallel, as far as they are independent; None where none is, or one is parallel already."""
+    """Make the first independent axes parallel; None if there is none, or if one is parallel already."""
     if (
         any(axis_semantics != "arbitrary" for axis_semantics in call.semantics)
         or not call.independent

@@ -1,4 +1,4 @@
-"""Says whether communication between devices of a slice limits a function, and what would hide it."""
+"""Say whether communication between devices of a slice limits a function, and what would hide it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORT = 0.25  # of the time of a collective that its bytes take over one link: 
 
 
 def communication_words(run: SliceRun) -> str:
-    """Says how much of the time is exposed communication, and by which collective; "" where there is none."""
+    """Say how much of the time is exposed communication, and by which collective; "" if there is none."""
     if not run.collectives or not run.time_us:
         return ""
     share = run.exposed_us / run.time_us

@@ -44,7 +44,7 @@ def mesh_candidates(fn: Any, args: Sequence[Any], shape: SliceShape) -> list[Mes
 
 
 def only_mesh(fn: Any, args: Sequence[Any]) -> Any:
-    """The mesh of all shardings of a call; None where there is none, or they name several."""
+    """Return the mesh of all shardings of a call; None if there is none, or several."""
     meshes = []
     _changed(fn, args, lambda sharding: meshes.append(sharding.mesh) or sharding)
     if isinstance(fn, FunctionWithOptions) and fn.options.mesh is not None:
@@ -122,7 +122,7 @@ def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: boo
 
 
 def _specs(fn: Any, args: tuple[Any, ...], mesh: Any) -> Iterator[MeshCandidate]:
-    """One argument sharded otherwise: an axis moved to another dimension, or left out, or two changed places."""
+    """Yield the argument with other shardings: an axis moved to another dimension, left out, or two axes swapped."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -201,7 +201,7 @@ def _on_another_mesh(fn: Any, args: tuple[Any, ...], mesh: Any, *, title: str, c
 
 
 def _changed(fn: Any, args: Sequence[Any], change: Callable[[Any], Any]) -> tuple[Any, tuple[Any, ...]]:
-    """A call with all of its shardings changed."""
+    """Return a call with all of its shardings changed."""
     import jax
     from jax.sharding import NamedSharding
 
@@ -222,7 +222,7 @@ def _changed(fn: Any, args: Sequence[Any], change: Callable[[Any], Any]) -> tupl
 
 
 def _sharded(leaf: Any, sharding: Any) -> Any:
-    """An argument with another sharding; what it holds stays, where that is known."""
+    """Return an argument with another sharding; known contents stay."""
     import jax
 
     if isinstance(leaf, PlacedArray):

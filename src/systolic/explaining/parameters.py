@@ -114,5 +114,5 @@ def _blocks(calls: Sequence[KernelCall]) -> dict[int, int]:
 
 
 def record_inside(inside: Mapping[Home, Any], name: str) -> Any:
-    """Finds the record that functions were entered with by this name; None: there is none."""
+    """Return the record of this name that was passed to a function; None if there is none."""
     return next((value for home, value in inside.items() if home.name == name and is_record(value)), None)

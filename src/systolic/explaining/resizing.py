@@ -47,7 +47,7 @@ def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[
 def _holding(
     fn: Callable[..., Any], name: str, keywords_of_fn: Mapping[str, Any], parts: Mapping[Part, Any], args: Sequence[Any]
 ) -> Any:
-    """The tuple or record that an argument holds, or that the function makes in its place."""
+    """Return the tuple or record that an argument holds, or that the function makes in its place."""
     value = keywords_of_fn.get(name)
     if value is None:
         import jax
@@ -67,7 +67,7 @@ def _holding(
 
 
 class WithKeywords:
-    """A function with sizes, by `Place`, bound over what is bound already. May be sent to a worker."""
+    """A function with sizes, by `Place`, bound in addition to its bound arguments. It may be sent to a worker."""
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[Any, Any]) -> None:
         self._fn = fn

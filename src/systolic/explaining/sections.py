@@ -130,7 +130,7 @@ def line_times(run: SimulatedRun) -> tuple[LineTime, ...]:
 
 
 def _lines(region: RegionRun) -> dict[str, float]:
-    """The bundles of a region by their lines; "" of those that came from none."""
+    """Return the bundles of a region by source line; "" collects bundles without a line."""
     return {**region.lines, "": max(0.0, region.bundles - sum(region.lines.values()))}
 
 

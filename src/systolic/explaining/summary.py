@@ -181,7 +181,7 @@ def _bottleneck(run: SimulatedRun, now: FunctionAnalysis) -> Bottleneck:
 
 
 def steps_of(now: FunctionAnalysis) -> int:
-    """Counts the steps of all kernels' grids; 0 of those whose number is not known."""
+    """Count the steps of all kernels' grids; grids of unknown size count as 0."""
     return sum(math.prod(size or 0 for size in call.grid) * (call.executions or 0) for call in now.calls if call.grid)
 
 

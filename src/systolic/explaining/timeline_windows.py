@@ -12,7 +12,7 @@ _CAUSES = {"copy": "copies", "matrix": "the matrix unit", "semaphore": "a semaph
 
 
 def timeline_windows(run: SimulatedRun) -> tuple[Window, ...]:
-    """Picks the ramp, one steady step and the end of a run whose longest operation is a loop; else all of the run."""
+    """Pick the ramp, one steady step and the end of a run whose longest operation is a loop; else the whole run."""
     core = run.later_core
     op = main_op(run)
     rounds = [span for span in core.spans if span.kind == "round" and op is not None and span.label == op.name]

@@ -154,7 +154,7 @@ class WhatIfSearch:
 
 
 def tried_time(tried: WhatIf) -> float:
-    """The time of a change, to sort by: what has none comes last."""
+    """Return the time of a change as a sort key: changes without a time come last."""
     return float("inf") if tried.time_us is None else tried.time_us
 
 
@@ -165,7 +165,7 @@ def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
 
 
 def analyse_sizes(call: Call, sizes: Sequence[Sizes]) -> list[FunctionAnalysis | None]:
-    """Analyses the function with each of these tile sizes; None where it does not even trace. For a worker."""
+    """Analyze the function with each of these tile sizes; None if it cannot be traced. For a worker."""
     analyses: list[FunctionAnalysis | None] = []
     for changed_sizes in sizes:
         try:

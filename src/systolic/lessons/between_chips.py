@@ -1,4 +1,4 @@
-"""Between chips · An all-gather and a reduce-scatter by hand, round a ring of chips.
+"""Between chips · An all-gather and a reduce-scatter by hand, in a ring of chips.
 
     all-gather       every device ends with all blocks        each sends 1 MiB on, seven times, with eight devices
     reduce-scatter   every device ends with one block's sum   the same bytes in the other direction
@@ -6,25 +6,25 @@
 The kernels are in `kernels/rings.py`. They get references to HBM and copy from there, to a neighbor's HBM or VMEM: a
 kernel that only moves bytes needs no block in VMEM.
 
-A ring sends (count − 1) blocks over each link, whichever collective it is, and no way round takes fewer. But a link
-carries both directions at once: half of each block to the right and half to the left is the same program with two
-copies a hop, and half the time.
+In a ring, either collective sends (count − 1) blocks over each link, and no other route sends fewer. But a link carries
+both directions at once. Half of each block to the right and half to the left is the same program with two copies a hop,
+and takes half the time.
 
-A collective goes wrong in its waits, and its time does not tell.
+Faults of collectives are in their waits, and the time does not show them:
 
-    a wait too few   the neighbor's copy is passed on, perhaps before it has come: a race, and not a microsecond slower
+    a wait too few   the neighbor's copy is passed on, perhaps before it has arrived: a race, and no slower
     a wait too many  one direction's copy is waited for before the other's starts: right, and no faster than one way
 
-Without the first the numbers are right as long as all devices keep pace. In interpret mode on eight virtual devices the
-race detector finds it. The second no check finds, since nothing is wrong: the simulated time and the busy share of the
-links do.
+If a wait is missing, the numbers are right as long as all devices keep pace. In interpret mode on eight virtual devices
+the race detector reports it. No check reports a superfluous wait, because nothing is wrong; the simulated time and the
+busy share of the links show it.
 
 Times are simulated: the real compiler's program for a slice, on a model of its devices and of the links between them.
-The tables also have the time of the bytes alone over one link. A hop costs more than its bytes: the copy's start, the
-way, its landing, and the wait. XLA copies the kernel's result once more, since it has to lie at one address on all
-devices.
+The tables also have the time of the bytes alone over one link. A hop takes longer than its bytes: it also starts the
+copy, crosses the link, stores the data, and waits. XLA copies the kernel's result once more, because it must lie at the
+same address on all devices.
 
-The notes that this follows: "Pallas Tutorial Notes": passing HBM buffers, and semaphores.
+This follows "Pallas Tutorial Notes": passing HBM buffers, and semaphores.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def _communication(before: Run, after: Run) -> Iterable[ComparedRow]:
 
 
 def _talk(run: SliceRun) -> dict[tuple[str, str], float]:
-    """The quantities of communication, each with its unit."""
+    """Return the quantities of communication, with their units."""
     return {
         ("exposed", "µs"): run.exposed_us,
         ("hidden", "µs"): run.hidden_us,

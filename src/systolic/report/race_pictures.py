@@ -45,7 +45,7 @@ def _grouped(rows: Sequence[BenchRow]) -> Picture:
 
 
 def _quantized(rows: Sequence[BenchRow]) -> Picture:
-    """The weight that has most rows: our times over the rows of activations, a line for each format."""
+    """Draw the weight with most rows: our times over the rows of activations, a line for each format."""
     size = _most(rows, lambda row: (row.case.k, row.case.n))
     shown = [row for row in rows if (row.case.k, row.case.n) == size]
     points = [

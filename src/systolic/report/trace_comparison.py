@@ -68,7 +68,7 @@ class TraceComparison:
 
     @property
     def provenance(self) -> Literal["measured", "simulated"]:
-        """How the trace's times are known: systolic writes traces too, and those are simulated."""
+        """Say how the times of a trace are known: systolic writes traces too, with simulated times."""
         return "simulated" if self.module.is_simulated else "measured"
 
     @property
@@ -78,7 +78,7 @@ class TraceComparison:
 
     @property
     def inside_error(self) -> bool | None:
-        """True if the measured time is within the error that is said of the simulated one; None: none is said."""
+        """True if the measured time is within the error of the simulated one; None if the error is unknown."""
         return None if self.error_percent is None else abs(self.slower) <= self.error_percent / 100
 
     def median_error(self, least_share: float = 0.0) -> float | None:

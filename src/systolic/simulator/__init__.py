@@ -9,7 +9,13 @@ from systolic.simulator.core_records import (
     SparseOpRun,
     VmemBuffer,
 )
-from systolic.simulator.errors import DeadlockError, SimulationError, UnknownTimeError, UnknownValueError
+from systolic.simulator.errors import (
+    DeadlockError,
+    SimulationError,
+    UnknownTimeError,
+    UnknownValueError,
+    UnknownWordsError,
+)
 from systolic.simulator.hardware.layout import array_bytes, words_of
 from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Span
@@ -46,6 +52,7 @@ __all__ = [
     "Unknown",
     "UnknownTimeError",
     "UnknownValueError",
+    "UnknownWordsError",
     "VmemBuffer",
     "Words",
     "array_bytes",

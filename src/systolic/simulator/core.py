@@ -194,8 +194,8 @@ class Core:
             or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
         ):
             return None
-        pipe_cycles = self._parts.device.dma.pipe_cycles(time)
-        return setup.repeated.find(translation, partial(self._new_mxus, name), pipe_cycles, flags, self._iterations)
+        pipe = self._parts.device.dma.pipe
+        return setup.repeated.find(translation, partial(self._new_mxus, name), time, pipe, flags, self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Apply the recorded execution of a call."""
@@ -235,8 +235,13 @@ class Core:
             )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
-        """Mark a result as not known, unless the operation's own copies write it."""
+        """Mark a result as not known, unless the operation's own copies write it.
+
+        HBM is marked by the device's first core alone: a later one may begin the call when it has been written.
+        """
         at = registers.get(operand.register, COMPUTED)
+        if operand.space == "hbm" and self.number > 0:
+            return
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
             self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
 

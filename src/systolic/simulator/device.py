@@ -51,9 +51,12 @@ class DeviceModel:
             setup.sparse_programs,
             setup.hlo.launches if setup.hlo is not None else (),
             dma,
-            schedule.start,
+            schedule,
             IterationBudget(setup.max_iterations),
             spans,
+            others,
+            setup.sparse_images,
+            setup.tables,
         )
         mailboxes = Mailboxes(len(numbers), schedule)
         parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)
@@ -67,4 +70,6 @@ class DeviceModel:
             )
             for number in numbers
         )
+        for core in cores[1:]:
+            core.memory.share("hbm", cores[0].memory)
         return DeviceModel(parts=parts, cores=cores)

@@ -13,7 +13,7 @@ from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
 from systolic.simulator.repeated_calls import RepeatedCalls
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.translating.translate import Translation
 
 TOP_LEVEL = "TLP"
@@ -30,6 +30,7 @@ class DeviceSetup:
     chip: Chip
     translations: Mapping[str, Translation]
     sparse_programs: Sequence[SparseProgram]
+    sparse_images: bytes  # of theirs in HBM; empty: not known
     uses: Mapping[str, BlockUse]
     hlo: TopLevelHlo | None
     parameters: Sequence[Words | Unknown]  # contents, by number

@@ -29,6 +29,11 @@ class UnknownValueError(SimulationError):
     program = ""  # that needed it
     why = ""  # whose value it is
     computed = False  # by the program; else it belongs to an argument
+    argument: int | None = None  # the number of that argument, if it is known
+
+
+class UnknownWordsError(SimulationError):
+    """A program reads words of scalar memory whose contents are not known; the message names them."""
 
 
 class UnknownTimeError(UnknownValueError):

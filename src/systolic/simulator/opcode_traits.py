@@ -40,6 +40,8 @@ Kind = Literal[
     "branch out",  # of the program
     "call",
     "copy",
+    "copy to any device",
+    "fetch and add",  # of a word in another core's scalar memory
     "wait for copy",
     "wait",  # for a count of a flag
     "wait for value",
@@ -57,6 +59,7 @@ Kind = Literal[
     "write argument",
     "delay",
     "halt",
+    "refused",  # where a program comes to it: it is there to be watched by its runtime
     "ignored",  # without effect on control flow, copies or time
     "unsupported wait",
     "unsupported",  # would have one: an error where it matters

@@ -220,7 +220,8 @@ SPARSE_CORE = OpcodeTable(
         # Traces, tags, fences, and flags switched on or off. The index that a stream passes over (`ssetifvalue`) is
         # among them: every index of a list counts.
         *_ignored("sfence", "sfence.sel", "sfence.stream.spmem", "sfence.stream.hbm", "snop", "ssetifvalue"),
-        *_ignored("ssettag", "ssettm", "ssyncpa.u1", "ssyncset.done", "strace"),
+        # A tile that has read a sequencer's word has it at once: no time shows how long that takes.
+        *_ignored("ssettag", "ssettm", "ssyncpa.u1", "ssyncset.done", "strace", "swait.done"),
         Opcode(name="sld", kind="load", writes="register"),
         Opcode(name="sst", kind="store", writes="memory"),
         Opcode(name="rddreg", kind="read argument", writes="register"),
@@ -229,9 +230,13 @@ SPARSE_CORE = OpcodeTable(
         Opcode(name="shalt", kind="halt"),
         Opcode(name="sbr.*", kind="branch"),
         Opcode(name="sbr.abs", kind="branch out"),
+        Opcode(name="scall.abs", kind="branch"),  # to the next part of a program that is longer than its memory
         Opcode(name="sbr.ind", kind="branch out"),
         Opcode(name="ssyncadd.s32", kind="add to flag", writes="flag"),
         Opcode(name="ssyncset.s32", kind="set flag", writes="flag"),
+        Opcode(name="ssyncread", kind="read flag", writes="register"),
+        _event("smem.add.s32", "fetch and add", writes="memory"),
+        _event("smem.*", "unsupported"),
         _event("ssyncadd.*", "unsupported"),
         _event("ssyncadd.remote.s32", "signal"),
         _event("ssyncadd.tile.s32", "signal"),
@@ -240,7 +245,10 @@ SPARSE_CORE = OpcodeTable(
         _event("swait*", "unsupported"),
         _event("stream.*", "stream", writes="memory"),
         _event("dma.local", "copy", writes="memory"),
+        _event("dma.general", "copy to any device", writes="memory"),
         _event("dma.*", "unsupported"),
+        _event("sint", "refused"),
+        _event("swait.notdone", "refused"),
         _event("task", "task"),
         _event("task.clear_ibuf", "task"),
         _event("task*", "unsupported"),

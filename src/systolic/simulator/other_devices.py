@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.reading.global_barriers import GlobalBarrier
+from systolic.simulator.sparse_core.outside import Outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class RemoteCopy:
     target: RemoteTarget
 
 
-class OtherDevices(Protocol):
+class OtherDevices(Outside, Protocol):
     """The slice as one of its devices sees it."""
 
     def target(self, word: int, flag: int) -> RemoteTarget:
@@ -50,7 +51,7 @@ class OtherDevices(Protocol):
         ...
 
     def memory(self, target: RemoteTarget) -> Memory:
-        """The memory of a core."""
+        """Return the memory of a core."""
         ...
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:

@@ -97,6 +97,7 @@ def prepare_listings(
         may_prefetch=copies,
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
+        sparse_images=constants if sparse_programs else b"",
         slice_facts=slice_facts(programs, translations, slice_hlo, constants) if sliced else None,
     )
 

@@ -3,8 +3,9 @@
 The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
 registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of its
 own, and everything that it is handed unknown. If it ends, its control flow depends only on the counts of its flags and
-on how long the pipe to HBM is still busy when it begins; all calls with equal values of these do the same. Operations
-that act on other cores or devices, or on flags that are not their own, are executed every time.
+on how long the pipe to HBM is still busy when it begins, and at which rate it carries; all calls with equal values of
+these do the same. Calls during which the rate changes are executed, and so are all of operations that act on other
+cores or devices, or on flags that are not their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from systolic.chips import MachineModel
 from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
 from systolic.simulator.hardware.memory import Memory
@@ -69,7 +71,7 @@ class OwnMemory(Memory):
 class _Operation:
     calls: int = 0
     closed: bool = True  # as far as is known
-    executions: dict[tuple[float, OwnFlags], Execution] = field(default_factory=dict)
+    executions: dict[tuple[float, float, OwnFlags], Execution] = field(default_factory=dict)
 
 
 class RepeatedCalls:
@@ -89,7 +91,8 @@ class RepeatedCalls:
         self,
         translation: Translation,
         mxus: Callable[[Timeline | None], Mxus],
-        pipe_cycles: float,
+        time: int,
+        pipe: HbmPipe,
         flags: OwnFlags,
         iterations: IterationBudget,
     ) -> Execution | None:
@@ -98,29 +101,38 @@ class RepeatedCalls:
         Args:
           translation: the operation.
           mxus: makes matrix units in which nothing is under way.
-          pipe_cycles: cycles for which the pipe to HBM is still busy.
+          time: of the call.
+          pipe: to HBM.
           flags: counts of its own flags.
           iterations: of the core.
 
         Returns:
-          None where the call has to be executed: the first one, and all of an operation that depends on others.
+          None where the call has to be executed: the first one, one during which the pipe changes its rate, and all of
+          an operation that depends on others.
         """
         operation = self._operations.setdefault(translation.name, _Operation(closed=_may_be_closed(translation)))
         operation.calls += 1
         if not operation.closed or operation.calls == 1:
             return None
-        key = (round(pipe_cycles, _PIPE_DIGITS), flags)
+        rate, until = pipe.rate(max(time, pipe.free))
+        if rate != pipe.rate(time)[0]:
+            return None
+        pipe_cycles = max(0.0, pipe.free - time)
+        key = (round(pipe_cycles, _PIPE_DIGITS), rate, flags)
         execution = operation.executions.get(key)
         if execution is None and len(operation.executions) < _MAX_KEPT:
             timeline = Timeline(self._spans) if self._spans else None
             try:
-                execution = _alone(translation, self._machine, mxus(timeline), pipe_cycles, flags, iterations, timeline)
+                pipe_alone = HbmPipe(self._machine, pipe_cycles, rate)
+                execution = _alone(translation, self._machine, mxus(timeline), pipe_alone, flags, iterations, timeline)
             except SimulationError:
                 operation.closed = False
                 return None
             operation.executions[key] = execution
         elif execution is not None:
             iterations.spend(execution.iterations)
+        if execution is not None and time + execution.dma.pipe.free > until:
+            return None
         return execution
 
 
@@ -133,14 +145,14 @@ def _alone(
     translation: Translation,
     machine: MachineModel,
     mxus: Mxus,
-    pipe_cycles: float,
+    pipe: HbmPipe,
     flags: OwnFlags,
     iterations: IterationBudget,
     timeline: Timeline | None,
 ) -> Execution:
     """Execute an operation alone; raise SimulationError if it depends on something else."""
     schedule = Schedule()
-    dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe_free=pipe_cycles)
+    dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe=pipe)
     for flag, count in flags:
         dma.set(0, translation.name, flag, count)
     memory = OwnMemory(iterations)

@@ -35,7 +35,7 @@ from systolic.simulator.slice.outcome import alone, slice_run
 from systolic.simulator.slice.records import SliceRun
 from systolic.simulator.slice.run import DevicesRun, run_devices
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.program import SparseProgram
 from systolic.simulator.traits import traits_of
 from systolic.simulator.translating.translate import Translation
 
@@ -72,6 +72,7 @@ class PreparedProgram:
     may_prefetch: bool
     prepared_for: MachineModel  # the machine model by which the listings were read
     sparse_programs: tuple[SparseProgram, ...] = ()  # of the SparseCores, in the order in which they were compiled
+    sparse_images: bytes = b""  # of theirs in HBM
     slice_facts: SliceFacts | None = None  # of a program for many devices
 
     def run(
@@ -179,6 +180,7 @@ class PreparedProgram:
             chip=chip,
             translations=self.translations,
             sparse_programs=self.sparse_programs,
+            sparse_images=self.sparse_images,
             uses=self.uses,
             hlo=self.hlo,
             parameters=(),
@@ -271,13 +273,17 @@ class PreparedProgram:
         return [
             parameters[number]
             if number < len(parameters)
-            else Unknown(f"argument {names.get(number, number)}, of which only the shape was given", computed=False)
+            else Unknown(
+                f"argument {names.get(number, number)}, of which only the shape was given",
+                computed=False,
+                argument=number,
+            )
             for number in range(count)
         ]
 
 
 def _run_device(setup: DeviceSetup, spans: int) -> DeviceRun:
-    schedule = Schedule(lambda: model.parts.sparse_cores.changes)
+    schedule = Schedule()
     model = DeviceModel.of(setup, schedule, spans)
     cores, sparse_cores = model.cores, model.parts.sparse_cores
     for core in cores:

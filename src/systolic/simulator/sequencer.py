@@ -78,7 +78,8 @@ class Sequencer:
             located = type(error)(f"{self._where(error)}: {error}")
             located.located = True
             if isinstance(located, UnknownValueError) and isinstance(error, UnknownValueError):
-                located.program, located.why, located.computed = self._translation.name, error.why, error.computed
+                located.program, located.why = self._translation.name, error.why
+                located.computed, located.argument = error.computed, error.argument
             raise located from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, struct.error) as error:
             located = SimulationError(f"{self._where(error)}: scalar code that cannot be executed: {error}")

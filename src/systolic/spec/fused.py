@@ -56,11 +56,11 @@ class Operands(NamedTuple):
         return [*self.factors, *(value for value in all_operands if value is not None)]
 
     def args(self, side: Side) -> tuple[Any, ...]:
-        """The arrays that the function of an operand reads."""
+        """Return the arrays that the function of an operand reads."""
         return self.lhs_args if side == "lhs" else self.rhs_args
 
     def swapped(self) -> Operands:
-        """The operands of the transposed product, rhsᵀ · lhsᵀ."""
+        """Return the operands of the transposed product, rhsᵀ · lhsᵀ."""
         return self._replace(lhs=self.rhs, rhs=self.lhs, lhs_args=self.rhs_args, rhs_args=self.lhs_args)
 
 

@@ -57,15 +57,22 @@ def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) ->
         parameter = hlo.parameters.get(number)
         name = parameter.name if parameter is not None else str(number)
         if value is None:
-            result.append(Unknown(f"argument {name}, of which only the shape was given", computed=False))
+            why = f"argument {name}, of which only the shape was given"
+            result.append(Unknown(why, computed=False, argument=number))
         elif value.size > _MAX_ELEMENTS or parameter is None or parameter.shape is None:
             result.append(
-                Unknown(f"argument {name}, of which {value.size:,} values are too many to follow", computed=False)
+                Unknown(
+                    f"argument {name}, of which {value.size:,} values are too many to follow",
+                    computed=False,
+                    argument=number,
+                )
             )
         else:
             words = words_of(value, parameter.shape)
             result.append(
-                Unknown(f"argument {name}, {words.why}", computed=False) if isinstance(words, Unknown) else words
+                Unknown(f"argument {name}, {words.why}", computed=False, argument=number)
+                if isinstance(words, Unknown)
+                else words
             )
     return result
 
@@ -143,7 +150,9 @@ class KernelContents:
         def words() -> Words | Unknown:
             value = operand.get()
             return (
-                Unknown(value.why, computed=False) if isinstance(value, Missing) else words_of(np.asarray(value), shape)
+                Unknown(value.why, computed=False, argument=value.argument)
+                if isinstance(value, Missing)
+                else words_of(np.asarray(value), shape)
             )
 
         return words

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.simulator import SimulatedRun
+from systolic.accuracy.time_error import ProgramTraits
+from systolic.simulator import SimulatedRun, traits_of
 from systolic.simulator.slice.records import SliceRun
 
 Provenance = Literal["modelled", "simulated", "measured"]
@@ -29,3 +30,10 @@ class Measurement:
     libtpu_version: str | None = None
     compile_s: float | None = None
     from_cache: bool | None = None
+
+    @property
+    def traits(self) -> ProgramTraits | None:
+        """Traits of the simulated program, which select similar published ones; None: not simulated."""
+        if self.slice_run is not None:
+            return self.slice_run.traits
+        return None if self.run is None else traits_of(self.run)

@@ -16,6 +16,7 @@ from systolic.timing.contents import ProgramContents, RecordedContents
 from systolic.timing.program import Program, translated
 from systolic.timing.program_file import read_program
 from systolic.timing.slice_program import SliceProgram, slice_translated
+from systolic.timing.unknown_values import naming_arguments
 
 
 def prepare_in_worker(call: Call, cached: bool) -> Program | SliceProgram:
@@ -24,7 +25,7 @@ def prepare_in_worker(call: Call, cached: bool) -> Program | SliceProgram:
     Raises what `simulate_in_worker` does.
     """
     compiled = call.compiled(cached=cached)
-    with at_stage("simulating"):
+    with at_stage("simulating"), naming_arguments(call):
         prepared = call.read(compiled)
         recorded = [RecordedContents(device) for device in call.contents(compiled, prepared)]
         if call.shape is None:

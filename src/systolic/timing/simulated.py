@@ -16,6 +16,7 @@ from systolic.simulator.slice.records import SliceRun
 from systolic.support.bugs import reports_bugs
 from systolic.timing.call import Call, run_on_chip, run_on_slice
 from systolic.timing.measurement import Measurement
+from systolic.timing.unknown_values import naming_arguments
 
 
 def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False) -> Measurement:
@@ -38,7 +39,7 @@ def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False
 
 def measured_run(call: Call, program: CompiledProgram, spans: int) -> Measurement:
     """Run a call, which `compile_function` compiled to the program, on its chip or slice."""
-    with at_stage("simulating"):
+    with at_stage("simulating"), naming_arguments(call):
         prepared = call.read(program)
         contents = call.contents(program, prepared)
         slice_run = None

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from systolic.chips import Chip, SliceShape, with_slice_flags
+from systolic.chips import Chip, SliceShape
 from systolic.compiler import CompiledProgram
 from systolic.simulator import SimulationError, TopLevelHlo, Unknown, Words
 from systolic.timing.contents import parameter_contents
 from systolic.timing.shards import parameter_shardings
 
-# XLA's mark of operations on the SparseCores, with their kind.
+# XLA's mark of operations on the SparseCores, with their kind. Others, such as all-gathers, are executed there.
 _OFFLOADED = re.compile(
-    r" (all-gather|all-reduce|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute)\("
+    r" (all-to-all|ragged-all-to-all|collective-permute)\("
     r".*\"device_type\":\"DEVICE_TYPE_SPARSECORE\"",
     re.ASCII,
 )
@@ -23,12 +23,12 @@ _OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
 
 
 class SparseCoreCollectiveError(SimulationError):
-    """The compiler has put communication on the SparseCores, where it is not simulated."""
+    """The compiler put communication of a kind on the SparseCores that is not simulated there."""
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:
-    """Return a slice of such chips, with the flags that its programs need; raise SliceError if there is none."""
-    return SliceShape.parse(with_slice_flags(chip), topology)
+    """Return a slice of such chips; raise SliceError if there is none."""
+    return SliceShape.parse(chip, topology)
 
 
 def check_offloading(program: CompiledProgram) -> None:

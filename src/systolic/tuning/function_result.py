@@ -196,13 +196,13 @@ class FunctionTuning(Summarised):
         return None if "not known" in result else result.count("level")
 
     def ratio_to_winner(self, trial: Trial) -> float | None:
-        """A trial's time over the winner's."""
+        """Return a trial's time over the winner's."""
         if self.winner is None or not self.winner.time_us or trial.time_us is None:
             return None
         return trial.time_us / self.winner.time_us
 
     def ratio_error_percent(self, trial: Trial) -> float | None:
-        """The error of the ratio of a trial's time to the winner's; None: not known."""
+        """Return the error of the ratio of a trial's time to the winner's; None: not known."""
         mine, other = self.error(self.winner), self.error(trial)
         if mine is None or other is None:
             return None
@@ -213,7 +213,7 @@ class FunctionTuning(Summarised):
         return ratio_error_percent(mine, other, same_kernel=all(kernels))
 
     def error(self, trial: Trial | None) -> TimeError | None:
-        """The error of a trial's simulated time; None where it has none."""
+        """Return the error of a trial's simulated time; None where it has none."""
         chip = known_chip(self.chip)
         if trial is None or trial.traits is None or chip is None:
             return None

@@ -42,7 +42,7 @@ def matmuls(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
 ) -> Matmuls:
-    """A `with` block in which products of plain JAX are computed by `systolic.matmul` where that is known to gain.
+    """Return a `with` block in which `systolic.matmul` computes products of plain JAX if that is known to gain.
 
     `jnp.dot`, `@`, `jnp.einsum` and `lax.dot_general`, in functions as they are:
 

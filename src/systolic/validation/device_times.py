@@ -18,6 +18,7 @@ from systolic.support.ranges import Amount, PositiveCount, Time
 from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.validation.published import PublishedFileError, PublishedRow
+from systolic.validation.recorded_flags import recorded_flags
 
 SUFFIX = ".jsonl"
 SOURCE = "tokamax tuning tables"
@@ -114,4 +115,5 @@ def _row(line: bytes, number: int, where: str) -> PublishedRow:
         kind=record.op,
         arguments=record.arguments,
         config=record.config,
+        flags=recorded_flags(record.chip, record.op),
     )

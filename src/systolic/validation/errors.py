@@ -18,6 +18,7 @@ import numpy as np
 
 from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
+from systolic.simulator import SimulatedRun, SliceRun
 from systolic.support.choices import unknown_name
 from systolic.timing import Measurement
 from systolic.validation.published import COLLECTIVE, PublishedRow
@@ -29,6 +30,8 @@ LARGE = 2048  # below, a product is short compared with what a wall clock adds t
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
+# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program.
+_CALL_DONE = re.compile(r"\bcall-done event\b", re.IGNORECASE)
 _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
 
 
@@ -83,6 +86,8 @@ class ComparedRow(PublishedRow):
     program: str  # the same text for the same program
     left_open: str = ""  # properties of the program that the source leaves open, in its words; "": none
     time_error: TimeError | None = None  # the known error of such times; None: not asked for
+    # Least time of the compiled program's HBM traffic, at the published bandwidth; None: there is no run of one device.
+    traffic_us: float | None = None
 
     @property
     def dtypes(self) -> str:
@@ -166,8 +171,11 @@ def compared(
       fitted_on: programs to which the constants in use were fitted, in addition to the shipped ones.
     """
     rebuilt = predicted if isinstance(program, PublishedProgram) else program
-    run = rebuilt.run if isinstance(rebuilt, Measurement) else None
+    timed = rebuilt if isinstance(rebuilt, Measurement) else None
+    run = None if timed is None else timed.slice_run or timed.run
     time_us = rebuilt.time_us if isinstance(rebuilt, Measurement) else None if isinstance(rebuilt, str) else rebuilt
+    if isinstance(run, SliceRun) and _CALL_DONE.search(row.notes):
+        time_us = run.exposed_us
     if time_us is not None and isinstance(program, PublishedProgram):
         time_us /= program.repeats
     reason = rebuilt if isinstance(rebuilt, str) else ""
@@ -192,7 +200,12 @@ def compared(
         program=str(program) if isinstance(program, PublishedProgram) else "",
         left_open=left_open,
         time_error=run.error if run is not None else None,
+        traffic_us=_traffic_us(run, program.chip) if isinstance(program, PublishedProgram) else None,
     )
+
+
+def _traffic_us(run: SimulatedRun | SliceRun | None, chip_name: str) -> float | None:
+    return run.hbm_bytes / chip(chip_name).hbm_bytes_per_s * 1e6 if isinstance(run, SimulatedRun) else None
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:

@@ -4,12 +4,14 @@
     interval  = the range that holds the next program's deviation nine times out of ten, on the evidence of n others
 
 With n ≥ 9 programs the interval is an order statistic: the next of n + 1 exchangeable deviations is no larger than the
-k-th smallest of the others with probability k/(n + 1), so k = ⌈0.9 (n + 1)⌉. With fewer, none of them is large enough;
-then it is their root mean square times the 95th percentile of Student's distribution with n degrees of freedom. With
-fewer than three there is no number.
+k-th smallest of the others with probability k/(n + 1), so k = 0.9 (n + 1), between two of them as a rule. With fewer,
+none of them is large enough; then it is their root mean square times the 95th percentile of Student's distribution with
+n degrees of freedom. With fewer than three there is no number.
 
-Constants were fitted to some of the programs, which lie closer for that. With p = 6 constants fitted to N programs a
-deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
+Intervals are from programs that constants may be fitted to. Among recorded operations others are held out, and it is
+counted how many of their published times lie within the interval that is printed. In CSV files none is held out, and a
+program that constants were fitted to lies closer for that: with p = 6 constants, 2 of links, fitted to N such programs
+a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
 
 Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
 same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
@@ -20,17 +22,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from systolic.accuracy.time_error import CheckedKind, TimeErrors, machine_digest
+from systolic.accuracy.time_error import (
+    LINKS,
+    CheckedKind,
+    CheckedRatio,
+    ProgramTraits,
+    TimeErrors,
+    machine_digest,
+)
 from systolic.chips import Chip, chip
-from systolic.simulator import SimulatedRun, kernel_name, traits_of
+from systolic.timing import Measurement
 from systolic.validation.errors import WALL_CLOCK, ComparedRow
+from systolic.validation.recorded.arguments import array_sizes
 
 _COVERED = 0.9
 _MIN_PROGRAMS = 3
 FITTED_CONSTANTS = 6  # constants that were fitted together for one chip, at the most: v6e's
+_LINK_CONSTANTS = 2  # of a generation's links: bytes a second, and the latency of a hop
 _LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
 # A host's dispatch time is known to a seventh of it; times with a larger share of dispatch are too uncertain.
 _MAX_DISPATCH = 0.2
@@ -41,45 +52,57 @@ class Compared:
     """One published program: simulated, and timed once or several times."""
 
     chip: str
-    sizes: tuple[int, int, int]  # m, k and n
-    device_us: float
-    run: SimulatedRun
+    sizes: tuple[int, ...]  # m, k and n; of a recorded operation, its arrays' sizes
+    deviation: float  # device time over simulated time, less 1
+    traits: ProgramTraits
     in_view: bool  # whether constants were fitted with it in view
+    recorded: bool = False  # a recorded operation: if not in view, neither constants nor intervals come from it
 
     @property
-    def deviation(self) -> float:
-        """Device time over simulated time, less 1."""
-        return self.device_us / self.run.time_us - 1
+    def held_out(self) -> bool:
+        return self.recorded and not self.in_view
 
     @property
-    def kernel(self) -> str:
-        """The Pallas kernel that takes most of the time; "" if an operation of XLA's does."""
-        return kernel_name(self.run)
+    def fitted(self) -> bool:
+        """True if constants were fitted to it and nothing like it is held out."""
+        return self.in_view and not self.recorded
+
+    @property
+    def generation(self) -> str:
+        return chip(self.chip).generation
 
 
-def compared_programs(rows: Iterable[ComparedRow], runs: Mapping[str, SimulatedRun]) -> list[Compared]:
+def compared_programs(rows: Iterable[ComparedRow], measured: Mapping[str, Measurement]) -> list[Compared]:
     """Return the programs of the counted rows, each once, with the median of its device times.
 
     Rows whose wall clock is mostly dispatch are left out: their errors are not the simulator's.
 
     Args:
-      runs: by the text of the program.
+      measured: the simulated times, by the text of the program.
     """
     of_program: dict[str, list[ComparedRow]] = {}
     for row in rows:
         dispatched = row.dispatch_us > _MAX_DISPATCH * row.published_us and row.timing == WALL_CLOCK
-        if row.counted and row.program in runs and not dispatched:
+        if row.counted and row.predicted_us and row.program in measured and not dispatched:
             of_program.setdefault(row.program, []).append(row)
-    return [
-        Compared(
-            chip=shared[0].chip,
-            sizes=(shared[0].m or 1, shared[0].k or 1, shared[0].n or 1),
-            device_us=statistics.median(row.published_us - row.dispatch_us for row in shared),
-            run=runs[program],
-            in_view=any(row.in_view for row in shared),
+    result = []
+    for program, shared in of_program.items():
+        row, traits = shared[0], measured[program].traits
+        if traits is None:
+            continue
+        device_us = statistics.median(one.published_us - one.dispatch_us for one in shared)
+        in_view = any(one.in_view for one in shared)
+        result.append(
+            Compared(
+                chip=row.chip,
+                sizes=array_sizes(row.arguments) if row.arguments else (row.m or 1, row.k or 1, row.n or 1),
+                deviation=device_us / (row.predicted_us or math.inf) - 1,
+                traits=traits,
+                in_view=in_view,
+                recorded=bool(row.arguments),
+            )
         )
-        for program, shared in of_program.items()
-    ]
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,37 +113,87 @@ class _Weighed:
     factor: float
 
     @property
-    def counts(self) -> bool:
-        return math.isfinite(self.factor)
+    def weighed(self) -> float:
+        return self.program.deviation * self.factor
 
-    def apart(self, other: _Weighed) -> float:
-        difference = math.log1p(self.program.deviation) - math.log1p(other.program.deviation)
-        return abs(difference) * max(self.factor, other.factor)
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A program of a kernel and the one nearest in its sizes, and how far their deviations lie apart."""
+
+    generation: str
+    kernel: str
+    apart: float
 
 
 def time_errors(
     programs: Sequence[Compared], *, command: str, versions: Mapping[str, str], chips: Mapping[str, Chip] | None = None
 ) -> TimeErrors:
-    """Return the intervals of all kinds of programs, by chip and clock state; `chips` replace known ones by name."""
+    """Return the intervals of all kinds of programs, by generation and of all; `chips` replace known ones by name."""
     records = {
         name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(program.chip for program in programs)
     }
-    kinds = []
-    for name, record in records.items():
-        widening = _widening(record, programs)
-        of_chip = [
-            _Weighed(program, widening if program.in_view else 1.0) for program in programs if program.chip == name
-        ]
-        distances = _apart(of_chip)
-        of_kind: dict[str, list[_Weighed]] = {}
-        for weighed in of_chip:
-            of_kind.setdefault(traits_of(weighed.program.run).kind, []).append(weighed)
-        kinds += [_checked(name, kind, alike, distances) for kind, alike in sorted(of_kind.items()) if kind]
-    return TimeErrors(
+    weighed = [
+        _Weighed(program, _widening(program, programs) if program.fitted else 1.0)
+        for program in programs
+        if not program.held_out
+    ]
+    used = [program for program in weighed if math.isfinite(program.factor)]
+    of_kind: dict[tuple[str, str], list[_Weighed]] = {}
+    for program in used:
+        for place in _kind_places(program.program):
+            of_kind.setdefault(place, []).append(program)
+    of_kernel: dict[tuple[str, str], list[float]] = {}
+    for pair in _pairs(used):
+        for place in _ratio_places(pair):
+            of_kernel.setdefault(place, []).append(pair.apart)
+    errors = TimeErrors(
         command=command,
         versions=dict(versions),
         machines={name: machine_digest(record.machine) for name, record in records.items()},
-        kinds=tuple(kinds),
+        kinds=tuple(_checked(place, alike) for place, alike in sorted(of_kind.items())),
+        ratios=tuple(
+            CheckedRatio(
+                generation=generation, kernel=kernel, pairs=len(apart), error_percent=_percent(half_width(apart))
+            )
+            for (generation, kernel), apart in sorted(of_kernel.items())
+        ),
+    )
+    return _with_coverage(errors, [program for program in programs if program.held_out])
+
+
+def _kind_places(program: Compared) -> Iterator[tuple[str, str]]:
+    kinds = program.traits.kinds
+    yield from ((program.generation, kind) for kind in kinds)
+    yield "", kinds[-1]
+
+
+def _ratio_places(pair: _Pair) -> Iterator[tuple[str, str]]:
+    yield from ((pair.generation, pair.kernel), (pair.generation, ""), ("", ""))
+
+
+def _with_coverage(errors: TimeErrors, held_out: Sequence[Compared]) -> TimeErrors:
+    """Count the held-out programs and pairs of each printed interval, and those within it."""
+    kinds: dict[int, list[bool]] = {}
+    for program in held_out:
+        checked = errors.kind_of(program.generation, program.traits)
+        if not isinstance(checked, str):
+            covered = abs(program.deviation) * 100 <= (checked.error_percent or 0.0)
+            kinds.setdefault(errors.kinds.index(checked), []).append(covered)
+    ratios: dict[int, list[bool]] = {}
+    for pair in _pairs([_Weighed(program, 1.0) for program in held_out]):
+        if (ratio := errors.ratio_of(pair.generation, pair.kernel)) is not None:
+            ratios.setdefault(errors.ratios.index(ratio), []).append(pair.apart * 100 <= (ratio.error_percent or 0.0))
+    return replace(
+        errors,
+        kinds=tuple(
+            replace(kind, held_out=len(kinds.get(at, ())), covered=sum(kinds.get(at, ())))
+            for at, kind in enumerate(errors.kinds)
+        ),
+        ratios=tuple(
+            replace(ratio, held_out=len(ratios.get(at, ())), covered=sum(ratios.get(at, ())))
+            for at, ratio in enumerate(errors.ratios)
+        ),
     )
 
 
@@ -129,61 +202,74 @@ def half_width(deviations: Sequence[float]) -> float | None:
     count = len(deviations)
     if count < _MIN_PROGRAMS:
         return None
-    rank = math.ceil(_COVERED * (count + 1))
+    rank = _COVERED * (count + 1)
     if rank <= count:
-        return sorted(map(abs, deviations))[rank - 1]
+        ordered, below = sorted(map(abs, deviations)), math.floor(rank)
+        above = ordered[min(below, count - 1)]
+        return ordered[below - 1] + (rank - below) * (above - ordered[below - 1])
     from scipy.stats import t  # takes a while, and only this needs it
 
     spread = math.sqrt(sum(deviation**2 for deviation in deviations) / count)
     return float(spread * t.ppf((1 + _COVERED) / 2, count))
 
 
-def _widening(known: Chip, programs: Sequence[Compared]) -> float:
-    """Return the factor on deviations of programs in view; infinite if there are no more programs than constants."""
-    seen = sum(program.in_view and chip(program.chip).generation == known.generation for program in programs)
-    return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
+def _widening(fitted: Compared, programs: Sequence[Compared]) -> float:
+    """Return the factor on a fitted program's deviation; infinite if there are no more programs than constants."""
+    constants = _LINK_CONSTANTS if fitted.traits.resource == LINKS else FITTED_CONSTANTS
+    seen = sum(
+        program.fitted
+        and program.generation == fitted.generation
+        and (program.traits.resource == LINKS) == (fitted.traits.resource == LINKS)
+        for program in programs
+    )
+    return seen / (seen - constants) if seen > constants else math.inf
 
 
-def _checked(name: str, kind: str, alike: Sequence[_Weighed], distances: Sequence[float]) -> CheckedKind:
-    runs = [weighed.program.run for weighed in alike]
-    deviations = [weighed.program.deviation * weighed.factor for weighed in alike if weighed.counts]
-    with_another = distances if any(weighed.program.kernel for weighed in alike) else ()
+def _checked(place: tuple[str, str], alike: Sequence[_Weighed]) -> CheckedKind:
+    traits = [weighed.program.traits for weighed in alike]
     return CheckedKind(
-        chip=name,
-        kind=kind,
-        programs=len(deviations),
+        generation=place[0],
+        kind=place[1],
+        programs=len(alike),
         bias_percent=round(100 * statistics.median(weighed.program.deviation for weighed in alike), 2),
-        error_percent=_percent(half_width(deviations)),
-        ratio_programs=len(with_another),
-        ratio_percent=_percent(half_width(with_another)),
-        least_us=round(min(run.time_us for run in runs), 2),
-        most_copies_per_us=round(max(traits_of(run).copies_per_us or 0.0 for run in runs), 3),
+        error_percent=_percent(half_width([weighed.weighed for weighed in alike])),
+        least_us=round(min(one.time_us for one in traits), 2),
+        most_copies_per_us=round(max(one.copies_per_us or 0.0 for one in traits), 3),
     )
 
 
-def _apart(programs: Sequence[_Weighed]) -> list[float]:
-    """Return each program's deviation minus the deviation of the same kernel's program nearest in its sizes.
+def _pairs(programs: Sequence[_Weighed]) -> Iterator[_Pair]:
+    """Yield each program of a kernel with the same kernel's program nearest in its sizes.
 
     None of its sizes may be more than twice as large or as small. A program that is the nearest of several counts with
     each.
     """
-    of_kernels = [program for program in programs if program.program.kernel and program.counts]
-    result = []
-    for compared in of_kernels:
-        others = [
-            (_distance(compared.program, other.program), compared.apart(other))
-            for other in of_kernels
-            if other is not compared and other.program.kernel == compared.program.kernel
-        ]
-        distance, difference = min(others, default=(math.inf, 0.0))
-        if distance <= math.log(_LIKE_SIZES):
-            result.append(difference)
-    return result
+    of_kernels: dict[tuple[str, str], list[_Weighed]] = {}
+    for program in programs:
+        if program.program.traits.kernel:
+            of_kernels.setdefault((program.program.chip, program.program.traits.kernel), []).append(program)
+    for (_, kernel), alike in of_kernels.items():
+        for compared in alike:
+            others = [
+                (_distance(compared.program.sizes, other.program.sizes), number)
+                for number, other in enumerate(alike)
+                if other is not compared
+            ]
+            distance, number = min(others, default=(math.inf, 0))
+            if distance <= math.log(_LIKE_SIZES):
+                yield _Pair(compared.program.generation, kernel, _apart(compared, alike[number]))
 
 
-def _distance(first: Compared, other: Compared) -> float:
+def _apart(first: _Weighed, second: _Weighed) -> float:
+    difference = math.log1p(first.program.deviation) - math.log1p(second.program.deviation)
+    return abs(difference) * max(first.factor, second.factor)
+
+
+def _distance(first: Sequence[int], second: Sequence[int]) -> float:
     """Return the largest factor between two sizes, as a logarithm."""
-    return max((abs(math.log(a / b)) for a, b in zip(first.sizes, other.sizes, strict=True)), default=0.0)
+    if len(first) != len(second):
+        return math.inf
+    return max((abs(math.log(a / b)) for a, b in zip(first, second, strict=True)), default=0.0)
 
 
 def _percent(share: float | None) -> float | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from systolic.accuracy.time_error import time_error
 from systolic.chips import Chip
-from systolic.simulator import SimulatedRun, traits_of
+from systolic.simulator import SimulatedRun, SliceRun, traits_of
 from systolic.support.regular_file import open_regular
 from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.timing import Measurement
@@ -33,7 +33,8 @@ class _Line:
     key: str
     program: str
     reason: str = ""
-    run: str = ""  # as `SimulatedRun.to_json` writes it, deflated and in base64
+    run: str = ""  # as `to_json` of the device's run, or the slice's, writes it, deflated and in base64
+    sliced: bool = False
 
 
 class KeptResults:
@@ -48,9 +49,14 @@ class KeptResults:
         self._path = path
         self._made_with = json.dumps([dict(versions), _source_digest()], sort_keys=True)
         self._lines = _read(path) if path.exists() else {}
+        self._programs = {line.program for line in self._lines.values()}
 
     def __len__(self) -> int:
         return len(self._lines)
+
+    def __contains__(self, program: PublishedProgram | str) -> bool:
+        """True if the program, or its text, has a result of any chip record, packages and simulator."""
+        return str(program) in self._programs
 
     def result(self, program: PublishedProgram, chip: Chip) -> Measurement | str | None:
         """Return the simulated time, or the reason why there is none; None: it was not simulated."""
@@ -60,26 +66,28 @@ class KeptResults:
         try:
             packed = zlib.decompressobj()
             text = packed.decompress(base64.b64decode(line.run, validate=True), _MOST_BYTES)
+            if line.sliced:
+                slice_run = SliceRun.from_json(text.decode())
+                slice_run = replace(slice_run, error=time_error(chip, slice_run.traits))  # the interval of today
+                return _measured(slice_run.slowest, slice_run)
             run = SimulatedRun.from_json(text.decode())
         except (ValueError, zlib.error):
             return None
-        run = replace(run, error=time_error(chip, traits_of(run)))  # the interval of today
-        return Measurement(chip=run.chip, provenance="simulated", time_us=run.time_us, run=run)
+        return _measured(replace(run, error=time_error(chip, traits_of(run))), None)
 
     def keep(self, program: PublishedProgram, chip: Chip, result: Measurement | str) -> None:
-        """Append a result, if it belongs to one device.
+        """Append a result.
 
         Raises:
           OSError: the file cannot be written.
         """
-        if program.topology is not None:
-            return
-        key, reason, run = self._key(program, chip), "", ""
+        key, reason, run, sliced = self._key(program, chip), "", "", False
         if isinstance(result, str):
             reason = result
-        elif result.run is not None:
-            run = base64.b64encode(zlib.compress(result.run.to_json().encode())).decode()
-        line = _Line(key=key, program=str(program), reason=reason, run=run)
+        elif (simulated := result.slice_run or result.run) is not None:
+            run = base64.b64encode(zlib.compress(simulated.to_json().encode())).decode()
+            sliced = result.slice_run is not None
+        line = _Line(key=key, program=str(program), reason=reason, run=run, sliced=sliced)
         # The line of a process that was killed may have no end.
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"\n{json.dumps(asdict(line))}\n")
@@ -88,6 +96,11 @@ class KeptResults:
     def _key(self, program: PublishedProgram, chip: Chip) -> str:
         record = json.dumps(asdict(chip), sort_keys=True, default=str)
         return hashlib.sha256("\n".join((str(program), record, self._made_with)).encode()).hexdigest()
+
+
+def _measured(run: SimulatedRun, slice_run: SliceRun | None) -> Measurement:
+    time_us = run.time_us if slice_run is None else slice_run.time_us
+    return Measurement(chip=run.chip, provenance="simulated", time_us=time_us, run=run, slice_run=slice_run)
 
 
 def _read(path: Path) -> dict[str, _Line]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from check_runs import ALL_SEEDS, EXAMPLES, PLAIN, PRODUCT, TILES, array, errors, example, one, product, ran
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -51,6 +52,7 @@ def test_a_sum_that_nobody_clears() -> None:
 RAGGED = (array(200, 300), array(300, 250))
 
 
+@pytest.mark.exhaustive
 def test_the_ends_of_blocks_along_k_that_are_not_masked() -> None:
     assert not errors(ran(product, *RAGGED, reference=PLAIN))
     outcome = ran(functools.partial(product, mask=False), *RAGGED, reference=PLAIN)

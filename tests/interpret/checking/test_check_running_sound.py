@@ -93,6 +93,7 @@ def test_two_cores_share_parallel_axes(fn: Any, args: Any, reference: Any) -> No
     assert not errors(ran(fn, *args, reference=reference, on="v5p", seeds=(0, 1)))
 
 
+@pytest.mark.exhaustive
 def test_rounding_the_sum_at_each_step_is_said() -> None:
     sizes = array(256, 1024), array(1024, 256)
     assert one(ran(example("products.py:v4", **SMALL), *sizes, reference=REFERENCE), "precision").grade == "warning"
@@ -150,6 +151,7 @@ def test_arguments_may_be_trees_and_numbers() -> None:
     assert outcome.summary.error is not None
 
 
+@pytest.mark.exhaustive
 def test_seeds_make_a_run_repeatable() -> None:
     first, again = (ran(product, *PRODUCT, reference=PLAIN, seeds=(5,)).summary for _ in range(2))
     other = ran(product, *PRODUCT, reference=PLAIN, seeds=(6,)).summary

@@ -46,6 +46,7 @@ def test_megablox_against_a_reference_that_names_float32() -> None:
     assert "offset" in outcome.summary.data
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_of_flash_attention() -> None:
     def gradient(attention):
         return jax.grad(lambda *heads: (attention(*heads).astype(jnp.float32) ** 2).sum(), (0, 1, 2))

@@ -34,7 +34,7 @@ def test_a_fault_is_shown_by_the_run(name: str) -> None:
     assert run(CASES[name]) & SHOWN[name]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", QUIET)
 def test_a_sound_kernel_is_not_accused(name: str) -> None:
     assert not run(CASES[name])
@@ -46,6 +46,7 @@ def test_no_sound_kernel_is_accused(name: str) -> None:
     assert not run(CASES[name])
 
 
+@pytest.mark.exhaustive
 def test_what_scratch_memory_carries_on_is_a_warning() -> None:
     case = CASES["scratch_product: cleared for the first block alone, no reference"]
     found = {each.rule: each.grade for each in ran(case.fn, *case.args, seeds=(0,)).findings}

@@ -189,6 +189,7 @@ def test_gradients_are_finite_differences(activation: str, sizes: tuple[int, int
         assert (wide(slope) * direction).sum() == pytest.approx((ends[0] - ends[1]) / (2 * step), abs=2e-6 * scale)
 
 
+@pytest.mark.exhaustive
 def test_gradients_in_bfloat16() -> None:
     """Half a step of bfloat16 in the slope that is kept, in its product with the cotangent, and in the result."""
     arrays = tuple(
@@ -212,6 +213,7 @@ GRADIENT_CONFIGS: dict[str, KernelConfig] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", GRADIENT_CONFIGS)
 @pytest.mark.parametrize("side_by_side", [False, True])
@@ -237,6 +239,7 @@ def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
 
 
 # Name, and n: where it is no multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("v6e", 256), ("v5p", 512), ("v6e", 100)])
 def test_weights_side_by_side(name: str, n: int) -> None:

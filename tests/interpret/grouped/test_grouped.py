@@ -135,6 +135,7 @@ def test_any_sizes(sizes: list[int], case: tuple[int, int, str, bool]) -> None:
     check_drawn(sizes, k, n, dtype, transpose_rhs=transpose_rhs)
 
 
+@pytest.mark.exhaustive
 @MANY
 @given(
     sizes=reference.group_sizes(GROUPS, M),
@@ -185,6 +186,7 @@ def test_edges(sizes: list[int], implementation: Any) -> None:
     check(sizes, 128, 128, 128, implementation=implementation)
 
 
+@pytest.mark.exhaustive
 def test_every_choice_of_empty_groups() -> None:
     """One traced function for all: which groups are empty is known to the kernel alone."""
     random = np.random.default_rng(0)
@@ -345,6 +347,7 @@ def test_operands_of_two_dtypes(implementation: Any) -> None:
         np.testing.assert_array_equal(out, reference.product(lhs, rhs, sizes))
 
 
+@pytest.mark.exhaustive
 def test_three_passes() -> None:
     """What one pass of bfloat16 loses of float32 is there again."""
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
@@ -368,5 +371,5 @@ def test_vmap_and_scan() -> None:
 
 
 def test_known_sizes_above_m_are_refused() -> None:
-    with pytest.raises(SpecError, match="17 rows together"):
+    with pytest.raises(SpecError, match="17 rows, more than the 16 of lhs; use the number"):
         systolic.grouped_matmul(jnp.ones((16, 8)), jnp.ones((2, 8, 8)), np.array([8, 9]))

@@ -74,7 +74,7 @@ def test_gradient_of_what_the_result_is_written_into(implementation: Any) -> Non
     np.testing.assert_array_equal(found, np.where(np.arange(48)[:, None] < 40, 0, 1) * cotangent)
 
 
-@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("joined", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
 def test_gradients_of_a_gated_product(joined: bool) -> None:
     """Gradients of rows and of both weights are those of plain JAX, which multiplies each row by its group's matrix."""
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
@@ -122,6 +122,7 @@ def compiled(rows: int, tile_k: int, tile_n: int, dtype: str) -> Callable[..., j
     return jax.jit(gradient)
 
 
+@pytest.mark.exhaustive
 @settings(
     max_examples=examples(10),
     derandomize=True,
@@ -166,7 +167,7 @@ def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert not races_found()
 
 
-@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.exhaustive), "interpret"])
 def test_finite_differences_of_everything_that_is_fused(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
     lhs, rhs, bias, row_scale = (
@@ -181,6 +182,7 @@ def test_finite_differences_of_everything_that_is_fused(implementation: Any) -> 
     check_grads(product, (lhs, rhs, bias, row_scale), order=1, modes=["rev"], atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.exhaustive
 def test_second_derivatives() -> None:
     random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
     lhs, rhs = (jnp.asarray(random.normal(size=shape) / 4, jnp.float32) for shape in ((16, 8), (4, 8, 8)))
@@ -191,6 +193,7 @@ def test_second_derivatives() -> None:
     check_grads(product, (lhs, rhs), order=2, modes=["rev"], atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.exhaustive
 def test_the_gradient_of_some_of_the_groups() -> None:
     random, sizes = np.random.default_rng(0), [9, 7, 0, 12, 4]
     lhs, cotangent = (reference.small_integers(random, (40, 128), "float32") for _ in "ln")

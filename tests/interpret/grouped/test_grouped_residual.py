@@ -47,6 +47,7 @@ def compiled(panel: int, tile_n: int, rows: int) -> Callable[..., jax.Array]:
     return jax.jit(product)
 
 
+@pytest.mark.exhaustive
 @settings(
     max_examples=examples(6),
     derandomize=True,

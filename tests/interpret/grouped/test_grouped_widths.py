@@ -39,6 +39,7 @@ def test_tiles_end_where_the_array_ends(n: int, tile_n: int, columns: list[int])
         GroupedSchedule.of(spec, config(32, tile_n - 4, 16), systolic.chip("v6e"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize(("n", "tile_n"), [one[:2] for one in WIDTHS])
@@ -93,6 +94,7 @@ def test_bias_and_rows_that_no_group_has(sizes: list[int], n: int, tile_n: int) 
     assert not races_found()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("n", "tile_n"), [one[:2] for one in WIDTHS])
 @pytest.mark.parametrize("tile_k", [128, 256])

@@ -132,6 +132,7 @@ def test_a_scale_that_is_none_is_refused(scale: float) -> None:
         requantized(scale)
 
 
+@pytest.mark.exhaustive
 def test_lesson() -> None:
     told = lesson()
     assert told.ok

@@ -24,6 +24,7 @@ def pool():
         yield made
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("one", COLLECTIVES, ids=lambda one: one.name)
 def test_on_eight_devices(pool: WorkerPool, one) -> None:

@@ -23,6 +23,7 @@ def right(fn: Callable[..., jax.Array], reference: Callable[..., jax.Array], *ar
         assert outcome.summary.error <= outcome.summary.tolerance
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(8, 128), (24, 256), (16, 384)])
 def test_add(shape: tuple[int, int]) -> None:

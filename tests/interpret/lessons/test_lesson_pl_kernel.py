@@ -40,6 +40,7 @@ def test_product(size: tuple[int, int, int], chosen: dict) -> None:
     assert outcome.summary.error <= outcome.summary.tolerance
 
 
+@pytest.mark.exhaustive
 def test_the_mesh_has_the_cores_of_the_device() -> None:
     outcome = checked(functools.partial(matmul_kernel, bm=16, bk=128, bn=128), 32, 256, 128, on="v5p")
     assert [each for each in outcome.findings if each.grade != "note"] == []

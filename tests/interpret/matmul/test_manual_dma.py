@@ -119,6 +119,7 @@ def test_every_order(how: KernelConfig, capfd: pytest.CaptureFixture[str]) -> No
     assert "race" not in capfd.readouterr().out.lower()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_the_order_in_which_copies_end(seed: int) -> None:

@@ -172,6 +172,7 @@ def test_gradients_are_finite_differences(activation: str) -> None:
         assert (wide(found[name]) * direction).sum() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=2e-5)
 
 
+@pytest.mark.exhaustive
 def test_gradients_in_bfloat16() -> None:
     """Half a step of bfloat16 in what is kept of the sum, in the derivative that is multiplied, and in the result."""
     bf16 = jnp.bfloat16
@@ -184,6 +185,7 @@ def test_gradients_in_bfloat16() -> None:
     assert_same({name: one.astype(jnp.float32) for name, one in found.items()}, wanted, 3 * 2.0**-8)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("lhs", "rhs"),
@@ -326,6 +328,7 @@ def test_vmap_is_an_axis_of_the_grid() -> None:
     assert [grid[0] for grid in grids(jax.vmap(slope), lhs, rhs)] == [3, 3, 3]
 
 
+@pytest.mark.exhaustive
 def test_scan_over_layers() -> None:
     weights, biases, x = normal(4, 32, 32) / 6, normal(4, 32), normal(8, 32)
 

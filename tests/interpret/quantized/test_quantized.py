@@ -197,6 +197,7 @@ def test_a_scale_of_the_result() -> None:
         np.testing.assert_array_equal(one, 2 * np.asarray(multiply(preferred_element_type="float32")))
 
 
+@pytest.mark.exhaustive
 def test_squares_tensors_and_batches() -> None:
     random = np.random.default_rng(4)
     lhs = rows(random, 8, 256)

@@ -42,7 +42,7 @@ def check(found: Any, left: np.ndarray, weights: list[systolic.Quantized], *, we
     assert np.all(np.abs(np.asarray(found) - silu(gate) * up) <= allowed)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("chip", "name", "block", "row_format", "m", "k", "n"),
     [
@@ -152,6 +152,7 @@ def test_one_kernel_also_of_a_batch_of_rows() -> None:
     np.testing.assert_array_equal(np.asarray(interpreted(lhs, *stacks, chip="v6e")).reshape(15, 128), expected)
 
 
+@pytest.mark.exhaustive
 def test_weights_that_do_not_go_together() -> None:
     lhs = np.ones((2, 64), np.float32)
     x = np.ones((64, 6), np.float32)

@@ -27,7 +27,7 @@ def test_each_dtype_by_xla(dtype: str) -> None:
     check_all(MASK, 16, dtype, 24, "xla")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.exhaustive)])
 def test_each_dtype_by_the_kernels(dtype: str) -> None:
     check_all(MASK[::2, ::2], 128, dtype, 128, "interpret", chip="v5e")
 
@@ -41,6 +41,7 @@ def patterns(rows: int) -> st.SearchStrategy[np.ndarray]:
 UNHURRIED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=examples(6), derandomize=True, deadline=None, suppress_health_check=UNHURRIED)
 @given(patterns(3))
 def test_any_pattern(mask: np.ndarray) -> None:
@@ -61,7 +62,7 @@ def test_many_patterns(mask: np.ndarray, block: int, sweep: int, chip: str) -> N
     assert not races_found()
 
 
-@pytest.mark.parametrize("name", ["v5e", "v4"])  # of v4 both cores work
+@pytest.mark.parametrize("name", [pytest.param("v5e", marks=pytest.mark.exhaustive), "v4"])  # of v4 both cores work
 def test_several_chunks_and_panels_of_products(name: str) -> None:
     mask = np.random.default_rng(1).random((5, 4)) < 0.6
     mask[1], mask[4] = False, False
@@ -89,7 +90,7 @@ def test_several_chunks_and_panels_of_products(name: str) -> None:
     assert not races_found()
 
 
-@pytest.mark.parametrize("name", ["v5e", "v4"])
+@pytest.mark.parametrize("name", [pytest.param("v5e", marks=pytest.mark.exhaustive), "v4"])
 def test_several_chunks_and_panels_of_a_sampled_product(name: str) -> None:
     chip = little(name, 2 * 4 + 3 + 4 + 1 + 2 + 3)  # panels, rows, blocks of the result, zeros, sums
     config = KernelConfig(
@@ -146,6 +147,7 @@ def test_bias_and_activation(kind: str) -> None:
         np.testing.assert_array_equal(out, np.maximum(total + bias, 0))
 
 
+@pytest.mark.exhaustive
 def test_gradients_close_over_the_three() -> None:
     """First and second derivatives are those of products of whole matrices, by the kernels and by XLA."""
     mask = MASK[::2, ::2] & [[True, True], [False, True]]

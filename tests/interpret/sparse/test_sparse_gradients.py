@@ -89,6 +89,7 @@ def test_fused_gradients_of_a_transpose_by_the_kernels(kind: str) -> None:
     Product(kind, True, "both", "interpret").check()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_second_derivatives_of_a_fused_transpose(kind: str) -> None:

@@ -30,6 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> systolic.Chip:
 LONG = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [1, 1, 0, 1, 1]], bool)
 
 
+@pytest.mark.exhaustive
 def test_a_list_that_is_cut_into_several_calls(short: systolic.Chip) -> None:
     more = 14  # also a call that has nothing but padding
     most = int(LONG.sum()) + more
@@ -91,7 +92,7 @@ def test_batches(implementation: Any) -> None:
 MASKS = np.array([[[1, 0], [1, 1]], [[0, 0], [0, 1]]], bool)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("interpret", marks=pytest.mark.exhaustive)])
 def test_a_batch_of_sparse_matrices(implementation: Any) -> None:
     """Each has blocks of its own at places of its own; dense operands have one each, or one for all."""
     block = (128, 128) if implementation == "interpret" else (8, 16)

@@ -192,6 +192,7 @@ def test_float32_at_highest_has_six_passes(run: Run) -> None:
     assert six["model_mxu_us"] == pytest.approx(6 * once["model_mxu_us"])
 
 
+@pytest.mark.exhaustive
 def test_edges_have_the_next_even_size_beside_them(run: Run, labels: list[str]) -> None:
     code, out, _ = run("bench", "--suite", "edges", "--chip", "v5e", "--against", "nothing", "--json", "-", "-q")
     rows = rows_of(out)

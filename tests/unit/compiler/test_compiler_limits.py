@@ -69,6 +69,7 @@ def test_a_job_that_computes_for_ever_is_stopped_at_its_line():
     assert "time_limit_s" in str(found)
 
 
+@pytest.mark.exhaustive
 def test_a_stopped_worker_uses_no_time(tmp_path):
     # As on a machine that is too busy to run it. Until it goes on, three time limits pass by the clock.
     file = tmp_path / "pid"

@@ -56,7 +56,7 @@ def gradients(**changes: Any) -> list[jax.Array]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"remat": "none", "loss_chunks": 4, "one_hot": False},
+        pytest.param({"remat": "none", "loss_chunks": 4, "one_hot": False}, marks=pytest.mark.exhaustive),
         pytest.param({"remat": "query+key"}, marks=pytest.mark.slow),
         pytest.param({"remat": "minimal"}, marks=pytest.mark.slow),
     ],

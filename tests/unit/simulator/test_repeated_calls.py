@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from simulator_listings import V5E, listing, loop
 
-from systolic.chips import chip
+from systolic.chips import Chip, chip
 from systolic.simulator import SimulatedRun, prepare_listings, repeated_calls
 from systolic.simulator.repeated_calls import RepeatedCalls
 
@@ -42,10 +42,9 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def both_ways(*body: str, before: tuple[str, ...] = (), handed: str = "", chip_name: str = "v5e") -> SimulatedRun:
+def both_ways(*body: str, before: tuple[str, ...] = (), handed: str = "", on: Chip = V5E) -> SimulatedRun:
     """Runs a program that calls an operation again and again, with and without looking up: it is the same run."""
     top = (*before, *loop(TIMES, f"%3 = inlined_call {handed} /* %op.1 = f(%x) */", "", "", "", ""))
-    on = chip(chip_name)
     program = prepare_listings({"TLP": listing(*top), "op.1": listing(*body)}, on)
     found = program.run(on, spans=5)
     assert found == program.run(on, spans=5, remember=False)
@@ -70,6 +69,15 @@ def test_a_pipe_that_is_still_busy_counts(alone: list[bool]) -> None:
     waits = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
     assert len(set(waits)) > 1  # they do not all take equally long
     assert any(alone)
+
+
+def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool]) -> None:
+    # A call takes 1.6 µs, or 2.7 where HBM is slow: from 4.2 to 8.3 µs, and again from 8.4 on.
+    slowing = replace(V5E.machine, hbm_slow_period_s=4.2e-6, hbm_slow_load=0.5, hbm_slow_s=4.1e-6, hbm_slow_share=0.5)
+    run = both_ways(*copied(24000), on=replace(V5E, machine=slowing))
+    calls = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
+    assert max(calls) > 1.5 * min(calls)
+    assert alone == [False, True, False, True, False, True, True]
 
 
 def test_scalar_memory_is_as_if_it_was_executed(alone: list[bool]) -> None:
@@ -109,7 +117,7 @@ def test_a_call_that_depends_on_others_is_executed(alone: list[bool], body: tupl
 
 
 def test_two_cores_execute_everything(alone: list[bool]) -> None:
-    both_ways(*copied(1000), chip_name="v5p")
+    both_ways(*copied(1000), on=chip("v5p"))
     assert not alone
 
 

@@ -53,14 +53,15 @@ def test_an_argument_of_which_only_the_shape_is_known_is_named() -> None:
 
 
 @pytest.mark.parametrize("lanes", ["sm:$0xff", "ss:$0 sm:$0xff"])
-def test_a_word_reaches_the_scalar_side_through_a_vector_register(lanes: str) -> None:
+@pytest.mark.parametrize("place", ["#allocation5", "%s4_s4", "%s4_s4 + $0x0"])
+def test_a_word_reaches_the_scalar_side_through_a_vector_register(place: str, lanes: str) -> None:
     through_vmem = (
         "%s1_s1 = scalar_parameter_address 0",
         "%s2_s2 = sshll.u32 %s1_s1, 4  ;;  %s3_s2 = int_to_ptr.hbm [resolvable:$true] %s2_s2",
         "%s4_s4 = smov [#allocation5]",
         "%s5_s5 = sshll.u32 %s4_s4, 4  ;;  %s6_s5 = int_to_ptr.vmem [resolvable:$true] %s5_s5",
         "%7 = dma.hbm_to_vmem %s3_s2, 16, %s6_s5, [#allocation8]",
-        f"%v1_v1 = vld [vmem:[#allocation5] {lanes}]",
+        f"%v1_v1 = vld [vmem:[{place}] {lanes}]",
         "%13 = vpush %v1_v1",
         "%s10_s10 = spop %13",
     )

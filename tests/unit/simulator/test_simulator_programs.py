@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from simulator_listings import V5E, listing, loop, simulate, simulate_listings
+from simulator_listings import V5E, listing, loop, shown, simulate, simulate_listings
 
 from systolic.chips import chip
 from systolic.simulator import DeadlockError, SimulatedRun, SimulationError
@@ -245,6 +245,33 @@ def test_a_barrier_waits_for_the_other_core() -> None:
     )
     assert run.cores[0].cycles == pytest.approx(run.cores[1].cycles, abs=100)
     assert run.cycles > 500
+
+
+def test_a_core_reads_what_the_other_one_wrote_to_hbm() -> None:
+    flag = "[#allocation8]"
+    run = simulate(
+        CORE,
+        "%s2_s2 = scalar_parameter_address 0",
+        "%s3_s3 = sshll.u32 %s2_s2, 4  ;;  %s4_s3 = int_to_ptr.hbm [resolvable:$true] %s3_s3",
+        "%p1_p1 = scmp.ne.s32.totalorder %s1_s1, 0",
+        "%9 = sbr.rel (%p1_p1) target = $region7",  # the second core does not write
+        *["", "", ""],
+        "/* End region 6 */",
+        "%s5_s5 = smov 7",
+        "%12 = sst [smem:[#allocation3]] %s5_s5  ;;  %s6_s6 = smov [#allocation3]",
+        f"%13 = dma.smem_to_hbm %s6_s6, 16, %s4_s3, {flag}",
+        wait(16, "8"),
+        "PF|%v1_v1 = vmov 77 /* Start/End empty region 7 */",
+        "%7 = vpush.ccrf %v1_v1",
+        "%v2_v2 = vpop.ccrf",
+        f"%14 = dma.hbm_to_smem %s4_s3, 16, [#allocation7], {flag}",
+        wait(16, "8"),
+        "%s10_s10 = sld [smem:[#allocation7]]",
+        *shown("%s10_s10"),
+        chip_name="v5p",
+    )
+    granule_bytes = chip("v5p").machine.granule_bytes
+    assert [core.hbm_read_bytes for core in run.cores] == [(16 + 7) * granule_bytes] * 2
 
 
 def test_cores_that_wait_for_each_other_are_told() -> None:

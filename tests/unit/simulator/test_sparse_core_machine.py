@@ -45,10 +45,8 @@ class Device:
     def __init__(self, on: Chip, text: str = GATHER) -> None:
         self.program = translate_sparse(parse_sparse_listing("gather", text))
         self.dma = DmaEngine(on.machine, 1)
-        self.schedule = Schedule(lambda: self.cores.changes)
-        self.cores = SparseCores(
-            on, [self.program], ["gather"], self.dma, self.schedule.start, IterationBudget(10_000), 10
-        )
+        self.schedule = Schedule()
+        self.cores = SparseCores(on, [self.program], ["gather"], self.dma, self.schedule, IterationBudget(10_000), 10)
         self.cores.watch(0, "TLP", DONE)
 
     def launch(self, number: int, *, go: int | None = 0) -> None:

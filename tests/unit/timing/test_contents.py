@@ -129,7 +129,7 @@ def test_a_call_whose_result_nothing_uses_is_left_out() -> None:
 
 def test_what_is_missing_is_named() -> None:
     (execution,) = found(lambda i, x: gather(i * 2, x), jax.ShapeDtypeStruct((8,), jnp.int32), X)
-    assert execution.operands[0].get() == Missing("argument a0, of which only the shape was given")
+    assert execution.operands[0].get() == Missing("argument a0, of which only the shape was given", 0)
     first, second = found(lambda i, x: gather(gather(i, x)[:8, 0].astype(jnp.int32), x), INDEX, X)
     np.testing.assert_array_equal(np.asarray(first.operands[0].get()), INDEX)
     assert "computes" in second.operands[0].get().why

@@ -83,10 +83,14 @@ def came_of(program: Program, machine: MachineModel) -> SimulatedRun | str:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(MachineModel)])
 def test_every_constant_counts_or_is_refused(name: str) -> None:
-    program = everything()
-    value = getattr(V5E.machine, name)
+    # HBM that is slow in every cycle after a busy one; on chips the turns take milliseconds.
+    cycle_s = 1 / V5E.machine.clock_hz
+    turns = {"hbm_slow_period_s": cycle_s, "hbm_slow_load": 0.5, "hbm_slow_s": cycle_s, "hbm_slow_share": 0.25}
+    slowing = replace(V5E.machine, **turns)
+    program = everything(replace(V5E, machine=slowing))
+    value = getattr(slowing, name)
     other = {kind: 2 * rate for kind, rate in value.items()} if isinstance(value, dict) else 2 * value or 7
-    machine = replace(V5E.machine, **{name: other})
+    machine = replace(slowing, **{name: other})
     if name in FIXED:
         with pytest.raises(ConstantsError, match=f"{name}="):
             program.run(machine=machine)
@@ -113,6 +117,7 @@ def test_a_rate_decides_how_long_the_matrix_units_are_busy() -> None:
         ("clock_hz", "fast"),
         ("dma_latency_cycles", -1),
         ("dma_latency_cycles", 0.5),
+        ("hbm_slow_share", 0.0),
         ("granule_bytes", 0),
         ("mxu_rows_per_cycle", {"bf16": 1.0}),  # other types had rates
         ("mxu_rows_per_cycle", {"f32": 1.0, "bf16": 0.0, "s8": 1.0, "u8": 1.0, "f8": 1.0, "s4": 1.0, "u4": 1.0}),

@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from systolic.chips import chip
+from systolic.validation.recorded.arguments import array_of
 from systolic.validation.recorded.attention import Settings, attention, attention_gradient
+from systolic.validation.recorded.call import Call
 from systolic.validation.recorded.chunked_attention import chunked_attention
 from systolic.validation.recorded.chunked_losses import chunked_loss, chunked_loss_gradient
 from systolic.validation.recorded.gated import gated_linear_unit
 from systolic.validation.recorded.gathers import combined_rows
 from systolic.validation.recorded.losses import loss, loss_gradient
 from systolic.validation.recorded.norms import layer_norm, layer_norm_gradient, triangle_multiplication
-from systolic.validation.recorded.ragged import ragged_dot
+from systolic.validation.recorded.ragged import multiplies_every_group, ragged_dot
 
 HIGHEST = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
 # Sums of a few hundred float32 numbers around 1: their error is some 2⁻²⁴ times the square root of their number.
@@ -164,3 +167,19 @@ def test_a_ragged_product_and_a_gathered_sum() -> None:
 def _assert_close(results: Any, expected: Any) -> None:
     for result, value in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(result, value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rhs", "sizes", "published_us", "every_group"),
+    [
+        ("bf16[128,1536,4096]", [1024] * 128, 776_578.0, True),  # 211 Tflop at the peak of a v5p: 460 ms
+        ("bf16[128,1536,4096]", [1024] * 128, 9_000.0, False),
+        ("bf16[131072,4096]", [1024] * 128, 776_578.0, True),  # sums over rows
+        ("bf16[2,1536,4096]", [65536] * 2, 776_578.0, False),  # twice the work is no other program
+    ],
+)
+def test_a_ragged_time_that_is_long_enough_for_every_group_is_of_another_program(
+    rhs: str, sizes: list[int], published_us: float, every_group: bool
+) -> None:
+    call = Call(len, (array_of("bf16[131072,1536]"), array_of(rhs), np.array(sizes)))
+    assert multiplies_every_group(call, chip("v5p"), published_us) == every_group

@@ -1,1 +1,1 @@
-"""The rules, by what they look at. Each returns every finding, and none executes or compiles the kernel."""
+"""The rules, by subject. Each returns all its findings, without executing or compiling the kernel."""

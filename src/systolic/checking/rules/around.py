@@ -30,7 +30,7 @@ _COPIES = {
 
 
 def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> list[Finding]:
-    """Finds what is wrong with the function around the calls, and what each launcher leaves out."""
+    """Return the findings on the function around the calls, and on arguments that launchers leave out."""
     by_equation = {id(call.equation): call for call in calls}
     findings: list[Finding] = []
 

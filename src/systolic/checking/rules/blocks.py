@@ -1,4 +1,4 @@
-"""Rules on grid and blocks: what the compiler cuts arrays into, and what it refuses to.
+"""Rules on grid and blocks: how the compiler cuts arrays, and which cuts it refuses.
 
 The compiler's own words on each are in `docs/check_configurations.md`, with how often these rules agree with it. The
 rules are alike on all chips: blocks were compiled for v4, v5e, v6e and v7x with libtpu 0.0.42.1.
@@ -27,7 +27,7 @@ _MAX_BUFFERS = 2  # copies of a window that a pipeline of pallas_call keeps
 
 
 def block_findings(call: KernelCall) -> list[Finding]:
-    """Finds what is wrong with the grid and the blocks of a call, without evaluating its index maps."""
+    """Return the findings on the grid and the blocks of a call, without evaluating its index maps."""
     findings = list(_empty_grid(call))
     for operand in call.of("input", "output"):
         for rule in (_buffering, _kinds, _placement, _alignment, _element_indices):

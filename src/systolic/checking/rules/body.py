@@ -1,7 +1,7 @@
 """Rules on a kernel's body: memory that is read before anything has written it.
 
-A step of the grid is followed without numbers; see `analysis.StepWalk`. What is read from memory that nothing has
-written becomes a fault where it is used to make something that is stored: `where(first, 0, acc[...])` is none.
+A step of the grid is followed without numbers; see `analysis.StepWalk`. A read of unwritten memory is a fault only if a
+stored value depends on it: `where(first, 0, acc[...])` is none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from systolic.compiler import written_at
 
 
 def body_findings(call: KernelCall) -> list[Finding]:
-    """Finds what is wrong with the body of a call."""
+    """Return the findings on the body of a call."""
     first_uses: dict[int, tuple[Unwritten, tuple[int, ...]]] = {}
     for step in _first_steps(call):
         for use in _unwritten(call, step):
@@ -33,7 +33,7 @@ def _unwritten(call: KernelCall, step: tuple[int, ...]) -> list[Unwritten]:
 
 
 def _is_written(call: KernelCall, at: int, step: tuple[int, ...]) -> bool:
-    """Says whether an operand's memory holds something when a step begins."""
+    """True if an operand's memory has been written when a step begins."""
     operand = call.operands[at]
     if operand.role == "scratch":
         return any(step)  # it stays from step to step, and another step came before
@@ -43,12 +43,12 @@ def _is_written(call: KernelCall, at: int, step: tuple[int, ...]) -> bool:
     if any(out == number for _, out in call.aliases):
         return True
     moving = index_axes(call, operand)
-    # Its block is a new one where the axes on which it does not depend are at their beginning.
+    # The block is new while the axes that do not move it are at their first step.
     return PREFETCHED in moving or any(place for axis, place in enumerate(step) if axis not in moving)
 
 
 def _first_steps(call: KernelCall) -> Iterator[tuple[int, ...]]:
-    """Yields the first step, and others at which an output's block is visited for the first time."""
+    """Yield the first step, and steps at which a block of an output is visited for the first time."""
     yield (0,) * len(call.grid)
     outputs = (index_axes(call, operand) for operand in call.of("output"))
     for axis in sorted({axis for axes in outputs if PREFETCHED not in axes for axis in axes}):

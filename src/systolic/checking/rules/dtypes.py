@@ -18,7 +18,7 @@ _Found = Callable[..., Finding]
 
 
 def dtype_findings(call: KernelCall, chip: Chip) -> list[Finding]:
-    """Finds what is wrong with the dtypes that a kernel computes with, each at its line of the source."""
+    """Return the findings on the dtypes of a kernel's operations, with their source lines."""
     findings = list(_unloadable(call, chip))
     for equation in equations(call.body):
         finding = partial(call_finding, call, chip=chip.name, where=written_at(equation))

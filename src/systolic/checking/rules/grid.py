@@ -12,7 +12,7 @@ from systolic.chips import Chip
 
 
 def grid_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
-    """Yields what is wrong with one execution of a call. A grid of no steps is not judged here."""
+    """Yield the findings on one execution of a call. A grid without steps is not judged here."""
     if 0 in grid_visits.grid:
         return
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]

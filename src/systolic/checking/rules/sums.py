@@ -1,4 +1,4 @@
-"""Rules on running sums in a kernel's body: in which type they are kept, and in which their parts are.
+"""Rules on running sums in a kernel's body: the dtype of the sum, and the dtype of its parts.
 
 A value is followed from where it is loaded, through additions and what keeps a sum a sum, to where it is stored. If it
 comes back to the memory that it was loaded from, or to its place among the values that a loop carries, it is a running
@@ -60,7 +60,7 @@ def sums_narrowly(call: KernelCall) -> bool:
 
 
 class _Walk:
-    """Follows the values of a body; what it finds is there when it is made."""
+    """Follow the values of a body, and collect its findings."""
 
     def __init__(self, call: KernelCall) -> None:
         self._call = call

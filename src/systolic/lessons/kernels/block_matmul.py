@@ -1,17 +1,17 @@
-"""Block multiplication in NumPy: a big product out of small ones.
+"""Block multiplication in NumPy: a large product from small ones.
 
     out[rows, columns] = Σ_blocks lhs[rows, block] @ rhs[block, columns]
 
-Suppose that the only multiplier at hand takes matrices of up to 256 × 256, as the matrix unit of a newer TPU does.
-Any product is then a sum of such small ones: cut the three matrices into blocks of bm × bk, bk × bn and bm × bn, and
-let three loops go over the blocks of m, n and k. These loops are the grid of every Pallas kernel on the ladder, and
-the slices its `BlockSpec`s.
+Suppose that the only multiplier takes matrices of up to 256 × 256, as the matrix unit of a newer TPU does. Any product
+is a sum of such small ones: cut the three matrices into blocks of bm × bk, bk × bn and bm × bn, and loop over the
+blocks of m, n and k. These three loops are the grid of every Pallas kernel on the ladder, and the slices are its
+`BlockSpec`s.
 
-The edge: with m // bm blocks, the last m % bm rows would be in no block, and nobody would notice. Here the number of
-blocks is rounded up and the slices of the last ones end where the matrix does, which NumPy does for us: a slice that
-runs past the end is cut short. A TPU's blocks have one size, so a kernel has to refuse, pad or mask instead.
+The edge: with m // bm blocks, the last m % bm rows are in no block, and no error says so. Here the number of blocks is
+rounded up, and the last slices end where the matrix ends: NumPy cuts a slice short that runs past the end. The blocks
+of a TPU all have one size, so a kernel must refuse, pad or mask instead.
 
-Order: i over m, j over n, kk over k innermost, so that each block of the result is summed in one go.
+Order: i over m, j over n, kk over k innermost, so that each block of the result is summed without interruption.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_SMALL = 256
 
 
 def multiply_small(lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-    """The only multiplier we have.
+    """Multiply two small matrices: the only multiplier that there is.
 
     Raises:
       ValueError: a side above 256.
@@ -40,7 +40,7 @@ def block_matmul(lhs: np.ndarray, rhs: np.ndarray, *, bm: int = 256, bk: int = 2
     """`lhs @ rhs` by blocks, right for sizes that the blocks do not divide; float32 sums, or int32 for integers.
 
     Raises:
-      ValueError: the operands are no product, or empty; blocks of no elements, or above 256.
+      ValueError: the shapes do not match or are empty, or a side of a block is not from 1 to 256.
     """
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0] or 0 in (*lhs.shape, *rhs.shape):
         raise ValueError(f"lhs{list(lhs.shape)} @ rhs{list(rhs.shape)} needs lhs[m, k], rhs[k, n], none zero")
@@ -58,5 +58,5 @@ def block_matmul(lhs: np.ndarray, rhs: np.ndarray, *, bm: int = 256, bk: int = 2
 
 
 def lost_share(m: int, k: int, n: int, *, bm: int, bk: int, bn: int) -> float:
-    """Share of the m·k·n products that a grid of `m // bm`, `n // bn`, `k // bk` blocks would leave out."""
+    """Return the share of the m·k·n products that a grid of `m // bm`, `n // bn`, `k // bk` blocks would leave out."""
     return 1 - (m // bm * bm) * (k // bk * bk) * (n // bn * bn) / (m * k * n)

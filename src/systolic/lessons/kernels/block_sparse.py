@@ -1,15 +1,15 @@
-"""A block-sparse matrix times a dense one: the steps are the blocks that there are.
+"""A block-sparse matrix times a dense one, with one step for each block that exists.
 
     out = lhs @ rhs        lhs as a list of its blocks, with the row and the column of each (COO)
 
 The list is sorted by rows, so the steps of one row of blocks follow each other: the first of them clears the sum, the
-last one writes it. Rows without a block are never visited. There the result keeps what its memory held before, and that
-is `zeros`: an argument that becomes the result (`input_output_aliases`).
+last one writes it. Rows without a block are never visited. Their part of the result keeps the contents of its memory,
+which is `zeros`: an argument whose memory becomes the result (`input_output_aliases`).
 
 Grid: (j, b) over columns of out and blocks of lhs, b innermost. In VMEM: a block of lhs, rhs and out, twice each, and
 the sum once. In SMEM: a row and a column for each block.
 
-Use `output_mask` where both matrices are dense, and only some blocks of their product are wanted.
+Use `output_mask` if both matrices are dense, and only some blocks of their product are needed.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def sparse_matmul(
     bn: int = 512,
     copies_zeros: bool = False,
 ) -> Array:
-    """The matrix with `blocks` at (rows, columns), sorted by rows, times `rhs`; `zeros` where there is no block.
+    """Multiply the matrix with `blocks` at (rows, columns), sorted by rows, by `rhs`; rows without one keep `zeros`.
 
-    With `copies_zeros` a block of zeros is copied to VMEM for each of out, and not used, as in the docs' kernel.
+    With `copies_zeros` a block of zeros is copied to VMEM for each block of out, unused, as in JAX's documentation.
     """
     count, bm, bk = blocks.shape
     of_out = pl.BlockSpec((bm, bn), lambda j, b, rows, columns: (rows[b], j))
@@ -83,7 +83,7 @@ def sparse_matmul(
 
 
 def sparse_reference(rows: Array, columns: Array, blocks: Array, rhs: Array, zeros: Array) -> Array:
-    """The same by a dense matrix."""
+    """Multiply a dense matrix with the same blocks."""
     _, bm, bk = blocks.shape
     grid_m, grid_k = zeros.shape[0] // bm, rhs.shape[0] // bk
     lhs = jnp.zeros((grid_m, grid_k, bm, bk), blocks.dtype).at[rows, columns].set(blocks)
@@ -93,7 +93,7 @@ def sparse_reference(rows: Array, columns: Array, blocks: Array, rhs: Array, zer
 
 
 def block_list(count: int, grid_m: int, grid_k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of `count` blocks at random places of a grid, sorted by rows."""
+    """Return the rows and columns of `count` blocks at random places of a grid, sorted by rows."""
     places = np.random.default_rng(0).choice(grid_m * grid_k, count, replace=False)
     rows, columns = np.divmod(np.sort(places), grid_k)
     return rows.astype(np.int32), columns.astype(np.int32)

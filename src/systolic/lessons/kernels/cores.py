@@ -2,25 +2,28 @@
 
     z = x + y        y = sin x        out = Σ_r x[r]        y = tril(L) @ x
 
-A v4 or v5p chip has two TensorCores in one device ("megacore"), each with its own VMEM and units, and one HBM for both.
-A kernel runs on one of them, unless `dimension_semantics` says of a grid axis that its steps are independent:
-"parallel". Its steps are then dealt out, the first half to one core and the second to the other; an "arbitrary" axis
-stays in order on one core. The other chips have one core a device (v7x has two, and shows each as a device of its own):
-there the word changes nothing.
+A v4 or v5p chip shows its two TensorCores as one device ("megacore"). Each core has its own VMEM and units; both share
+one HBM. A kernel runs on one core, unless `dimension_semantics` marks an axis of the grid as "parallel": its steps do
+not depend on each other. Then the first half of the steps runs on one core and the second half on the other. The steps
+of an "arbitrary" axis stay in order on one core. The other chips have one core a device, so the word changes nothing
+there. (v7x has two cores, and shows each as a device.)
 
-Twice the cores are twice the units, not twice HBM. What computes for long gains nearly 2; what waits for HBM gains
-nothing, as one core alone can use all of it in the model; what waits for the latency of a single copy, as a sum with
-its one input does, gains what the other core does meanwhile.
+Two cores have twice the units, but share HBM. A kernel that computes for long becomes nearly twice as fast. A kernel
+that waits for HBM gains nothing, because in the model one core can use all of HBM. A sum over one input waits for the
+latency of single copies; it gains, because the other core computes meanwhile.
 
-The later core counts, so the halves have to be alike, in two ways. Their number: each core does ceil(steps / 2), and if
-that is one too many, the first step is done once more (seen in listings: the index is taken modulo the steps). And
-their work: block row i of a lower triangular matrix takes i + 1 products of blocks, so the second half of the rows is
-most of it. Dealt out as first, last, second, last but one, each core gets as much as the other; the index map does it.
+The slower core decides, so both halves should take equally long. That fails in two ways:
+
+- **Number of steps.** Each core runs ceil(steps / 2) of them. If that is one too many, the first step runs once more
+  (seen in compiled programs: the index is taken modulo the number of steps).
+- **Work of a step.** Row i of the blocks of a lower triangular matrix takes i + 1 products, so the second half of the
+  rows is three quarters of the work. An index map that deals the rows in the order first, last, second, last but one, …
+  gives both cores the same.
 
 Grid: (i, j) and (i,) over blocks; (i, j, r) for the sum; (i, kk) for the product, where steps above the diagonal do
-nothing and ask for the block that is there already. In VMEM: a block of each array, twice.
+nothing and name the block that is in VMEM already. In VMEM: a block of each array, twice.
 
-The pages that this follows: Pallas TPU, "Pipelining", Megacore, whose exercise is the add and the sum; and "Writing TPU
+This follows the pages Pallas TPU, "Pipelining", Megacore, whose exercise is the add and the sum; and "Writing TPU
 kernels", multicore configurations, on uneven work.
 """
 
@@ -49,7 +52,7 @@ def sine_kernel(
     x_vmem,  # [bm, n] float32
     y_vmem,  # the same
 ):
-    """Some hundred instructions an element: bound by the core, not by HBM."""
+    """Compute sin: some hundred instructions for each register, so the core is the limit, not HBM."""
     y_vmem[...] = jnp.sin(x_vmem[...])
 
 
@@ -60,7 +63,7 @@ def triangle_kernel(
     *,
     row: Callable[[Array], Array],
 ):
-    """Adds one product of blocks, on the diagonal of its lower half, above the diagonal none."""
+    """Add one product of blocks; on the diagonal with the lower half of lhs, above the diagonal nothing."""
     i, kk = row(pl.program_id(0)), pl.program_id(1)
 
     @pl.when(kk == 0)
@@ -79,7 +82,7 @@ def triangle_kernel(
 
 
 def add_matrices(x: Array, y: Array, *, semantics: str = "parallel", bm: int = 512, bn: int = 1024) -> Array:
-    """x + y by blocks; with "parallel" on every core of the device."""
+    """Return x + y by blocks; "parallel" uses every core of the device."""
     block = pl.BlockSpec((bm, bn), lambda i, j: (i, j))
     return pl.pallas_call(
         add_matrices_kernel,

@@ -3,18 +3,18 @@
     out = activation(lhs @ rhs)        with rhs[k, n]
     out = activation(lhs @ rhsᵀ)       with rhs[n, k]
 
-The body is that of the ladder's v5, with two holes.
+The body is the same as in rung v5 of the ladder, with two holes.
 
-The transpose costs nothing. The matrix unit takes its right-hand side either way round, so two things are said
-differently and nothing is moved: the index map fetches block (j, kk) where it fetched (kk, j), and the dimension
-numbers of the dot contract axis 1 of rhs where they contracted axis 0. Turning rhs round with `swapaxes` before the
-kernel would mean the same, but XLA may then write a turned copy of the whole matrix to HBM first.
+**The transpose** costs nothing. The matrix unit takes its right-hand side either way round, so only two descriptions
+change: the index map fetches block (j, kk) instead of (kk, j), and the dot contracts axis 1 of rhs instead of axis 0.
+`swapaxes` before the kernel would give the same result, but XLA might first write a transposed copy of the whole matrix
+to HBM.
 
-The activation is applied to the complete sum, in the accumulator's dtype, before it is rounded and leaves VMEM. As a
-kernel of its own it would read and write the m·n elements again with next to no arithmetic: bound by memory, whatever
-the product was bound by. Any function of an array that works element by element will do; it sees blocks, so one that
-looks along rows (a softmax) would be wrong. `requantized` is one: it scales int32 sums so that they fit int8, and the
-result leaves with a quarter of the bytes.
+**The activation** is applied to the complete sum, in the accumulator's dtype, before the sum is rounded and leaves
+VMEM. A separate kernel would read and write the m·n elements again for very little arithmetic, so it would be bound by
+memory even if the product is not. Any function that treats each element alone will do. The kernel calls it on blocks,
+so a function along rows, such as a softmax, would be wrong. `requantized` is an activation that scales int32 sums to
+int8, so the result leaves with a quarter of the bytes.
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and acc once.
 """
@@ -34,7 +34,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 
 def identity(acc: Array) -> Array:
-    """No activation."""
+    """Return the sum as it is: no activation."""
     return acc
 
 
@@ -67,7 +67,7 @@ def first_matmul_kernel(
 
 
 def requantized(scale: float) -> Callable[[Array], Array]:
-    """An activation for int8 results: `scale` times the sum, to the nearest int8 (ties to even), saturated.
+    """Return an activation for int8: `scale` times the sum, rounded to the nearest int8 (ties to even), saturated.
 
     Raises:
       ValueError: a scale that is not a positive number.
@@ -92,12 +92,12 @@ def first_matmul(
     """`activation(lhs[m, k] @ rhs[k, n])`, with `transpose_rhs` `activation(lhs[m, k] @ rhs[n, k].T)`.
 
     Args:
-      bm, bk, bn: sides of the blocks, or the matrix where that is smaller.
-      dtype_out: that of the operands unless given; int32 for int8.
+      bm, bk, bn: sides of the blocks; a smaller matrix is one block.
+      dtype_out: by default the dtype of the operands, or int32 for int8.
       activation: a function of each element of the float32 (int32) sum.
 
     Raises:
-      ValueError: the operands are no matrices or do not fit each other; blocks that do not divide them.
+      ValueError: the operands are not matrices, do not match, or are not divided by the blocks.
     """
     contracted = 1 if transpose_rhs else 0
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[contracted] or 0 in (*lhs.shape, *rhs.shape):

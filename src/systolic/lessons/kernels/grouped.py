@@ -1,25 +1,26 @@
-"""Grouped products · Scalar prefetch turns a matmul into one of rows in groups, each with a matrix of its own.
+"""Grouped products · Scalar prefetch turns a matmul into products of groups of rows, each with its own matrix.
 
     out[rows of group g] = x[rows of group g] @ w[g]           as in a mixture of experts, rows sorted by expert
 
-**Looked up.** Let every group begin at a whole tile of rows. Then nothing but the index map of w is new: `group[i]`
-says whose matrix a tile of rows is multiplied by. Two tiles of one group in a row ask for the same block, and it is
-copied once. Empty groups are in no tile, so nobody reads their matrices.                             `aligned_grouped`
+**Looked up.** Suppose that every group begins at a whole tile of rows. Then only the index map of w is new: `group[i]`
+is the number of the matrix for tile i. If two tiles in a row belong to one group, they name the same block, which is
+copied once. An empty group has no tile, so its matrix is never read.                                 `aligned_grouped`
 
-**Visited.** A router does not fill tiles. A tile in which a group ends and another one begins is visited once for each:
-`visits` lists pairs of a tile and a group, at most one a tile and one more a group, and both index maps look them up. A
-visit keeps its own rows and leaves the others as the visit before made them: the block of out stays in VMEM as long as
-its index stays. What remains of the list repeats the last visit: the same blocks, so no copies, and `pl.when` skips
-the work.                                                                                               `grouped`
+**Visited.** A router does not fill tiles. A tile in which one group ends and another begins is visited once for each of
+them. `visits` lists pairs of a tile and a group; both index maps read the list, which has at most one pair for each
+tile and one more for each group. A visit writes the rows of its group and keeps the other rows as earlier visits left
+them: the block of out stays in VMEM as long as its index does. Unused entries at the end of the list repeat the last
+visit: the blocks are the same, so nothing is copied, and `pl.when` skips the work.                           `grouped`
 
-The sizes are values that the program computes; the grid is not. So it has as many visits as the sizes can ever need.
+The program computes the sizes of groups, but its grid is fixed when it is compiled. So the grid has the largest number
+of visits that any sizes can need.
 
-Grid: (j, visit), tiles of columns outside: a tile of rows comes anew for each, a matrix once. In VMEM a tile of rows
-[256, k], of w [k, 512] and of out [256, 512], twice each.
+Grid: (j, visit), tiles of columns outside: a tile of rows is copied again for each tile of columns, a matrix once. In
+VMEM a tile of rows [256, k], of w [k, 512] and of out [256, 512], twice each.
 
-What it wastes: a visit multiplies all 256 rows for the few that are its own, and waits for the next matrix where it has
-too few rows to hide the copy. `systolic.grouped_matmul` goes on from here: whole panels of rows in VMEM, each of
-whose groups is cut into blocks of fitting sizes, and several matrices on their way ahead.
+Waste: a visit multiplies all 256 rows, even if its group has only a few of them, and waits for the next matrix if its
+rows are too few to hide the copy. `systolic.grouped_matmul` avoids both: it keeps whole panels of rows in VMEM, cuts
+each group into blocks of fitting sizes, and copies several matrices ahead.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ ROWS, COLUMNS = 256, 512  # of a tile
 
 
 def visits(sizes: Array, m: int) -> tuple[Array, Array, Array]:
-    """For each visit its tile of rows and its group; and the first row of each group, with m behind the last."""
+    """Return the tile of rows and the group of each visit, and the first row of each group, followed by m."""
     ends = jnp.cumsum(sizes)
     starts = ends - sizes
-    tiles = jnp.where(sizes > 0, (ends - 1) // ROWS - starts // ROWS + 1, 0)  # that each group has rows in
+    tiles = jnp.where(sizes > 0, (ends - 1) // ROWS - starts // ROWS + 1, 0)  # in which each group has rows
     listed = jnp.cumsum(tiles)
     number = jnp.minimum(jnp.arange(m // ROWS + len(sizes) - 1), listed[-1] - 1)
     group = jnp.searchsorted(listed, number, side="right").astype(jnp.int32)
@@ -51,7 +52,7 @@ def looked_up_kernel(
     w_vmem,  # [k, columns] bfloat16, of the tile's group
     out_vmem,  # [rows, columns] bfloat16
 ):
-    """A tile of a matmul."""
+    """Compute one tile of the product."""
     del group_smem
     out_vmem[...] = jnp.dot(x_vmem[...], w_vmem[...], preferred_element_type=jnp.float32).astype(out_vmem.dtype)
 
@@ -64,7 +65,7 @@ def visit_kernel(
     w_vmem,  # [k, columns] bfloat16, of the visit's group
     out_vmem,  # [rows, columns] bfloat16, the same for all visits of a tile
 ):
-    """A tile of a matmul, of which only the group's rows are kept."""
+    """Compute one tile of the product, and keep only the rows of the group."""
     visit = pl.program_id(1)
     last = jnp.maximum(visit - 1, 0)
     tile, group = tile_smem[visit], group_smem[visit]
@@ -80,7 +81,7 @@ def visit_kernel(
 
 
 def _grouped(kernel, prefetched: tuple[Array, ...], steps: int, tile, group, x: Array, w: Array) -> Array:
-    """A kernel over (j, step); `tile` and `group` say what a step works on, from its number and what is prefetched."""
+    """Call a kernel on the grid (j, step); `tile` and `group` look up the tile and the group of a step."""
     (m, k), n = x.shape, w.shape[2]
     return pl.pallas_call(
         kernel,
@@ -99,14 +100,14 @@ def _grouped(kernel, prefetched: tuple[Array, ...], steps: int, tile, group, x: 
 
 
 def aligned_grouped(sizes: Array, x: Array, w: Array) -> Array:
-    """Groups that begin at whole tiles: all rows have a group, and sizes are multiples of a tile's."""
+    """Multiply groups that begin at whole tiles: all rows have a group, and sizes are multiples of ROWS."""
     steps = x.shape[0] // ROWS
     group = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(steps) * ROWS, side="right").astype(jnp.int32)
     return _grouped(looked_up_kernel, (group,), steps, lambda i, group: i, lambda i, group: group[i], x, w)
 
 
 def grouped(sizes: Array, x: Array, w: Array) -> Array:
-    """Groups of any sizes whose sum is m, which is a multiple of a tile's rows."""
+    """Multiply groups of any sizes whose sum is m, a multiple of ROWS."""
     listed = visits(sizes, x.shape[0])
     steps = len(listed[0])
     return _grouped(visit_kernel, listed, steps, lambda i, t, g, s: t[i], lambda i, t, g, s: g[i], x, w)

@@ -1,28 +1,28 @@
-"""Numbers on the chip · What a product loses by its dtypes, and what it costs to lose less.
+"""Numbers on the chip · How much a product loses by its dtypes, and what it costs to lose less.
 
-    float32     a = a₁ + a₂ + a₃ in bfloat16, of 8 significant bits each; b likewise
-                one pass       a₁b₁                                    what a dot of float32 does unless told otherwise
+    float32     a = a₁ + a₂ + a₃ in bfloat16, of 8 significant bits each; b in the same way
+                one pass       a₁b₁                                    the default of a float32 dot
                 three passes   a₁b₁ + (a₁b₂ + a₂b₁)
                 six passes     a₁b₁ + (a₁b₂ + a₂b₁) + (a₂b₂ + a₁b₃ + a₃b₁)            lax.Precision.HIGHEST
-    bfloat16    products are exact in float32; what rounds is the sum, once, or at every step along k
+    bfloat16    products are exact in float32; only the sum is rounded, once, or at every step along k
     int8        −128 … 127; sums in int32 are exact as long as they fit
 
-The matrix unit multiplies bfloat16. A float32 operand is rounded to it first, silently; more passes bring back the bits
-that this cost, small terms first, and take as many times as long. In a Pallas kernel there is one pass or six
-(`Precision.HIGH` is not implemented), so three are made by hand: the parts of a block are split off in VMEM.
+The matrix unit multiplies bfloat16, so it silently rounds float32 operands first. More passes bring back the lost bits,
+small terms first, and take as many times as long. In a Pallas kernel there is one pass or six, because
+`Precision.HIGH` is not implemented. The kernel here makes three by hand: it splits each block into parts in VMEM.
 
-TPU interpret mode does a float32 dot in full, so it cannot show the loss. The errors of one pass and of three are those
-of kernels that round the operands themselves: products of bfloat16 are exact in float32, there and on the chip. For six
-passes, of which the compiler knows the order, the same is done beside `HIGHEST`.
+TPU interpret mode computes a float32 dot in full, so it cannot show the loss. Therefore the kernels that measure the
+errors of one pass and of three round the operands themselves: products of bfloat16 are exact in float32, in interpret
+mode and on the chip. For six passes there is such a kernel too, next to `HIGHEST`, whose order only the compiler knows.
 
-A sum of n terms that is rounded to bfloat16 at each of s steps is as good as its last roundings: 2⁻⁹ of it, over and
-over. In float32 it is rounded to bfloat16 once. int8 has no rounding but that of its operands: a scale maps the largest
-to 127, so what is small against the largest loses most. Sums of k products are at most k·2¹⁴ and fit int32 up to
-k = 2¹⁷ − 1; one more, and the largest sum wraps to the smallest. A result in int8 saturates (`first_matmul`).
+If a sum is rounded to bfloat16 at each of its steps, each of the last roundings loses up to 2⁻⁹ of it. A sum in float32
+is rounded to bfloat16 once. With int8 only the operands are rounded: a scale maps the largest number to 127, so numbers
+that are small next to the largest lose most. A sum of k products is at most k·2¹⁴ and fits int32 up to k = 2¹⁷ − 1;
+with one more product, the largest sum wraps to the smallest number. A result in int8 saturates (`first_matmul`).
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs and out, twice each, and the sum once.
 
-The page that this follows: Pallas TPU, "Writing TPU kernels with Pallas". For costs see docs/operation_costs.md.
+This follows the page Pallas TPU, "Writing TPU kernels with Pallas". docs/operation_costs.md has the costs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ dot = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
 
 def split(x: Array, count: int) -> list[Array]:
-    """x as a sum of `count` terms in bfloat16, the largest first; what is left is dropped."""
+    """Split x into a sum of `count` terms in bfloat16, the largest first; the remainder is dropped."""
     terms = []
     for _ in range(count):
         terms.append(x.astype(jnp.bfloat16))
@@ -50,18 +50,18 @@ def split(x: Array, count: int) -> list[Array]:
 
 
 def one_pass(a: Array, b: Array) -> Array:
-    """What the matrix unit makes of float32 at default precision."""
+    """Multiply as the matrix unit does float32 at default precision."""
     return dot(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
 
 
 def three_passes(a: Array, b: Array) -> Array:
-    """All products of terms but those of two small ones; small sums first."""
+    """Add all products of terms except of two small terms; small sums first."""
     (a1, a2), (b1, b2) = split(a, 2), split(b, 2)
     return (dot(a1, b2) + dot(a2, b1)) + dot(a1, b1)
 
 
 def six_passes(a: Array, b: Array) -> Array:
-    """All products of 24 bits that reach the last bit of float32."""
+    """Add all products of terms that reach the last bit of float32; small sums first."""
     (a1, a2, a3), (b1, b2, b3) = split(a, 3), split(b, 3)
     smallest = dot(a2, b2) + (dot(a1, b3) + dot(a3, b1))
     return (smallest + (dot(a1, b2) + dot(a2, b1))) + dot(a1, b1)
@@ -84,7 +84,7 @@ def passes_kernel(
     *,
     product: Product,
 ):
-    """The ladder's v5 with another product of blocks."""
+    """Run the body of the ladder's v5 with another product of blocks."""
     kk = pl.program_id(2)
 
     @pl.when(kk == 0)

@@ -1,18 +1,18 @@
-"""A product of dense matrices of which only some blocks are wanted: the other steps compute nothing and copy nothing.
+"""A product of dense matrices of which only some blocks are needed: the other steps compute nothing and copy nothing.
 
     out = mask · (lhs @ rhs)
 
-The grid is that of a whole product. `pl.when` skips the work of an unwanted block, but its operands would still be
-copied. So the index maps name the operands of the next block that is wanted, and do not move with k: an index that
-repeats the previous one copies nothing, and when the wanted block comes, its first operands are there.
+The grid is the same as for the whole product. `pl.when` skips the work of an unneeded block, but its operands would
+still be copied. So during these steps the index maps name the first operands of the next needed block, whatever kk is.
+An index that repeats the previous one copies nothing, and the operands are in VMEM when the needed block comes.
 
-The mask inside a block is multiplied at the end. Blocks of a mask are few and repeat (a triangle has two kinds: those
-on the diagonal and those below), so a list holds each kind once.
+The mask inside a block is multiplied at the end. Only few kinds of blocks occur in a mask (a triangle has two: those on
+the diagonal and those below), so a list holds each kind once.
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost. In VMEM: a block of lhs, rhs, out and the mask, twice each, and the
 sum once. In SMEM: four numbers for each block of out.
 
-Use `block_sparse` where a matrix itself has no blocks in many places.
+Use `block_sparse` if an operand itself is block-sparse.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def masked_kernel(
     out_vmem,  # [bm, bn] bfloat16
     acc_vmem,  # [bm, bn] float32
 ):
-    """One product of blocks if the block of out is wanted, else nothing but zeros."""
+    """Add one product of blocks if the block of out is needed; write zeros otherwise."""
     del next_i_smem, next_j_smem, kinds_smem
     kk = pl.program_id(2)
 
@@ -66,7 +66,7 @@ def masked_matmul(
     skips_copies: bool = True,
     bk: int = 1024,
 ) -> Array:
-    """lhs @ rhs in the blocks that are `wanted`, times their kind of mask; zeros elsewhere. See `next_wanted`."""
+    """Return lhs @ rhs in the `wanted` blocks, times their kind of mask; zeros elsewhere. See `next_wanted`."""
     (m, k), n = lhs.shape, rhs.shape[1]
     _, bm, bn = masks.shape
 
@@ -98,14 +98,17 @@ def masked_matmul(
 def masked_reference(
     wanted: Array, next_i: Array, next_j: Array, kinds: Array, lhs: Array, rhs: Array, masks: Array
 ) -> Array:
-    """The same by a whole mask."""
+    """Compute the whole product, and multiply it by the whole mask."""
     mask = masks[kinds] * wanted[:, :, None, None]
     return mask.swapaxes(1, 2).reshape(lhs.shape[0], rhs.shape[1]) * (lhs @ rhs)
 
 
 def next_wanted(wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each block of out, in the order of the grid, row and column of the next that is wanted, itself included."""
-    found = np.flatnonzero(wanted)
-    after = np.searchsorted(found, np.arange(wanted.size)).clip(max=len(found) - 1)  # behind the last one: the last
-    rows, columns = np.unravel_index(found[after].reshape(wanted.shape), wanted.shape)
+    """Return the row and column of the next needed block, for each block of out in the order of the grid.
+
+    A needed block is its own next. After the last needed block, it is that block.
+    """
+    needed = np.flatnonzero(wanted)
+    following = np.searchsorted(needed, np.arange(wanted.size)).clip(max=len(needed) - 1)
+    rows, columns = np.unravel_index(needed[following].reshape(wanted.shape), wanted.shape)
     return rows.astype(np.int32), columns.astype(np.int32)

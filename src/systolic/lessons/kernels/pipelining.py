@@ -2,19 +2,19 @@
 
     z = x + y                       512 × 512 float32 in the text; here 8192 × 4096, which does not fit VMEM whole
 
-A kernel computes on what lies in VMEM, the arrays lie in HBM, and the copies between take longer than the addition. Cut
-into blocks, the copy of one block runs beside the addition of another. `grid` says how many blocks there are and
-`BlockSpec` which block a step gets; Pallas makes the pipeline of it: two buffers of each block, a copy ahead for the
-next step, a copy behind for the last one's result.
+A kernel computes on VMEM, but its arrays are in HBM, and copying them takes longer than adding them. If the arrays are
+cut into blocks, one block can be copied while another one is added. `grid` is the number of blocks, and a `BlockSpec`
+says which block a step gets. From these Pallas makes a pipeline with two buffers for each array: during a step it
+copies the next step's blocks in, and the previous step's result out.
 
-Adding two arrays asks for one operation an element and twelve bytes. It can only be as fast as HBM, so the question is
-how much of HBM's time is used. Without a second buffer each step copies, then adds, then copies back, one after the
+Adding two arrays takes one operation and twelve bytes for each element, so HBM is the limit, and the question is how
+much of the time HBM is busy. Without a second buffer each step copies, then adds, then copies back, one after the
 other: the same bytes take much longer.
 
 Grid: none; (i,) over blocks of rows; (i, j) over blocks of rows and columns. In VMEM: x, y and z whole; or a block of
 each, twice.
 
-The page that this follows: Pallas TPU, "Pipelining".
+This follows the page Pallas TPU, "Pipelining".
 """
 
 from __future__ import annotations

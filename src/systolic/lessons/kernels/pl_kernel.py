@@ -1,28 +1,31 @@
-"""pl.kernel · The kernel holds the arrays where they lie, and runs its pipeline itself.
+"""pl.kernel · The kernel gets the arrays in HBM, and runs its own pipeline.
 
     acc[i, j]  = Σ_kk x[i, kk] @ y[kk, j]                                 4096³, bfloat16, summed in float32
     out[i, j]  = acc rounded to bfloat16                                  once, at the last kk
 
-`pl.pallas_call` has one grid, and the compiler makes the pipeline. `pl.kernel` has a mesh of cores: its body runs once
-on each, and is given references to the arrays in HBM. Inside, `pltpu.emit_pipeline` is the loop over blocks, written
-out: the same grid and block specifications, but now a call in the body, which could run two of them, or one over part
-of an array. `core_axis_name` shares the parallel axes of its grid among the cores of the mesh.
+`pl.pallas_call` has one grid, and makes the pipeline itself. `pl.kernel` has a mesh of cores: its body runs once on
+each core, and gets references to the arrays in HBM. In the body, `pltpu.emit_pipeline` is the loop over blocks. It
+takes the same grid and block specifications, but it is a call: a body may run two pipelines, or one over part of an
+array. `core_axis_name` divides the parallel axes of its grid among the cores of the mesh.
 
-The pipeline may be deeper than that of `pallas_call`, which has two buffers of a block or one. With a third, two copies
-are under way while a step computes, and a long one no longer holds up the next step. With `use_lookahead`, the next
-*other* block is fetched as soon as a buffer is free, however many steps ahead it is: x's next row of blocks comes
-during all steps of this row, not during the last. It has an effect only where a block stays for several steps: here
-with blocks of all of k, so that x's stays for a whole row of the output.
+This pipeline may be deeper. `pallas_call` has one buffer or two for a block. With a third, two copies are under way
+while a step computes, and a long copy no longer holds up the next step. With `use_lookahead`, the next *different*
+block is fetched as soon as a buffer is free, however many steps ahead it is: the next row of blocks of x arrives during
+all steps of the current row, not only during the last. This helps only if a block stays for several steps. Here it does
+if blocks have all of k: then a block of x stays for a whole row of the output.
 
-The notes' own sketch leaves open: where the sum lives (`acc_ref` is never used; adding to a bfloat16 output rounds at
-every step), that y's block is bk × bn and the output's bm × bn, and on how many cores it runs. The answer is below: the
-sum is a scratch buffer, cleared at the first step along k and rounded at the last; the mesh is of all cores of the
-device, and the rows and columns of blocks are "parallel", so that two cores halve them.
+The notes' own sketch leaves three questions open:
+
+- Where is the sum? `acc_ref` is never used, and adding to a bfloat16 output rounds at every step. Here the sum is a
+  scratch buffer, cleared at the first step along k and rounded at the last.
+- How large are the blocks? Here a block of y is bk × bn, and a block of the output bm × bn.
+- How many cores run it? Here the mesh has all cores of the device, and rows and columns of blocks are "parallel", so
+  that two cores each compute half.
 
 Grid: (i, j, kk) = (m/bm, n/bn, k/bk), kk innermost, of the inner pipeline. In VMEM: two or three blocks of x and y, two
 of out, acc once.
 
-The notes that this follows: "Pallas Tutorial Notes", pl.kernel.
+This follows "Pallas Tutorial Notes", pl.kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-# JAX 0.10 has a function for it, later versions a class.
+# JAX 0.10 has a function for the mesh, later versions a class.
 _tensorcore_mesh: Any = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
 _VMEM_LIMIT_BYTES = 40 * 2**20  # blocks of all of k take 31.4 MiB, and kernels are given 16 to 32 unasked
 
@@ -50,7 +53,7 @@ def multiply_blocks_kernel(
     *,
     steps: int,
 ):
-    """One step of the inner pipeline: adds a product of blocks; rounds the sum into the output at the last."""
+    """Add a product of blocks, in a step of the inner pipeline; round the sum into the output at the last step."""
 
     @pl.when(pl.program_id(2) == 0)
     def _clear():
@@ -82,8 +85,8 @@ def matmul_kernel(
       x, y: of sizes that the blocks divide.
       bm, bk, bn: rows, depth and columns of the blocks; `bk=None`: all of k.
       buffers: of blocks of x and of y.
-      lookahead: whether x's next other block is fetched as soon as a buffer is free.
-      cores: of the mesh; None: those of the device.
+      lookahead: fetch x's next different block as soon as a buffer is free.
+      cores: of the mesh; None: all cores of the device.
     """
     (m, k), n = x.shape, y.shape[1]
     depth = bk or k

@@ -2,21 +2,23 @@
 
     out = Σ_r x[r]                  8 × 512 × 512 float32 in the text; and 8 × 4096 × 4096, which no VMEM holds whole
 
-A block stays in VMEM as long as the steps ask for the same one, so a step can add to what the steps before left there.
-Two things follow. The block is garbage before the first of them, which has to clear it. And once another block is asked
-for, this one is written to HBM and never read back: all steps of one output block come one after the other, so the axis
-that sums is the last of the grid.
+A block of the output stays in VMEM as long as consecutive steps name the same one, so a step can add to the result of
+the previous steps. Two rules follow:
 
-On the page the garbage happens to be 1, and 8 comes out as 9. Here memory that nobody wrote is NaN, and so is the sum.
+- The block holds garbage before the first step, so the first step must clear it.
+- When a step names another block, this one is written to HBM and never read back. So all steps of an output block must
+  follow each other, and the axis of the sum is the last one of the grid.
 
-Exercises of the page: a sum that cuts the other two axes as well, for any size of output; and the same on both cores of
-a device that has two. Rows and columns of blocks are independent, so those axes may be "parallel"; the axis that sums
-is not, as two cores would each add to a block of their own.
+On the page the garbage happens to be 1, and the sum is 9 instead of 8. Here unwritten memory is NaN, and so is the sum.
+
+The page has two exercises: a sum that also cuts the other two axes, for any size of output; and the same on both cores
+of a device with two. Rows and columns of blocks are independent, so their axes may be "parallel". The axis of the sum
+may not: each core would add to a block of its own.
 
 Grid: (r,), the output one block; (i, j, r) over blocks of the output, r innermost. In VMEM: a block of x twice, and the
-output block, twice where there are several.
+output block, twice if there are several.
 
-The page that this follows: Pallas TPU, "Pipelining", reductions.
+This follows the page Pallas TPU, "Pipelining", reductions.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ def sum_kernel(
 
 
 def sum_whole(x: Array, *, kernel: Callable[..., None] = sum_kernel) -> Array:
-    """The sum over the first axis, the output one block: the text's `sum`, and with another kernel `naive_sum`."""
+    """Return the sum over the first axis, with one output block: the text's `sum`, or `naive_sum` with its kernel."""
     count, m, n = x.shape
     return pl.pallas_call(
         kernel,
@@ -71,7 +73,7 @@ def sum_whole(x: Array, *, kernel: Callable[..., None] = sum_kernel) -> Array:
 
 
 def sum_blocks(x: Array, *, bm: int = 512, bn: int = 512, semantics: Sequence[str] = BOTH_CORES) -> Array:
-    """The sum over the first axis by blocks of bm × bn: the answer to both exercises."""
+    """Return the sum over the first axis by blocks of bm × bn: the answer to both exercises."""
     count, m, n = x.shape
     return pl.pallas_call(
         functools.partial(sum_kernel, axis=2),

@@ -1,30 +1,35 @@
-"""Refs · Arrays with an address: kernels that write where they are told, and loops without a copy.
+"""Refs · Arrays with an address: kernels that write to a given place, and loops without a copy.
 
     out = x + y                     of refs; 8192 × 5120 float32
-    out = x[at : at + 256]          where `at` is computed in the kernel, from words in SMEM
+    out = x[at : at + 256]          where the kernel computes `at` from words in SMEM
     acc = acc + x[r]                r = 0 … 3, by a loop of kernels that all write the same acc
 
-A JAX array never changes, so a function that updates one returns another, and somebody has to copy what stays. A ref is
-a place in memory: `jax.new_ref(x)` makes one that holds x, `jax.empty_ref(x)` one of x's shape that holds anything (it
-takes an array, or a `jax.ShapeDtypeStruct`), `ref[...]` reads, `ref[...] = ` writes, and `jax.freeze(ref)` ends it and
-gives the array. `pl.kernel` takes refs among its operands and writes them where they lie. A kernel of refs alone has no
-result: `out_type=()`, and () is what a `fori_loop` around it carries.
+A JAX array never changes. A function that updates one returns another array, and the elements that stay must be copied.
+A ref is a place in memory:
 
-Making a ref is not free. `new_ref` of an argument copies it, since the caller may go on using the array, and XLA drops
-that copy only where it sees both ends, which a kernel hides. So only what is written needs to be a ref.
+    jax.new_ref(x)      a ref that holds x
+    jax.empty_ref(x)    a ref of the shape of x, an array or a `jax.ShapeDtypeStruct`; it may hold anything
+    ref[...]            reads;  ref[...] = x  writes
+    jax.freeze(ref)     ends the ref, and returns the array
 
-Inside a kernel `pltpu.sync_copy` copies between refs of any memories, from HBM to HBM as well. What it copies into SMEM
-are scalars to compute with: here the place of a slice.
+`pl.kernel` takes refs as operands and writes to them in place. A kernel whose operands are all refs has no result:
+`out_type=()`, and a `fori_loop` around it carries ().
 
-`pallas_call` says the same of one call by `input_output_aliases`: the result takes an operand's place. In a loop that
-is enough. Without it the result is an array of its own, which XLA copies back for the next round: two more passes over
-HBM beside the three that the addition needs.
+Making a ref is not free. `new_ref` of an argument copies it, because the caller may still use the array. XLA omits that
+copy only if it sees all uses, and it cannot look into a kernel. So make a ref only of what is written.
 
-Grid: (i,) over blocks of whole rows, of the pipeline inside; the slice has none. In VMEM: a block of each operand and
-the result, twice; for the slice nothing, it never gets there.
+In a kernel, `pltpu.sync_copy` copies between refs in any memories, also from HBM to HBM. Numbers that it copies to SMEM
+are scalars to compute with: here the position of a slice.
 
-The notes that this follows: "Pallas Tutorial Notes", refs, and aliasing under "OG Pallas". In them a ref is named `or`,
-which Python reserves.
+With `pallas_call`, `input_output_aliases` does the same for one call: the result takes an operand's place. That is
+enough in a loop. Without it the result is a new array, which XLA copies back for the next round: two more passes over
+HBM in addition to the three that the addition needs.
+
+Grid: (i,) over blocks of whole rows, of the inner pipeline; the slice has none. In VMEM: a block of each operand and of
+the result, twice; the slice never enters VMEM.
+
+This follows "Pallas Tutorial Notes", refs, and aliasing under "OG Pallas". The notes name a ref `or`, which Python
+reserves.
 """
 
 from __future__ import annotations
@@ -98,13 +103,13 @@ def accumulate_block_kernel(
     acc_vmem,  # the same
     out_vmem,  # the same
 ):
-    """The same for `pallas_call`, whose index map has read at."""
+    """Add two blocks, in `pallas_call`: its index map has read `at`."""
     del at_smem
     add_matrices_kernel(x_vmem, acc_vmem, out_vmem)
 
 
 def _on_one_core(kernel: Callable[..., None], *, out_type: Any = (), at: int = 0) -> Callable[..., Any]:
-    """`kernel` on arrays and refs, with `at` words of SMEM as scratch; () in place of a result: it writes refs only."""
+    """Return `kernel` as a function of arrays and refs, with `at` words of SMEM; with no `out_type` it writes refs."""
     return pl.kernel(
         kernel,
         out_type=out_type,
@@ -147,7 +152,7 @@ def piece(at: Array, x: Array, *, rows: int = 256) -> Array:
 
 
 def sum_in_place(x: Array, *, bm: int = 64) -> Array:
-    """The sum over the first axis by a loop of kernels over one ref."""
+    """Return the sum over the first axis by a loop of kernels over one ref."""
     acc_ref = jax.new_ref(jnp.zeros(x.shape[1:], x.dtype))
     accumulate = _on_one_core(functools.partial(accumulate_kernel, bm=bm), at=1)
     lax.fori_loop(0, x.shape[0], lambda r, nothing: accumulate(jnp.full((1,), r, jnp.int32), x, acc_ref), ())
@@ -155,7 +160,7 @@ def sum_in_place(x: Array, *, bm: int = 64) -> Array:
 
 
 def sum_by_calls(x: Array, *, aliased: bool, bm: int = 64) -> Array:
-    """The same by a loop of `pallas_call`, whose result takes acc's place or is an array of its own."""
+    """Sum over the first axis by a loop of `pallas_call`; the result takes acc's place if `aliased`."""
     count, m, n = x.shape
     block = pl.BlockSpec((bm, n), lambda i, at: (i, 0))
     accumulate = pl.pallas_call(

@@ -1,18 +1,18 @@
-"""Collectives by hand: devices in a ring, each of which only ever talks to its two neighbours.
+"""Collectives by hand: devices in a ring, where each sends only to its two neighbors.
 
-    all-gather       out = every device's block, in order             count − 1 hops of a block
-    reduce-scatter   out = the sum of everybody's block `me`          count − 1 hops of a partial sum
+    all-gather       out = every device's block, in order                  count − 1 hops of a block
+    reduce-scatter   out = the sum over devices of their block `me`        count − 1 hops of a partial sum
 
-A remote copy is a copy whose destination lies on another device. It has two semaphores: the sender's, which says that
-the source has been read, and the receiver's, which says that the destination is there. Every device runs the same
-program, so what `copy.wait()` waits for is its own sending and the *arrival of its other neighbour's* copy, which looks
-just like its own. Blocks are references to HBM and never pass through VMEM: nothing is computed in an all-gather.
+A remote copy is a copy to another device. It has two semaphores: the sender's, which counts when the source has been
+read, and the receiver's, which counts when the destination has been written. Every device runs the same program, so
+`copy.wait()` waits for two things: for its own sending, and for the *arrival* of the other neighbor's copy, which has
+the same shape. Blocks are references to HBM and never pass through VMEM, because an all-gather computes nothing.
 
-`ways` are the directions: (1,) sends all to the right; (1, −1) half of each block to the right and half to the left, so
-that every link carries both of its directions at once.
+`ways` are the directions: (1,) sends everything to the right; (1, −1) sends half of each block to the right and half to
+the left, so that every link is busy in both directions at once.
 
-Before the first copy there is a barrier: a neighbour that has not entered the kernel may still use, for something else,
-the memory that is about to be written.
+A barrier comes before the first copy: a neighbor that has not entered the kernel may still use the memory that is about
+to be written.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ RING = "ring"  # the mesh axis
 
 
 def ring_of(devices: Sequence[Any]) -> jax.sharding.Mesh:
-    """The devices as a mesh of one axis, in the order of a ring."""
+    """Return the devices as a mesh of one axis, in the order of a ring."""
     return jax.sharding.Mesh(np.array(in_ring_order(devices)), (RING,))
 
 
 def in_ring_order(devices: Sequence[Any]) -> list[Any]:
-    """The devices as a closed ring of neighbours: along one row of a slice of two rows, and back along the other.
+    """Return the devices as a closed ring of neighbors: along one row of a slice of two rows, and back along the other.
 
-    Virtual devices have no place and stay in order.
+    Virtual devices have no coordinates and stay in order.
 
     Raises:
       ValueError: the slice is not two chips wide.
@@ -61,13 +61,13 @@ def in_ring_order(devices: Sequence[Any]) -> list[Any]:
 
 
 def _place(step: Any) -> tuple[Array]:
-    """The device, or the number of the block, so many places further round the ring."""
+    """Return the index of the device, or of its block, `step` places further round the ring."""
     count = lax.axis_size(RING)
     return (lax.rem(lax.axis_index(RING) + step + 2 * count, count),)
 
 
 def barrier() -> None:
-    """Waits until both neighbours have come here too."""
+    """Wait until both neighbors have entered the kernel."""
     semaphore = pltpu.get_barrier_semaphore()
     for way in (1, -1):
         pl.semaphore_signal(semaphore, device_id=_place(way), device_id_type=pl.DeviceIdType.MESH)
@@ -85,7 +85,7 @@ def all_gather_kernel(
     waits: bool,
     in_turn: bool,
 ):
-    """Hop by hop each device passes on the block that came last; its own first."""
+    """At each hop a device passes on the block that arrived last; at the first hop, its own."""
     rows = x_hbm.shape[0]
     part = rows // len(ways)
 
@@ -115,13 +115,13 @@ def _remote_copy(source: Any, destination: Any, send_sem: Any, recv_sem: Any, wa
 
 
 def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True, in_turn: bool = False) -> Array:
-    """Everybody's block, on every device. For `shard_map` over the axis `RING`.
+    """Return the blocks of all devices. For `shard_map` over the axis `RING`.
 
     Args:
       x: this device's block; its rows are a multiple of 8 for each way.
       ways: directions: (1,), (-1,) or (1, -1).
-      waits: whether a device waits for what it passes on; without, it is wrong, for the checks to find.
-      in_turn: whether one direction's copy is waited for before the other's starts: right, and no faster than one way.
+      waits: False: do not wait for the blocks that are passed on, which is a fault for the checks to find.
+      in_turn: wait for one direction's copy before the other's starts: right, and no faster than one way.
     """
     count = lax.axis_size(RING)
     semaphores = pltpu.SemaphoreType.DMA((len(ways), count - 1))
@@ -139,15 +139,15 @@ def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True, in
 def reduce_scatter_kernel(
     x_hbm,  # [count · rows, n] float32, this device's terms
     out_vmem,  # [rows, n] float32
-    own_vmem,  # [ways, rows / ways, n] float32, scratch: this device's term of the sum that comes next
-    sum_vmem,  # [ways, hops, rows / ways, n] float32, scratch: the sums that come, each hop in a place of its own
+    own_vmem,  # [ways, rows / ways, n] float32, scratch: this device's term of the next sum
+    sum_vmem,  # [ways, hops, rows / ways, n] float32, scratch: the arriving sums, one buffer for each hop
     own_sem,  # [ways]
     send_sem,  # [ways, hops]
     recv_sem,  # [ways, hops]
     *,
     ways: tuple[int, ...],
 ):
-    """Sums travel round the ring, and every device that they pass adds its term; each ends at the device it is for."""
+    """Pass sums round the ring: each device adds its term, and the last one keeps the sum."""
     count = lax.axis_size(RING)
     rows, part = out_vmem.shape[0], own_vmem.shape[1]
 
@@ -174,10 +174,10 @@ def reduce_scatter_kernel(
 
 
 def reduce_scatter(x: Array, *, ways: tuple[int, ...] = (1,)) -> Array:
-    """The sum over devices of block `me` of x. For `shard_map` over the axis `RING`.
+    """Return the sum over devices of block `me` of x. For `shard_map` over the axis `RING`.
 
-    The sums have a place for every hop, so nobody has to say when one is free again: that costs as much VMEM as x has
-    bytes. With two places in turn, a receiver would signal its sender whenever it has passed one on.
+    The sums have one buffer for each hop, so a sender need not know when a buffer is free again. They take as much VMEM
+    as x. With two buffers in turn, a receiver would have to signal its sender after passing on each sum.
 
     Args:
       x: one block for each device; the rows of one are a multiple of 8 for each way.

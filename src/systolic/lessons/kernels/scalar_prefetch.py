@@ -1,27 +1,28 @@
 """SMEM and scalar prefetch · Blocks that are looked up, and steps that copy and compute nothing.
 
-The scalar unit decides what happens, and it reads SMEM: 32 bits at a time, in any order. What `PrefetchScalarGridSpec`
-prefetches lies there before the first step, so also the index maps can read it: which block a step copies is looked up.
+The scalar unit controls a kernel. It reads SMEM, 32 bits at a time, in any order. `PrefetchScalarGridSpec` copies its
+first operands to SMEM before the first step, so index maps can read them too: the block of a step is looked up.
 
     out[i] = x[order[i]]           chosen blocks                                                  `chosen_blocks`
     out = lhs @ rhs                lhs block-sparse: a list of blocks, with their rows and columns `block_sparse`
-    out = mask · (lhs @ rhs)       both dense; the mask says which blocks of out are wanted        `output_mask`
+    out = mask · (lhs @ rhs)       both dense; the mask says which blocks of out are needed        `output_mask`
 
-The time of the second follows the number of blocks, that of the third the number of wanted blocks. It takes two things:
-`pl.when` skips the work of a step, and an index map that repeats the previous index skips its copies. With the first
-alone a step that does nothing still waits for its operands. Where two cores share a device, they halve the rows of
-blocks, and of a triangle one half is three quarters: v5p gains less. Blocks of 512 are the docs'; they suit v5e, and
-leave v6e and v7x waiting for copies.
+The time of the second is proportional to the number of blocks, the time of the third to the number of needed blocks.
+Both need two things: `pl.when` skips the work of a step, and an index map that repeats the previous index skips its
+copies. With the first alone, a step that does nothing still waits for its operands. If two cores share a device, each
+gets half of the rows of blocks; the second half of a triangle is three quarters of the work, so v5p gains less. Blocks
+of 512 are those of JAX's documentation. They suit v5e; v6e and v7x wait for copies.
 
-Where the docs give times, of a v5e at 16384³, the same programs are simulated. Their list of blocks is drawn at p = 0.1
-with JAX's random numbers: that makes 86 blocks of 1024 by the stream of then and 107 by today's, and they do not say
-which. So many are placed here at random. Their times are a host's wall clock around each call, so a simulated time
-should be shorter. Each call also copies the array of zeros, since it is not donated: that is XLA's, and in both.
+JAX's documentation gives times of a v5e at 16384³, and the same programs are simulated here. Its list of blocks is
+drawn at p = 0.1 with JAX's random numbers. That gives 86 blocks of 1024 with the generator of that time and 107 with
+today's, and the documentation does not say which. Here 86 or 107 blocks are placed at random. The published times are
+wall-clock times of a host, so a simulated time should be shorter. XLA copies the array of zeros in each call, because
+it is not donated; this is in both times.
 
 Grid of `chosen_blocks`: (i,) over the chosen blocks; in VMEM a block of x and out, twice each.
 
-The pages that this follows: Pallas TPU, "Scalar Prefetch and Block-Sparse Computation". And notes on `pl.kernel` that
-copy indices to SMEM inside the kernel and leave it there: `chosen_blocks_by_hand`, at the end, goes on.
+This follows the page Pallas TPU, "Scalar Prefetch and Block-Sparse Computation"; and notes on `pl.kernel` that end
+after copying indices to SMEM inside the kernel. `chosen_blocks_by_hand` continues from there.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def chosen_kernel(
     x_vmem,  # [rows, n] float32
     out_vmem,  # the same
 ):
-    """Passes the block on that has been copied."""
+    """Copy the block from VMEM to VMEM."""
     del order_smem
     out_vmem[...] = x_vmem[...]
 
 
 def chosen_blocks(order: Array, x: Array) -> Array:
-    """The blocks of 256 rows of x that `order` names, in its order."""
+    """Return the blocks of 256 rows of x that `order` names, in its order."""
     n = x.shape[1]
     return pl.pallas_call(
         chosen_kernel,
@@ -68,7 +69,7 @@ def chosen_by_hand_kernel(
     order_smem,  # [chosen] int32, scratch
     sem,  # of the copies
 ):
-    """Fetches the indices, then has every block copied within HBM: nothing of x enters VMEM."""
+    """Copy the indices to SMEM, then each block from HBM to HBM: x never enters VMEM."""
     pltpu.sync_copy(order_hbm, order_smem)
 
     def block(i):
@@ -82,7 +83,7 @@ def chosen_by_hand_kernel(
 
 
 def chosen_blocks_by_hand(order: Array, x: Array) -> Array:
-    """The same, by a kernel that fetches `order` itself: the indices could be its own result."""
+    """Return the chosen blocks by a kernel that copies `order` to SMEM itself, so it could also compute the indices."""
     hbm = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         chosen_by_hand_kernel,

@@ -1,27 +1,27 @@
-"""SparseCore · Rows of a table by their numbers: what a TensorCore is bad at.
+"""SparseCore · Rows of a table by their numbers: a task that TensorCores are bad at.
 
     out[r] = table[index[r]]                                  32,768 rows of 128 float32 out of 1,048,576
 
-No arithmetic, 512 bytes here and 512 there. A TensorCore copies blocks well and rows badly: its one scalar unit reads
-an index, works out an address and starts a copy, row after row, and to start one of a row costs as much as one of a
-thousand rows. `jnp.take` does that, and so does `copy_rows` below, by hand: all copies of a block are started, then one
-wait counts their bytes.
+A gather does no arithmetic; it moves 512 bytes from here and 512 from there. A TensorCore copies blocks well and rows
+badly: its one scalar unit reads an index, computes an address and starts a copy, row after row, and starting a copy of
+one row costs as much as starting a copy of a thousand. `jnp.take` works this way. So does `copy_rows` below: it starts
+all copies of a block, then waits once for all their bytes.
 
-v5p, v6e and v7x have SparseCores beside their TensorCores: two to four on a device, each of 16 subcores with a memory
-and copies of their own. `pl.kernel` runs a body on every subcore of a `VectorSubcoreMesh`, and `emit_pipeline` shares
-its grid among them, by the names of both axes of the mesh. Within it a single copy takes its rows from a list of
-numbers, `table_hbm.at[index_vmem]`: the hardware goes through the list. XLA does the same unasked where it finds it
-worth while, on v7x with `jnp.take`.
+v5p, v6e and v7x have SparseCores in addition to their TensorCores: two to four on a device, each with 16 subcores,
+which have their own memory and copies. `pl.kernel` runs a body on every subcore of a `VectorSubcoreMesh`, and
+`emit_pipeline` divides its grid among them, by the names of both axes of the mesh. In the body one copy takes its rows
+from a list of numbers, `table_hbm.at[index_vmem]`, and the hardware goes through the list. XLA uses SparseCores unasked
+where it expects a gain, on v7x for `jnp.take`.
 
-The simulator executes both: the TensorCore's program with its launch and its wait, and the programs of the SparseCores'
-sequencers and subcores. What it says of the TensorCore's own gather rests on the cost of starting a copy, fitted on
-other kernels and largest by far on v6e; what it says of the SparseCores, on the rate of a subcore's stream, fitted to
-one published gather on v7x and assumed elsewhere. Their times are therefore called modelled. Neither kind of core can
-be faster than HBM.
+The simulator executes both: the TensorCore's program, which launches the SparseCores and waits for them, and the
+programs of their sequencers and subcores. How far to trust the times: a gather by the TensorCore depends on the cost of
+starting a copy, which was fitted to other kernels and is by far the largest on v6e. A gather by SparseCores depends on
+the rate of a subcore's stream, which was fitted to one published gather on v7x and is assumed for other chips.
+Therefore these times are called modelled. Neither kind of core can be faster than HBM.
 
 Grid: (i,) over blocks of 128 rows. In VMEM: a block of the result, twice; on the SparseCore a block of numbers also.
 
-The notes that this follows: "Pallas Tutorial Notes", SparseCore.
+This follows "Pallas Tutorial Notes", SparseCore.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BLOCK = 128  # rows of a step; also the longest list of numbers that one copy ta
 
 
 def take(table: Array, index: Array) -> Array:
-    """The rows, by XLA."""
+    """Gather the rows by XLA."""
     return jnp.take(table, index, axis=0, mode="clip")
 
 
@@ -50,7 +50,7 @@ def copy_rows_kernel(
     out_vmem,  # [BLOCK, n] float32
     sem,  # of all copies of a step
 ):
-    """Starts a copy for each row of the block, then waits for as many bytes as the block has."""
+    """Start a copy for each row of the block, then wait for the bytes of the whole block."""
     first = pl.program_id(0) * BLOCK
 
     @pl.loop(0, BLOCK)
@@ -62,7 +62,7 @@ def copy_rows_kernel(
 
 
 def copy_rows(table: Array, index: Array) -> Array:
-    """The rows on the TensorCore, a copy each. `rows` is a multiple of BLOCK, and m not below it."""
+    """Gather the rows on the TensorCore, one copy for each. `rows` is a multiple of BLOCK, and m at least BLOCK."""
     return pl.pallas_call(
         copy_rows_kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -82,7 +82,7 @@ def gather_kernel(
     index_hbm,  # [1, rows] int32
     out_hbm,  # [rows, n] float32
 ):
-    """On each subcore: a pipeline over its share of the blocks. A list of numbers comes, a copy takes the rows."""
+    """Run a pipeline over the subcore's share of the blocks: fetch a list of numbers, then copy its rows."""
 
     def copy_listed(
         index_vmem,  # [1, BLOCK] int32
@@ -101,7 +101,7 @@ def gather_kernel(
 
 
 def gather(table: Array, index: Array) -> Array:
-    """The rows on all SparseCores of the device. `rows` is a multiple of BLOCK times their subcores.
+    """Gather the rows on all SparseCores of the device. `rows` is a multiple of BLOCK times their subcores.
 
     Raises:
       RuntimeError: the device has no SparseCores.

@@ -84,11 +84,11 @@ class Cell:
         return self.rung.vmem_limit_bytes or self.request.chip.scoped_vmem_bytes
 
     def multiply(self, tiles: Tiles, **options: object) -> Callable[..., object]:
-        """The rung as a function of its operands alone."""
+        """Return the rung as a function of its operands alone."""
         return functools.partial(self.rung.multiply, tiles=tiles, dtype_out=self.spec.dtype_out, **options)
 
     def experiment(self, tiles: Tiles) -> Experiment:
-        """The rung with these tiles."""
+        """Return the rung with these tiles."""
         label = f"{self.rung.name} {self.size}" + (f" {tiles}" if self.swept else "")
         args = abstract_operands(self.spec)
         return Experiment(fn=self.multiply(tiles), args=args, chip=self.request.chip, label=label)

@@ -38,7 +38,7 @@ def kernel(
 
 
 def matmul(lhs: jax.Array, rhs: jax.Array, *, dtype_out=None, interpret=False) -> jax.Array:
-    """`lhs[m, k] @ rhs[k, n]` in one step, as `dtype_out` (that of lhs unless given; int32 for int8).
+    """`lhs[m, k] @ rhs[k, n]` in one step, as `dtype_out` (by default the dtype of lhs, or int32 for int8).
 
     `interpret=True`, or `pltpu.InterpretParams()`, runs the kernel on a CPU.
     """

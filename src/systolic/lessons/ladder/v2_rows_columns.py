@@ -39,7 +39,7 @@ def kernel(
 def matmul(lhs: jax.Array, rhs: jax.Array, *, bands=4, dtype_out=None, interpret=False) -> jax.Array:
     """`lhs[m, k] @ rhs[k, n]` by N = `bands` bands of rows and of columns.
 
-    The result is `dtype_out`: that of lhs unless given, and int32 for int8.
+    The result is `dtype_out`: by default the dtype of lhs, or int32 for int8.
     """
     (m, k), n = lhs.shape, rhs.shape[1]
     if k != rhs.shape[0] or m % bands or n % bands or 0 in (m, k, n):

@@ -44,7 +44,7 @@ def kernel(
 
 
 def matmul(lhs: jax.Array, rhs: jax.Array, *, bm=128, bk=128, bn=128, dtype_out=None, interpret=False) -> jax.Array:
-    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (that of lhs unless given; int32 for int8)."""
+    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (by default the dtype of lhs, or int32 for int8)."""
     (m, k), n = lhs.shape, rhs.shape[1]
     if k != rhs.shape[0] or m % bm or k % bk or n % bn or 0 in (m, k, n):
         raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape}: blocks of {bm=}, {bk=}, {bn=} have to divide the matrices")

@@ -13,8 +13,8 @@ gets unasked (16 MiB on a v5e), so the launcher asks for more with `vmem_limit_b
 Costs: VMEM, about 48 MiB. v4 has 16 MiB and cannot run it. The matrix unit drains at the end of each subtile, so they
 should be long: 1024 columns rather than 256. And few large steps are left: a product of 2048³ takes 8, and waits for
 its first blocks and for the store of its last one while nothing else is going on. This is why small products gain
-little. Against v5 in bfloat16, simulated: 4096³ takes 197 µs instead of 359 on v6e, and 731 instead of 758 on v5e; but
-1024³ takes 7.8 instead of 7.1 on v6e. There is one block of out then, so v5p has work for one of its cores only.
+little. Against v5 in bfloat16, simulated: 4096³ takes 194 µs instead of 314 on v6e, and 731 instead of 758 on v5e; but
+1024³ takes 7.7 instead of 7.6 on v6e. There is one block of out then, so v5p has work for one of its cores only.
 
 Precision: as in v5.
 
@@ -55,7 +55,7 @@ def kernel(
 
 
 def matmul(lhs: jax.Array, rhs: jax.Array, *, bm=2048, bk=512, bn=2048, dtype_out=None, interpret=False) -> jax.Array:
-    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (that of lhs unless given; int32 for int8)."""
+    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (by default the dtype of lhs, or int32 for int8)."""
     (m, k), n = lhs.shape, rhs.shape[1]
     if k != rhs.shape[0] or m % bm or k % bk or n % bn or 0 in (m, k, n):
         raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape}: blocks of {bm=}, {bk=}, {bn=} have to divide the matrices")

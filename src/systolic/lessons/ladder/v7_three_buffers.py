@@ -11,15 +11,15 @@ then has time to spare, and only the average counts.
 calls. The kernel gets the arrays where they lie, in HBM (`memory_space=pl.ANY`), and the pipeline copies their blocks
 to VMEM. Each block may have as many buffers as one likes: `pl.Buffered(3)`.
 
-Adds: the third buffer, for lhs and for rhs. The step itself is that of v6.
+Adds: the third buffer, for lhs and for rhs. The step itself is the same as in v6.
 
 Costs: half as much VMEM again for the operands' blocks. And one core: the pipeline runs inside a kernel without a grid,
 so there is nothing to share. Where two cores are one device (v4, v5p), the second one idles; the lesson `pl_kernel` has
 the mesh that gives it work.
 
-Whether it pays depends on whether the core waited for copies. v6e did: 187 µs instead of v6's 197 for 4096³ in
-bfloat16, simulated. v5e hardly did, and gains nothing: 731 µs both times. A product of 512³ is one step; it takes a
-tenth (v5e) to a third (v7x) longer, since `emit_pipeline` has more to set up.
+It pays only if the core waited for copies: 4096³ in bfloat16 takes 186 µs instead of v6's 194 on v6e (simulated), but
+732 instead of 731 on v5e. A product of 512³ is one step; it takes a tenth (v5e) to a third (v7x) longer, because
+`emit_pipeline` has more to set up.
 
 Precision: as in v5.
 
@@ -66,7 +66,7 @@ def step(
 
 
 def matmul(lhs: jax.Array, rhs: jax.Array, *, bm=2048, bk=512, bn=2048, dtype_out=None, interpret=False) -> jax.Array:
-    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (that of lhs unless given; int32 for int8)."""
+    """`lhs[m, k] @ rhs[k, n]` by blocks, as `dtype_out` (by default the dtype of lhs, or int32 for int8)."""
     (m, k), n = lhs.shape, rhs.shape[1]
     if k != rhs.shape[0] or m % bm or k % bk or n % bn or 0 in (m, k, n):
         raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape}: blocks of {bm=}, {bk=}, {bn=} have to divide the matrices")

@@ -1,1 +1,5 @@
-"""Products across the chips of a slice: so far only the kernel of all-gather × matmul, without a public function."""
+"""Products across the chips of a slice: all-gather × matmul, and matmul × reduce-scatter."""
+
+from systolic.ops.collective.api import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+
+__all__ = ["all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"]

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from systolic.schedule import VmemBuffer
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
+from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
 _REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of bfloat16
+# A copy of this many columns still reaches HBM's rate, in pieces of 16 KiB, and their product with 256 rows 0.9 of the
+# matrix unit's rate.
+_MAX_FIRST_BLOCK = 512
+WAYS = 2  # round the ring
+OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatherSchedule:
-    """The schedule of all-gather × matmul on one device.
+class RingSchedule:
+    """The schedule of all-gather × matmul, or of matmul × reduce-scatter, on one device.
 
-    A chunk is the rows of one device. A step brings one piece of a chunk from each direction, and a slot of VMEM holds
-    both.
+    A chunk is the rows that one device has before all-gather, or after reduce-scatter. A step sends one piece of a
+    chunk in each direction, and a slot of VMEM holds both.
 
     Attributes:
       devices: on the ring.
@@ -23,7 +30,8 @@ class GatherSchedule:
       columns: of the device's weights.
       dtype: of x.
       pieces: pieces of a chunk. It is even, because each direction brings half of the opposite device's chunk.
-      slots_at_once: slots that are multiplied at once.
+      slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
+        follow, they are multiplied one by one.
       block: columns that are multiplied at once.
 
     Raises:
@@ -39,7 +47,7 @@ class GatherSchedule:
     block: int
 
     def __post_init__(self) -> None:
-        row_multiple = self.pieces * _REGISTER_ROW_BYTES // dtype_bytes(self.dtype)
+        multiple = self.pieces * row_multiple(self.dtype)
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:
             limit = "each direction brings half of the opposite device's chunk"
@@ -48,8 +56,8 @@ class GatherSchedule:
             value = f"slots_at_once={self.slots_at_once} of {self.slots} slots"
             limit = "all products have equally many rows"
             violations.append(Violation(rule="slots", value=value, limit=limit, fix="use a divisor"))
-        if self.rows % row_multiple:
-            fix = f"pad the rows to a multiple of {row_multiple}"
+        if self.rows % multiple:
+            fix = f"pad the rows to a multiple of {multiple}"
             violations.append(
                 Violation(rule="rows", value=f"rows={self.rows}", limit="pieces are whole registers", fix=fix)
             )
@@ -63,7 +71,7 @@ class GatherSchedule:
 
     @property
     def steps(self) -> int:
-        """Pieces that come from each direction."""
+        """Pieces that are sent in each direction."""
         return (self.devices - 1) * self.pieces // 2
 
     @property
@@ -88,5 +96,83 @@ class GatherSchedule:
     def blocks(self) -> int:
         return self.columns // self.block
 
+    @property
+    def first_block(self) -> int:
+        """Columns that the first pass of all-gather × matmul multiplies at once: it waits for these weights."""
+        return largest_divisor(self.block, LANES, _MAX_FIRST_BLOCK)
+
+    @property
+    def pass_rows(self) -> int:
+        """Rows that are multiplied at once."""
+        return self.slots_at_once * WAYS * self.piece_rows
+
+    @property
+    def scatter_semaphores(self) -> int:
+        """Semaphores of matmul × reduce-scatter."""
+        return self.slots + self.blocks + WAYS + WAYS * self.steps * self.blocks + 1
+
+    @property
+    def fresh_slots(self) -> int:
+        """Steps of reduce-scatter that send sums which begin on this device."""
+        return min(self.pieces, self.steps)
+
+    @property
+    def first_slots(self) -> int:
+        """Slots of the first pass of reduce-scatter."""
+        return max(self.fresh_slots, self.slots_at_once)
+
+    @property
+    def later_passes(self) -> int:
+        """Passes of reduce-scatter after the first."""
+        return (self.slots - self.first_slots) // self.slots_at_once
+
+    @property
+    def scatters_evenly(self) -> bool:
+        """True if the later passes of reduce-scatter multiply all other slots."""
+        return (self.slots - self.first_slots) % self.slots_at_once == 0
+
+    @property
+    def adds_at_once(self) -> bool:
+        """True if a device adds a block to the sums that have arrived before it multiplies the next block.
+
+        If a pass multiplies rows of several steps, a step may need sums that another device sends in the same pass.
+        """
+        return self.slots_at_once == 1
+
+    def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
+        """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
+        product = (self.slots_at_once * WAYS, self.piece_rows, self.block)
+        return (*self._operand_buffers(k), _buffer("out", product, dtype_out, copies=OUT_SLOTS))
+
+    def scatter_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
+        """Return the VMEM of matmul × reduce-scatter, in the order of the kernel's scratch.
+
+        `sums` has a slot for each step, from which that step sends, and then slots for the last pieces that arrive.
+        """
+        blocks = (WAYS, self.blocks, self.piece_rows, self.block)
+        kept_blocks = 1 if self.adds_at_once else self.blocks
+        products = (kept_blocks, self.first_slots, WAYS, self.piece_rows, self.block)
+        return (
+            *self._operand_buffers(k),
+            _buffer("sums", (self.steps + self.pieces, *blocks), dtype_out),
+            _buffer("products", products, "float32"),
+        )
+
+    def _operand_buffers(self, k: int) -> tuple[VmemBuffer, ...]:
+        return (
+            _buffer("x", (self.slots, WAYS, self.piece_rows, k), self.dtype),
+            _buffer("w", (self.blocks, k, self.block), self.dtype),
+        )
+
     def __str__(self) -> str:
         return f"{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
+
+
+def row_multiple(dtype: str) -> int:
+    """Return the rows of a register."""
+    return _REGISTER_ROW_BYTES // dtype_bytes(dtype)
+
+
+def _buffer(name: str, shape: tuple[int, ...], dtype: str, copies: int = 1) -> VmemBuffer:
+    ref_shape = (copies, *shape) if copies > 1 else shape
+    return VmemBuffer(name=name, shape=shape, dtype=dtype, copies=copies, ref_shape=ref_shape)

@@ -1,4 +1,4 @@
-"""The DMA engine of one device: when copies land, and who waits for them.
+"""The DMA engine of one device: when copies land, and which cores wait for them.
 
 One pipe carries everything that crosses the device's HBM, reads and writes of all its cores, in the order in which
 copies were started. A copy lands a latency after its last byte has left, and then adds its granules to its flag.
@@ -15,6 +15,7 @@ from typing import Literal
 from systolic.chips import MachineModel
 from systolic.simulator.errors import check_most
 from systolic.simulator.hardware.dma_counts import DmaCounts
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.sync_flags import FLAG_BITS, FLAG_MASK, Flag, OwnFlags, SyncFlags
 from systolic.simulator.hardware.timeline import Timeline
@@ -46,7 +47,7 @@ class DmaEngine:
       cores: their number on the device.
       schedule: runs programs that wait for flags; None: none wait.
       timelines: one for each core, which note copies and stalls; None: they are not noted.
-      pipe_free: when the pipe to HBM has carried what was started before cycle 0.
+      pipe: to HBM; None: an idle one.
       host_bytes_per_s: the host link's, in each direction.
     """
 
@@ -57,12 +58,11 @@ class DmaEngine:
         timelines: Sequence[Timeline] | None = None,
         schedule: Schedule | None = None,
         *,
-        pipe_free: float = 0.0,
+        pipe: HbmPipe | None = None,
         host_bytes_per_s: float = math.inf,
     ) -> None:
         self._machine = machine
-        self._bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
-        self._pipe_free = pipe_free
+        self.pipe = HbmPipe(machine) if pipe is None else pipe
         self._host_bytes_per_cycle = host_bytes_per_s / machine.clock_hz
         self._host_free = {"to": 0.0, "from": 0.0}  # as of the pipe: of the link to the host, by direction
         self._timelines = timelines
@@ -126,11 +126,10 @@ class DmaEngine:
         begin = time
         landed = time + self._machine.dma_latency_cycles
         if crossings:
-            begin = max(self._pipe_free, time)
             pieces = size / run_bytes if run_bytes else 0
-            transfer = size / self._bytes_per_cycle + pieces * self._machine.hbm_run_cycles
-            self._pipe_free = begin + transfer * crossings
-            landed = math.ceil(self._pipe_free) + self._machine.dma_latency_cycles
+            transfer = size / self.pipe.bytes_per_cycle + pieces * self._machine.hbm_run_cycles
+            begin = self.pipe.carry(time, transfer * crossings)
+            landed = math.ceil(self.pipe.free) + self._machine.dma_latency_cycles
         if "host" in (source, destination):
             way = "to" if destination == "host" else "from"
             self._host_free[way] = max(self._host_free[way], time) + size / self._host_bytes_per_cycle
@@ -159,8 +158,8 @@ class DmaEngine:
 
     def cross(self, time: float, size_bytes: int) -> float:
         """Let a SparseCore's bytes cross HBM from `time` on; return when the last has crossed."""
-        self._pipe_free = max(self._pipe_free, time) + size_bytes / self._bytes_per_cycle
-        return self._pipe_free
+        self.pipe.carry(time, size_bytes / self.pipe.bytes_per_cycle)
+        return self.pipe.free
 
     def land(self, core: int, program: str, flag: int, time: int, amount: int, label: str = "") -> None:
         """Let a SparseCore or another device add to a flag that a core's program waits on.
@@ -179,7 +178,7 @@ class DmaEngine:
 
     def pipe_cycles(self, time: int) -> float:
         """Return how long the pipe to HBM is still busy."""
-        return max(0.0, self._pipe_free - time)
+        return max(0.0, self.pipe.free - time)
 
     def own_flags(self, core: int, program: str, time: int) -> OwnFlags | None:
         """Return the nonzero counts of a program's own flags; None: something is under way to one."""
@@ -192,7 +191,7 @@ class DmaEngine:
     def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
         """Count a program's recorded activity again, with the pipe and its own flags."""
         self.counts[core].add(alone.counts[0])
-        self._pipe_free = time + alone._pipe_free
+        self.pipe.repeat(time, alone.pipe)
         self._flags.reset_own_flags(core, program, alone.own_flags(0, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:

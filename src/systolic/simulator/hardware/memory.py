@@ -92,6 +92,10 @@ class Memory:
     def scalar_words(self) -> Mapping[int, int | Unknown]:
         return self._scalar
 
+    def share(self, space: str, other: Memory) -> None:
+        """Let what is known of `space` be known here and in the memory of another core of the device."""
+        self._buffers[space] = other._buffers.setdefault(space, [])
+
     def knows(self, space: str, first: int, size: int) -> bool:
         """True if anything is known of some words outside scalar memory."""
         buffers = self._buffers.get(space, [])

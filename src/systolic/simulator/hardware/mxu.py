@@ -98,7 +98,7 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
 
 
 def _columns(kind: str, machine: MachineModel) -> int:
-    """Columns of a unit. With int4 it is twice as deep and half as wide, as its listings pop results."""
+    """Return the columns of a unit. With int4 it is twice as deep and half as wide, as the results in listings show."""
     return machine.mxu_columns // 2 if kind in ("s4", "u4") else machine.mxu_columns
 
 

@@ -10,6 +10,8 @@ from systolic.simulator.schedule import Waited
 
 FLAG_BITS = 13
 FLAG_MASK = (1 << FLAG_BITS) - 1
+# Of the flag at a copy's sender: the copy counts as one on both flags, whatever its size.
+COUNTS_COPIES = 1 << 16
 # Sync flags that have a number in listings are shared by all: flags of barriers between devices.
 NUMBERED_FLAGS = 64
 # A called program's sync flags are its own; the top-level program's, from here on, are shared by all, even if it

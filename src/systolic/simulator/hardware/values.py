@@ -25,13 +25,15 @@ class Unknown:
     Args:
       why: its origin.
       computed: the program computes it; else it belongs to an argument, and could have been given.
+      argument: the number of that argument, if it is known.
     """
 
-    __slots__ = ("computed", "why")
+    __slots__ = ("argument", "computed", "why")
 
-    def __init__(self, why: str, *, computed: bool = True) -> None:
+    def __init__(self, why: str, *, computed: bool = True, argument: int | None = None) -> None:
         self.why = why
         self.computed = computed
+        self.argument = argument
 
     def __repr__(self) -> str:
         return f"Unknown({self.why!r})"
@@ -41,7 +43,7 @@ class Unknown:
 
     def _decides(self, *_: object) -> NoReturn:
         error = UnknownValueError(f"control flow depends on {self.why}")
-        error.why, error.computed = self.why, self.computed
+        error.why, error.computed, error.argument = self.why, self.computed, self.argument
         raise error
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _same
@@ -64,6 +66,7 @@ class Unknown:
 
 
 COMPUTED = Unknown("what the vector unit computed")
+LANE_NUMBERS = Unknown("the numbers of a vector's lanes")
 NEVER_WRITTEN = Unknown("a register or a word of scalar memory that nothing has written")
 
 

@@ -13,6 +13,8 @@ import numpy as np
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _COMPUTATION = re.compile(r"(?:ENTRY )?%(\S+) \(", re.ASCII)
 _CALLS = re.compile(r"\b(?:calls|body)=%([\w.\-]+)", re.ASCII)
+# A SparseCore runs the computation, beside the program.
+_LAUNCH, _LAUNCHED = "call-start", re.compile(r"\bto_apply=%([\w.\-]+)", re.ASCII)
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d{1,5})\b", re.ASCII)
 _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
@@ -76,7 +78,7 @@ def parse_collectives(text: str) -> SliceHlo:
         if kind is not None and not opcode.endswith(_DONE):
             inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest, partitions)))
             order[computation].append((name, kind))
-        elif called := _CALLS.search(rest):
+        elif called := (_LAUNCHED if opcode == _LAUNCH else _CALLS).search(rest):
             if opcode == "while":
                 order[computation].append(("", called.group(1)))
             else:

@@ -6,12 +6,11 @@ from systolic.chips import SliceShape
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.slice.route_tables import RouteTables
+from systolic.simulator.sparse_core.outside import SPARSE_CORE, core_of_copy, core_of_signal
 
 _CHIP_MASK = (1 << 14) - 1
 # The core is in a signal's address, and in the flag that a copy signals there.
 _SIGNAL_CORE, _FLAG_CORE = 14, 13
-# Of the flag at the sender: the copy counts as one on both flags, whatever its size.
-COUNTS_COPIES = 1 << 16
 
 
 class Addresses:
@@ -27,6 +26,7 @@ class Addresses:
         self._links = shape.links
         self._cores = shape.chip.cores_per_device
         self._devices = shape.devices_per_chip
+        self._sparse_cores = shape.chip.sparse_core.cores_per_device if shape.chip.sparse_core is not None else 1
 
     def of_signal(self, sender: int, address: int) -> RemoteTarget:
         return self._target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, address >> _SIGNAL_CORE & 1)
@@ -36,6 +36,21 @@ class Addresses:
         if not word >> self._links.copy_remote_bit & 1:
             return RemoteTarget(0, 0, remote=False)
         return self._target(sender, word & _CHIP_MASK, flag >> _FLAG_CORE & 1)
+
+    def of_sparse_copy(self, sender: int, word: int, flag: int) -> RemoteTarget:
+        """Return the SparseCore to which a SparseCore copies."""
+        return self._sparse_target(sender, word & _CHIP_MASK, core_of_copy(flag))
+
+    def of_sparse_signal(self, sender: int, address: int) -> RemoteTarget:
+        """Return the SparseCore that a SparseCore signals."""
+        return self._sparse_target(sender, address >> self._links.signal_chip_bit & _CHIP_MASK, core_of_signal(address))
+
+    def _sparse_target(self, sender: int, chip: int, core: int) -> RemoteTarget:
+        if not core & SPARSE_CORE:
+            raise SimulationError("a SparseCore copies to a TensorCore")
+        within, core = divmod(core & ~SPARSE_CORE, self._sparse_cores)
+        target = self._target(sender, chip, within * self._cores)
+        return RemoteTarget(target.device, core, remote=True)
 
     def _target(self, sender: int, chip: int, core: int) -> RemoteTarget:
         if self.routes is not None:

@@ -10,12 +10,13 @@ from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import DeviceSetup
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.hardware.sync_flags import FLAG_MASK
+from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.reading.global_barriers import GlobalBarrier
-from systolic.simulator.slice.addresses import COUNTS_COPIES
 from systolic.simulator.slice.communication import Communications
+from systolic.simulator.slice.identity import constants_from, images_at
 from systolic.simulator.slice.surroundings import Surroundings
+from systolic.simulator.sparse_core.outside import SparseCopy, core_of_copy, core_of_signal
 
 _SIGN = 1 << 31
 
@@ -37,6 +38,10 @@ class Device:
         spans: int,
     ) -> None:
         self.number = number
+        self.chip, within = divmod(number, setup.chip.devices_per_chip)
+        sparse = setup.chip.sparse_core
+        self.images_at = images_at(constants_from(setup.chip.machine.hbm_pointer_bytes))
+        self.first_sparse_core = within * (sparse.cores_per_device if sparse is not None else 0)
         self._around = around
         self._latency = setup.chip.machine.dma_latency_cycles
         self._wait_cycles = setup.chip.machine.dma_wait_cycles
@@ -98,6 +103,32 @@ class Device:
         self._around.receiver(self, target).dma.land(
             target.core, program, address & FLAG_MASK, lands, (amount ^ _SIGN) - _SIGN, label if route.links else ""
         )
+
+    def sparse_copy(self, core: int, label: str, copy: SparseCopy) -> bool:
+        to = self._around.sparse_copy_target(self.number, copy.target, copy.flag)
+        route = self._around.route(self, to)
+        if not route.links:
+            return False
+        receiver = self._around.receiver(self, to).sparse_cores
+        way = route.latency_s * self._around.clock_hz
+        self.communications[0].sent(label, math.ceil(copy.launched), copy.size_bytes, route)
+
+        def left(end: float) -> None:
+            self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, copy.amount)
+            receiver.land(core_of_copy(copy.flag), copy.flag, end + way + self._latency, copy.amount)
+
+        self._around.send(self, copy.time, route, copy.size_bytes, left)
+        return True
+
+    def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
+        to = self._around.sparse_signal_target(self.number, address)
+        route = self._around.route(self, to)
+        if not route.links:
+            return False
+        self.communications[0].signalled(label, math.ceil(launched))
+        lands = time + route.latency_s * self._around.clock_hz
+        self._around.receiver(self, to).sparse_cores.land(core_of_signal(address), address, lands, amount)
+        return True
 
     def together(self, core: int, time: int, barrier: GlobalBarrier, label: str) -> int | None:
         end = self._around.barrier_end(time, barrier, self._wait_cycles)

@@ -67,7 +67,7 @@ def slice_facts(
       segment: HBM bytes of the program's constants.
 
     Raises:
-      SimulationError: words with unknown contents.
+      UnknownWordsError: a program reads more words than the runtime is known to write.
     """
     words: dict[int, Word] = {}
     for name, program in programs.items():

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.simulator.errors import SimulationError
+from systolic.simulator.errors import UnknownWordsError
 from systolic.simulator.reading.listing import Program
 from systolic.simulator.slice.launch import LAUNCHED
 from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
 
-Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
+Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes", "images"]
 
 _NAMED: Mapping[str, Word] = {
     **dict.fromkeys(("logical chip id", "physical chip id"), "chip"),
@@ -30,6 +30,7 @@ _OWN_CORE = "remote-core-idx"
 _WORD = re.compile(r"\[smem:\[#(allocation\d+)\]\]", re.ASCII)
 _THROUGH = re.compile(r"\[smem:\[(%\w+)\]\]", re.ASCII)  # an address that was selected before
 _REGISTER = re.compile(r"%\w+", re.ASCII)
+_DESCRIPTOR = re.compile(r"\[smem:\[#allocation\d+ \+ \$(0x\w+)\]\]", re.ASCII)
 _USED = re.compile(r"#(\w+)", re.ASCII)
 
 # Where a program's constants lie in HBM, after the allocation that names one: further than all that it writes, even
@@ -39,6 +40,12 @@ _BEHIND_96_GIB = 102 << 30
 _WIDE_ADDRESSES = 512
 # And the table of the assignment: above all that a program writes, whose results would take its place.
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
+
+
+# And the images of SparseCore programs, in the unit of addresses: after all constants.
+_IMAGES_AFTER = 1 << 24
+# Words of the descriptor that launches a SparseCore program, by their offset in it. An image begins with tables.
+_DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "images"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +67,18 @@ class Identity:
             "assignment": self.assignment,
             "constants": self.constants,
             "routes": ROUTES_AT,
+            "images": images_at(self.constants),
         }[word]
 
 
 def constants_from(pointer_bytes: int) -> int:
     """Return the begin of a program's constants, on a chip with such addresses in HBM."""
     return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
+
+
+def images_at(constants: int) -> int:
+    """Return the begin of the images of SparseCore programs, where the constants begin there."""
+    return constants + _IMAGES_AFTER
 
 
 def assignment_at(pointer_bytes: int) -> int:
@@ -81,7 +94,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
       top_level: it calls the others.
 
     Raises:
-      SimulationError: words with unknown contents.
+      UnknownWordsError: more words than the runtime is known to write.
     """
     words: dict[str, Word] = {}
     unnamed: list[str] = []
@@ -100,12 +113,19 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     words |= dict.fromkeys(routes, "routes")
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
-        unnamed = [name for name in unnamed if name not in _flags(program)]
+        places, handed_on = _descriptor_places(program)
+        described = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
+        words |= described
+        known = {*described, *handed_on, *_flags(program)}
+        unnamed = [name for name in unnamed if name not in known]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.
     kinds: tuple[Word | None, ...] = (None, *_UNNAMED) if top_level else _UNNAMED
     if len(unnamed) > len(kinds):
-        raise SimulationError(f"{program.name}: what the words {', '.join(unnamed)} hold is not known")
+        raise UnknownWordsError(
+            f"{program.name}: reads {len(unnamed)} words of scalar memory that it never writes, where the runtime "
+            f"writes {len(kinds)}: {', '.join(unnamed)}"
+        )
     words |= {name: kind for name, kind in zip(unnamed, kinds, strict=False) if kind is not None}
     return words
 
@@ -127,6 +147,31 @@ def _flags(program: Program) -> set[str]:
             if word is not None and instruction.dest is not None:
                 loaded["%" + instruction.dest] = word.group(1)
     return compared - used
+
+
+def _descriptor_places(program: Program) -> tuple[dict[str, str], set[str]]:
+    """Return words that go into descriptors of SparseCore programs, with the first offset there; and if only there."""
+    holds: dict[str, str] = {}  # register → word that is in it, or that a number was added to
+    places: dict[str, str] = {}
+    others: set[str] = set()
+    for bundle in program.bundles:
+        for instruction in bundle.instructions:
+            if instruction.opcode == "vtrace" and instruction.operands == (LAUNCHED,):
+                others.clear()
+            kind, operands = instruction.traits.kind, instruction.operands
+            for text in {text for text in operands if text in holds}:
+                stored = _DESCRIPTOR.fullmatch(operands[0]) if kind == "store" and text == operands[1] else None
+                if stored is not None:
+                    places.setdefault(holds[text], stored[1])
+                elif instruction.opcode == "sadd.s32" and instruction.dest is not None:
+                    holds["%" + instruction.dest] = holds[text]
+                elif kind != "ignored" and not (instruction.opcode.startswith("scmp.ne") and operands[1] in ("0", "1")):
+                    others.add(holds[text])
+        for instruction in bundle.instructions:
+            word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
+            if word is not None and instruction.dest is not None:
+                holds["%" + instruction.dest] = word.group(1)
+    return places, places.keys() - others
 
 
 def _loads(program: Program) -> tuple[dict[str, list[str]], set[str]]:

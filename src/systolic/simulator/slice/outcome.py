@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 
-from systolic.accuracy.time_error import TimeError, time_error
+from systolic.accuracy.time_error import time_error
 from systolic.chips import Chip, SliceShape
 from systolic.simulator.core_records import CoreRun, OpRun, SparseCoreRun
 from systolic.simulator.records import SimulatedRun
@@ -13,10 +14,6 @@ from systolic.simulator.slice.facts import SliceFacts
 from systolic.simulator.slice.records import CollectiveKind, CollectiveRun, DeviceClass, SliceRun
 from systolic.simulator.slice.run import DevicesRun
 from systolic.simulator.slice.setup import SliceSetup
-from systolic.simulator.traits import traits_of
-
-# Published times of programs on slices are few, and most of them entered the choice of the links' constants.
-_NOT_CHECKED = TimeError(reason="links between chips: too few published times to which no constant was fitted")
 
 OneDevice = Callable[[Sequence[CoreRun], tuple[SparseCoreRun, ...]], SimulatedRun]
 
@@ -27,7 +24,7 @@ def slice_run(
     classes = _classes(run, one_device)
     slowest = max(classes, key=lambda device_class: device_class.run.cycles)
     collectives = _collectives(slowest.run, run.communications[slowest.devices[0]], facts, kernels)
-    return SliceRun(
+    run_of_slice = SliceRun(
         chip=chip.name,
         topology=where.shape.name,
         clock_hz=chip.machine.clock_hz,
@@ -39,8 +36,8 @@ def slice_run(
         link_bytes_per_s=where.shape.links.bytes_per_s,
         flags=dict(chip.compiler_flags),
         assumptions=slowest.run.assumptions,
-        error=_NOT_CHECKED if collectives else time_error(chip, traits_of(slowest.run)),
     )
+    return replace(run_of_slice, error=time_error(chip, run_of_slice.traits))
 
 
 def alone(run: SimulatedRun, shape: SliceShape) -> SliceRun:

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from systolic.accuracy.time_error import NOT_SAID, TimeError
+from systolic.accuracy.time_error import NOT_SAID, ProgramTraits, TimeError
 from systolic.simulator.hardware.timeline import Span
 from systolic.simulator.records import SimulatedRun
+from systolic.simulator.traits import traits_of
 from systolic.support.ranges import Count, Hertz, Rate
 from systolic.support.saved import SavedResult
 from systolic.support.summary import Summary
@@ -155,6 +156,11 @@ class SliceRun(SavedResult):
     def hidden_us(self) -> float:
         """Time of communication in which the slowest device did other work."""
         return sum(collective.hidden_cycles for collective in self.collectives) / self.clock_hz * 1e6
+
+    @property
+    def traits(self) -> ProgramTraits:
+        """Traits of the slowest device, with the share of its time in which it waits for links alone."""
+        return traits_of(self.slowest, sum(collective.exposed_cycles for collective in self.collectives))
 
     @property
     def sent_bytes(self) -> int:

@@ -92,10 +92,7 @@ def _run_all(
     contents: PartitionContents,
     spans: int,
 ) -> DevicesRun:
-    def changes() -> int:
-        return sum(device.sparse_cores.changes for device in devices) if setup.sparse_programs else 0
-
-    schedule = Schedule(changes, patient=True)
+    schedule = Schedule(patient=True)
     clock_hz = setup.chip.machine.clock_hz
     devices: list[Device] = []
     network = Network(where.routes, schedule, clock_hz, spans)

@@ -14,6 +14,7 @@ from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.network import Ended, Network
 from systolic.simulator.slice.routes import Route, Routes
+from systolic.simulator.sparse_core.device import SparseCores
 
 
 class SliceDevice(Protocol):
@@ -21,9 +22,10 @@ class SliceDevice(Protocol):
 
     number: int
     dma: DmaEngine
+    sparse_cores: SparseCores
 
     def memory_of(self, core: int) -> Memory:
-        """The memory of a core."""
+        """Return the memory of a core."""
         ...
 
 
@@ -45,12 +47,20 @@ class Surroundings(Protocol):
         """Return the target of a signal."""
         ...
 
+    def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
+        """Return the target of a SparseCore's copy."""
+        ...
+
+    def sparse_signal_target(self, sender: int, address: int) -> RemoteTarget:
+        """Return the target of a SparseCore's signal."""
+        ...
+
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
-        """The way there."""
+        """Return the route to a device."""
         ...
 
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
-        """The device that is meant."""
+        """Return the device of a target."""
         ...
 
     def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
@@ -97,6 +107,12 @@ class AllDevices:
 
     def signal_target(self, sender: int, address: Any) -> RemoteTarget:
         return self.addresses.of_signal(sender, address)
+
+    def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
+        return self.addresses.of_sparse_copy(sender, word, flag)
+
+    def sparse_signal_target(self, sender: int, address: int) -> RemoteTarget:
+        return self.addresses.of_sparse_signal(sender, address)
 
     def route(self, sender: SliceDevice, target: RemoteTarget) -> Route:
         return self.routes.between(sender.number, target.device)

@@ -13,6 +13,10 @@ _DELAY_SLOTS = {"scs": 3, "tec": 2}
 
 _BETWEEN_LABELS = re.compile(r"(\.\w+)-(\.\w+)", re.ASCII)
 _FORWARD = re.compile(r"\$0x([0-9a-fA-F]+)", re.ASCII)
+# Programs that are longer than the sequencer's instruction memory come in parts. The time to load one is not counted:
+# it is fetched while the one before runs.
+_LOADER = "$__scs_overlays_trampoline_lowered"
+_NEXT_PART = "[smem:$0x3F9D]"
 _BRANCHES = ("branch", "branch out")
 _SLOTS = re.compile(r"\$(\d+)", re.ASCII)
 
@@ -29,11 +33,17 @@ class SparseBlock:
 
 
 def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseBlock, ...]:
-    """Cut a section into blocks, also at functions; raise SimulationError for a branch to no label, or in a shadow."""
+    """Cut a section into blocks, also at functions; raise SimulationError for a branch to no label, or in a shadow.
+
+    A branch in the shadow of one with the opposite condition is taken where that one is not: its own last delay slots
+    are a block that the other jumps over.
+    """
     bundles = section.bundles
     starts = {0, *(at for label, at in section.labels.items() if not label.startswith(".Ltmp") and at < len(bundles))}
     shadows: dict[int, tuple[int, int | None]] = {}  # last bundle of the branch's shadow → where from, and to
     branches: dict[int, SparseInstruction] = {}
+    otherwise: dict[int, int | None] = {}  # begin of the last delay slots of such a branch → where it leads
+    shadow_end = -1
     for index, bundle in enumerate(bundles):
         branch = next(
             (instruction for instruction in bundle.instructions if instruction.traits.kind in _BRANCHES), None
@@ -42,9 +52,14 @@ def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseB
             continue
         last = min(index + _slots(branch, kind), len(bundles) - 1)
         target = _target(name, bundle.line, section, index, branch)
+        starts.update(at for at in (target, last + 1) if at is not None and at < len(bundles))
+        before = branches[max(branches)] if index <= shadow_end else None
+        if before is not None and _opposite(before, branch) and last > shadow_end:
+            otherwise[shadow_end + 1] = target
+            continue
+        shadow_end = last
         branches[index] = branch
         shadows[index] = (last, target)
-        starts.update(at for at in (target, last + 1) if at is not None and at < len(bundles))
     ordered = sorted(starts)
     number = {start: i for i, start in enumerate(ordered)}
     blocks = []
@@ -54,16 +69,36 @@ def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseB
             line = bundles[inside[-1]].line
             raise SimulationError(f"{name}, line {line}: a branch or its target in the shadow of a branch")
         target = shadows[inside[0]][1] if inside else None
+        following = number.get(end)
+        if start in otherwise:
+            place = otherwise[start]
+            following = None if place is None else number[place]
         blocks.append(
             SparseBlock(
                 first=start,
                 last=end - 1,
                 branch=branches[inside[0]] if inside else None,
                 taken=None if target is None else number[target],
-                following=number.get(end),
+                following=following,
             )
         )
     return tuple(blocks)
+
+
+def _next_part(section: SparseSection, index: int) -> int | None:
+    """Return the part of the program that is loaded and run next: the number that was last stored for the loader."""
+    stores = False
+    for bundle in reversed(section.bundles[:index]):
+        for instruction in bundle.instructions:
+            if instruction.opcode == "sst" and instruction.dests == (_NEXT_PART,):
+                stores = True
+            elif stores and instruction.opcode == "simm.s32" and instruction.dests == ("lr",):
+                return int(instruction.operands[0].removeprefix("$"), 0)
+    return None
+
+
+def _opposite(branch: SparseInstruction, other: SparseInstruction) -> bool:
+    return branch.predicate == other.predicate is not None and branch.negated != other.negated
 
 
 def _slots(branch: SparseInstruction, kind: str) -> int:
@@ -74,7 +109,11 @@ def _slots(branch: SparseInstruction, kind: str) -> int:
 def _target(name: str, line: int, section: SparseSection, index: int, branch: SparseInstruction) -> int | None:
     if branch.traits.kind == "branch out":  # back to what is always in the instruction memory
         return None
-    if match := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
+    if branch.opcode == "scall.abs":
+        part = f".L_overlay_start_{_next_part(section, index)}"
+        if branch.operands[0] == _LOADER and part in section.labels:
+            return section.labels[part]
+    elif match := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
         if match[1] in section.labels:
             return section.labels[match[1]]
     elif (match := _FORWARD.fullmatch(branch.operands[0])) and index + int(match[1], 16) < len(section.bundles):

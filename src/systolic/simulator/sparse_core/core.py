@@ -2,33 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from systolic.chips import Chip
 from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
 from systolic.simulator.errors import SimulationError, UnknownValueError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
+from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.schedule import Running, Schedule, Waited
+from systolic.simulator.sparse_core.actions import TileState
+from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
 from systolic.simulator.sparse_core.flags import SparseFlags
 from systolic.simulator.sparse_core.launch import Launch
-from systolic.simulator.sparse_core.machine import SparseClock, SparseCounts, SparseMachine, TileState, whole
-from systolic.simulator.sparse_core.translate import SparseFunction, SparseProgram
+from systolic.simulator.sparse_core.machine import SparseMachine, whole
+from systolic.simulator.sparse_core.outside import Outside, SparseCopy
+from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 
-Running = Generator["float | None", None, float]
-# Takes a program that begins to run at a time, and says what it waits for.
-Start = Callable[[float, Running, Callable[[], str]], None]
-# Signals a flag of another core: (its own number, time, address, amount).
-Signal = Callable[[int, float, int, int], None]
+
+class SparseDevice(Protocol):
+    """The other cores of the device and of the slice, as one SparseCore sees them."""
+
+    @property
+    def outside(self) -> Outside:
+        """The rest of the slice."""
+        ...
+
+    def signal_from(self, core: int, label: str, launched: float, time: float, address: int, amount: int) -> None:
+        """Signal a flag of another core."""
+        ...
+
+    def copy_from(self, core: int, label: str, copy: SparseCopy) -> None:
+        """Copy to a device, perhaps to this one."""
+        ...
+
+    def table_words(self, begin: int, count: int) -> Words:
+        """Return words of a table in HBM, from a granule on."""
+        ...
+
 
 _NO_PROGRAM = MASK
 _FIRST_ARGUMENT = 2  # before it the sequencer says where the function is, and for which cores
 
 
 @dataclass(slots=True)
-class _Barrier:
+class _Barrier(Waited):
     arrived: dict[int, float] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
 
@@ -41,8 +63,8 @@ class SparseCore:
         number: int,
         chip: Chip,
         dma: DmaEngine,
-        start: Start,
-        signal: Signal,
+        schedule: Schedule,
+        device: SparseDevice,
         iterations: IterationBudget,
         timeline: Timeline | None,
     ) -> None:
@@ -51,35 +73,40 @@ class SparseCore:
         self.number = number
         self._clock = SparseClock.of(model, chip.machine)
         self._granule_bytes = chip.machine.granule_bytes
+        self._lane_count = model.lanes
         self._dma = dma
-        self._start = start
-        self._signal = signal
+        self._schedule = schedule
+        self._device = device
         self._iterations = iterations
         self._timeline = timeline
         self._counts = SparseCounts()
-        self.flags = SparseFlags()
-        self.tiles = [TileState(number=index) for index in range(model.tiles_per_core)]
+        self.flags = SparseFlags(schedule)
+        self.tiles = [TileState(number=index, flags=SparseFlags(schedule)) for index in range(model.tiles_per_core)]
         self._barriers: dict[int, _Barrier] = {}
         self._functions: dict[int, tuple[SparseFunction, int]] = {}  # what lies in the tiles' memory, by address
         self._program: SparseProgram | None = None
         self._code_at = 0
         self._launched = self._ended = 0
-        self._free_at = 0.0
+        self.sequencer_memory: dict[int, int | Unknown] = {}
+        self.stored_at = 0.0
+        self._free_at = self.launched = 0.0
         self._ops: list[SparseOpRun] = []
-        self.changes = 0
+        self._idle, self._stores = Waited(), Waited()
 
     def launch(self, time: float, program: SparseProgram, launch: Launch) -> None:
         """Queue a program, which runs when those before it are over."""
         number, self._launched = self._launched, self._launched + 1
         waits: list[SparseMachine] = []
         running = self._run(time, number, program, launch, waits)
-        self._start(time, running, lambda: waits[0].waits_for if waits else f"the launch of {program.name}")
+        self._schedule.start(time, running, lambda: waits[0].waits_for if waits else f"the launch of {program.name}")
 
     def _run(
         self, time: float, number: int, program: SparseProgram, launch: Launch, waits: list[SparseMachine]
     ) -> Running:
         while self._ended < number:
+            self._schedule.wait_for(self._idle)
             yield None
+        self.launched = time
         begin = max(time, self._free_at)
         yield begin
         # The descriptor comes from the queue in HBM, then the program that it names: two copies, one after the other.
@@ -88,12 +115,13 @@ class SparseCore:
         begin = self._dma.cross(begin, launch.granules * self._granule_bytes) + self._clock.latency_cycles
         self._program, self._code_at = program, launch.code
         self._functions = _resident(program)
-        machine = self._machine(None, launch.memory(), {})
+        self.sequencer_memory = launch.memory(self._device.outside.chip)
+        machine = self._machine(None, self.sequencer_memory, {})
         waits.append(machine)
         end = yield from _located(program.scs.run(begin, machine, 0), program.scs.name)
         self._free_at = end
         self._ended += 1
-        self.changes += 1
+        self._schedule.changed(self._idle)
         self._ops.append(SparseOpRun(name=program.name, begin_cycles=whole(begin), end_cycles=whole(end)))
         if self._timeline is not None:
             self._timeline.add("op", begin, end, program.name)
@@ -106,7 +134,7 @@ class SparseCore:
         timeline = self._timeline if tile is not None and tile.number == 0 else None
         return SparseMachine(
             self,
-            self.number,
+            self._device.outside.first_sparse_core + self.number,
             self._clock,
             self._dma,
             self._counts,
@@ -116,6 +144,7 @@ class SparseCore:
             memory=memory,
             arguments=arguments,
             granule_bytes=self._granule_bytes,
+            lane_count=self._lane_count,
         )
 
     # ---- what programs ask for ----
@@ -145,10 +174,11 @@ class SparseCore:
                 machine = self._machine(tile, tile.memory, dict(passed))
                 number, tile.tasks_given = tile.tasks_given, tile.tasks_given + 1
                 running = self._task(time, tile, number, named[0], machine)
-                self._start(time, running, lambda machine=machine: machine.waits_for)
+                self._schedule.start(time, running, lambda machine=machine: machine.waits_for)
 
     def _task(self, time: float, tile: TileState, number: int, address: int, machine: SparseMachine) -> Running:
         while tile.tasks_done < number:
+            self._schedule.wait_for(tile.idle)
             yield None
         if address not in self._functions:  # the task before may have loaded it
             raise SimulationError("a task of tiles whose function is not known")
@@ -156,34 +186,51 @@ class SparseCore:
         end = yield from _located(function.run(max(time, tile.free_at), machine, block), function.name)
         tile.free_at = end
         tile.tasks_done += 1
-        self.changes += 1
+        self._schedule.changed(tile.idle)
         return end
 
     def barrier(self, number: int, tile: int, time: float) -> float | None:
         """Let a tile go on when all have arrived."""
         barrier = self._barriers.setdefault(number, _Barrier())
-        if tile in barrier.left:  # it is here again while others have yet to leave
-            return None
-        if tile not in barrier.arrived:
-            barrier.arrived[tile] = time
-            self.changes += 1
-        if len(barrier.arrived) < len(self.tiles):
+        if tile not in barrier.left:  # else it is here again while others have yet to leave
+            barrier.arrived.setdefault(tile, time)
+        if tile in barrier.left or len(barrier.arrived) < len(self.tiles):
+            self._schedule.wait_for(barrier)
             return None
         barrier.left.add(tile)
         end = max(barrier.arrived.values())
         if len(barrier.left) == len(self.tiles):
             del self._barriers[number]
-            self.changes += 1
+        if len(barrier.left) in (1, len(self.tiles)):  # all have arrived, or it can be used again
+            self._schedule.changed(barrier)
         return end
 
-    def changed(self) -> None:
-        self.changes += 1
+    def wait_for_store(self) -> None:
+        self._schedule.wait_for(self._stores)
+
+    def stored(self, time: float) -> None:
+        self.stored_at = time
+        self._schedule.changed(self._stores)
 
     def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
         """Signal a flag of another core; raise SimulationError if the core is not known."""
         if isinstance(address, Unknown):
             raise SimulationError(f"whom a SparseCore signals depends on {address.why}")
-        self._signal(self.number, time, address, amount)
+        self._device.signal_from(self.number, self._name, self.launched, time, address, amount)
+
+    def copy(self, copy: SparseCopy) -> None:
+        self._device.copy_from(self.number, self._name, copy)
+
+    def table_words(self, begin: int, count: int) -> Words:
+        return self._device.table_words(begin, count)
+
+    @property
+    def _name(self) -> str:
+        return self._program.name if self._program is not None else ""
+
+    @property
+    def launches(self) -> int:
+        return self._launched
 
     def result(self) -> SparseCoreRun:
         counts, timeline = self._counts, self._timeline

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError, check_most
 from systolic.simulator.hardware.values import MASK, Unknown
+from systolic.simulator.schedule import Schedule, Waited
 
 _SIGN = 1 << 31
 _MAX_UNDER_WAY = 1 << 18
 
 
 @dataclass(slots=True)
-class _Flag:
+class _Flag(Waited):
     count: int = 0
     landing: list[tuple[float, int]] = field(default_factory=list)  # (time, amount), in order of time
 
@@ -21,15 +22,15 @@ class _Flag:
 class SparseFlags:
     """Flags by number, each with the amounts under way to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         self._flags: dict[int, _Flag] = {}
-        self.changes = 0  # how often something was sent to a flag
+        self._schedule = schedule
 
     def land(self, flag: int | Unknown, time: float, amount: int) -> None:
         state = self._flag(flag)
         bisect.insort(state.landing, (time, amount))
         check_most(len(state.landing), _MAX_UNDER_WAY, "signals under way to one flag")
-        self.changes += 1
+        self._schedule.changed(state)
 
     def wait(self, time: float, flag: int | Unknown, amount: int, equal: bool) -> float | None:
         """Return when the flag counts `amount`, or more unless `equal`; None if nothing under way raises it to that."""
@@ -45,6 +46,7 @@ class SparseFlags:
             count += landing[landed][1]
             landed += 1
         if not (count == target if equal else count >= target):
+            self._schedule.wait_for(state)
             return None
         state.count = count
         del landing[:landed]
@@ -52,15 +54,24 @@ class SparseFlags:
 
     def add(self, time: float, flag: int | Unknown, amount: int) -> None:
         """Add a 32-bit two's complement number to a flag."""
+        state = self._landed(time, flag)
+        state.count += _signed(amount)
+        self._schedule.changed(state)
+
+    def count(self, time: float, flag: int | Unknown) -> int:
+        """Return a flag's count as a 32-bit word."""
+        return self._landed(time, flag).count & MASK
+
+    def put(self, flag: int | Unknown, value: int) -> None:
+        state = self._flag(flag)
+        state.count = _signed(value)
+        self._schedule.changed(state)
+
+    def _landed(self, time: float, flag: int | Unknown) -> _Flag:
         state = self._flag(flag)
         while state.landing and state.landing[0][0] <= time:
             state.count += state.landing.pop(0)[1]
-        state.count += _signed(amount)
-        self.changes += 1
-
-    def put(self, flag: int | Unknown, value: int) -> None:
-        self._flag(flag).count = _signed(value)
-        self.changes += 1
+        return state
 
     def _flag(self, flag: int | Unknown) -> _Flag:
         if isinstance(flag, Unknown):

@@ -11,21 +11,25 @@ from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.values import MASK, Unknown
-from systolic.simulator.sparse_core.translate import SparseProgram
+from systolic.simulator.sparse_core.listing import IMAGE_GRANULES
+from systolic.simulator.sparse_core.program import SparseProgram
 
 DESCRIPTOR_GRANULES = 16
 _WORDS = 128
 _AT = 0x3F80
 _NUMBER, _GRANULES, _CODE = 0x53, 0x5A, 0x5B
-_START = "sc-start."  # sets the core up before the first program, and cleans it after the last
-_START_GRANULES = 8064  # to which both are padded; libtpu 0.0.52 gives them numbers like any other
+_TABLES = 0x7F  # where the tables that the program looks up begin in HBM: right before its code
+# Sets the core up before the first program, and cleans it after the last: launched with the size of its padded image,
+# and by libtpu 0.0.52 with a number like any other.
+_START = "sc-start."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     words: tuple[int | Unknown, ...]
     number: int  # of the program; MASK for setting up and cleaning
-    granules: int
+    granules: int  # of its tables and its code
+    code_granules: int
     code: int  # where the program lies in HBM
 
     @staticmethod
@@ -36,11 +40,19 @@ class Launch:
         number, granules, code = (words[place] for place in (_NUMBER, _GRANULES, _CODE))
         if isinstance(number, Unknown) or isinstance(granules, Unknown) or isinstance(code, Unknown):
             raise SimulationError("which program a SparseCore is to run is not known")
-        return Launch(words=tuple(words), number=number, granules=granules, code=code)
+        tables = words[_TABLES]
+        table_granules = code - tables if isinstance(tables, int) and 0 < code - tables < granules else 0
+        return Launch(
+            words=tuple(words),
+            number=number,
+            granules=granules,
+            code_granules=granules - table_granules,
+            code=code,
+        )
 
-    def memory(self) -> dict[int, int | Unknown]:
+    def memory(self, chip: int) -> dict[int, int | Unknown]:
         """Return the sequencer's scalar memory at the program's begin. Its first word is the number of the chip."""
-        return {0: 0, **{_AT + place: word for place, word in enumerate(self.words)}}
+        return {0: chip, **{_AT + place: word for place, word in enumerate(self.words)}}
 
 
 def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) -> Callable[[Launch], SparseProgram]:
@@ -55,13 +67,13 @@ def programs_by_launch(programs: Sequence[SparseProgram], order: Sequence[str]) 
     seen: list[int] = []
 
     def find(launch: Launch) -> SparseProgram:
-        if launch.number == MASK or launch.granules == _START_GRANULES:
+        if launch.number == MASK or launch.granules == IMAGE_GRANULES:
             if launch.code not in seen:
                 seen.append(launch.code)
             if seen.index(launch.code) < len(starts):
                 return starts[seen.index(launch.code)]
             raise SimulationError("a SparseCore is set up by a program of which there is no listing")
-        sized = [program for program in others if program.granules == launch.granules]
+        sized = [program for program in others if program.granules == launch.code_granules]
         if len(sized) == 1:
             return sized[0]
         named = order[launch.number] if launch.number < len(order) else None

@@ -30,8 +30,10 @@ TILE_GRANULES = 2
 # What a program has in addition to its listing if its sequencer does not load the tiles' code: launches of v7x' data
 # formatting say 222, 238 and 334 granules, for 214, 230 and 326 in the listings.
 _LOADER_GRANULES = 8
+IMAGE_GRANULES = 8064  # to which a program is padded in HBM
 
 _BUNDLE = re.compile(r"0x([0-9a-f]+): \{\s*(.*)", re.ASCII | re.DOTALL)
+_TABLE = re.compile(r"\.L[\w.\-]+_const_literal_config", re.ASCII)
 _LABEL = re.compile(r"([.\w]+):", re.ASCII)
 _INSTRUCTION = re.compile(
     r"(?P<dest>\S.*?) =\s+(?P<opcode>[a-z][\w.]*)(?:\s+@(?P<negated>!?)(?P<predicate>p\d+))?\s*(?P<operands>.*)",
@@ -97,15 +99,26 @@ class SparseListing:
         )
 
     def symbols(self) -> dict[str, int]:
-        """Return values of the names that instructions use as numbers: function addresses and sizes."""
+        """Return values of the names that instructions use as numbers: function addresses and sizes, and a table.
+
+        The table, such as a collective's neighbors, is the first thing that the program has in HBM; one of several
+        tables has no known place.
+        """
         result = {"_scs_section_size": len(self.scs.bundles) * _SEQUENCER_GRANULES}
+        tables = {
+            operand
+            for bundle in self.scs.bundles
+            for instruction in bundle.instructions
+            for operand in instruction.operands
+            if _TABLE.fullmatch(operand)
+        }
         functions = {name: at for name, at in self.tec.labels.items() if not name.startswith(".")}
         starts = sorted(functions.values())
         for name, at in functions.items():
             following = next((start for start in starts if start > at), len(self.tec.bundles))
             result[name] = at
             result[f"_size_{name}"] = following - at
-        return result
+        return result | (dict.fromkeys(tables, 0) if len(tables) == 1 else {})
 
 
 def parse_sparse_listing(name: str, text: str) -> SparseListing:

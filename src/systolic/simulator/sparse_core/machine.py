@@ -8,102 +8,24 @@ share; it lands a latency later. Which rows an index list names decides no time 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
 
-from systolic.chips import MachineModel, SparseCoreModel
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.memory import WORD_BYTES
+from systolic.simulator.hardware.sync_flags import COUNTS_COPIES
 from systolic.simulator.hardware.timeline import Timeline
-from systolic.simulator.hardware.values import NEVER_WRITTEN, Unknown
-from systolic.simulator.sparse_core.flags import SparseFlags
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, MASK, NEVER_WRITTEN, Unknown
+from systolic.simulator.sparse_core.actions import CoreActions, TileState
+from systolic.simulator.sparse_core.clock import SparseClock, SparseCounts
+from systolic.simulator.sparse_core.outside import SparseCopy
 
-# A sequencer's flag as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
-_SEQUENCER_FLAGS = 1 << 20
+# A sequencer's flag or word as a tile names it; a tile's flag as a copy of code names it, from tile to tile and in it.
+_SEQUENCER = 1 << 20
 _TILE_FLAGS = 0x1C00
 _FLAGS_OF_A_TILE = 64
-
-
-@dataclass(slots=True)
-class SparseCounts:
-    """Bytes that one SparseCore has moved, and cycles that its tiles waited."""
-
-    hbm_read_bytes: int = 0
-    hbm_written_bytes: int = 0
-    streams: int = 0
-    indices: int = 0
-    stall_cycles: float = 0.0  # of all tiles together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseClock:
-    """Durations on a SparseCore, in cycles of the TensorCore's clock, which all of a run counts in."""
-
-    cycle: float
-    stream_bytes_per_cycle: float
-    index_cycles: float
-    latency_cycles: float
-
-    @staticmethod
-    def of(model: SparseCoreModel, machine: MachineModel) -> SparseClock:
-        """The model's constants at the TensorCore's clock."""
-        cycle = machine.clock_hz / model.clock_hz
-        return SparseClock(
-            cycle=cycle,
-            stream_bytes_per_cycle=model.stream_bytes_per_s / machine.clock_hz,
-            index_cycles=model.index_cycles * cycle,
-            latency_cycles=model.stream_latency_cycles * cycle,
-        )
-
-
-class CoreActions(Protocol):
-    """Requests of a program to its SparseCore."""
-
-    @property
-    def flags(self) -> SparseFlags:
-        """Flags of the sequencer."""
-        ...
-
-    @property
-    def tiles(self) -> Sequence[TileState]:
-        """All tiles."""
-        ...
-
-    def barrier(self, number: int, tile: int, time: float) -> float | None:
-        """Wait for all tiles; None while some are missing."""
-        ...
-
-    def start_task(self, time: float, arguments: Sequence[int | Unknown], tiles: int) -> None:
-        """Start a function of the program on the tiles of a mask."""
-        ...
-
-    def code_copied(self, source: int, destination: int) -> None:
-        """Note that a function of the tiles now begins at an address of their instruction memory."""
-        ...
-
-    def changed(self) -> None:
-        """Note that something happened that another program may wait for."""
-        ...
-
-    def signal_outside(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag of another core."""
-        ...
-
-
-@dataclass(slots=True)
-class TileState:
-    """The state of a tile from one task to the next."""
-
-    number: int
-    flags: SparseFlags = field(default_factory=SparseFlags)
-    memory: dict[int, int | Unknown] = field(default_factory=dict)
-    engines: dict[str, float] = field(default_factory=dict)  # when each is free again, by the stream's direction
-    free_at: float = 0.0
-    tasks_done: int = 0
-    tasks_given: int = 0
+_POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to wait for another value
 
 
 class SparseMachine:
@@ -130,6 +52,7 @@ class SparseMachine:
         memory: dict[int, int | Unknown],
         arguments: dict[int, int | Unknown],
         granule_bytes: int,
+        lane_count: int,
     ) -> None:
         self._core_state = core
         self._clock = clock
@@ -142,10 +65,13 @@ class SparseMachine:
         self._memory = memory
         self._arguments = arguments
         self._granule_bytes = granule_bytes
+        self._lane_count = lane_count
         self.cycle = clock.cycle
         self.core = core_number
         self.tile: int | Unknown = NEVER_WRITTEN if tile is None else tile.number
         self.waits_for = ""
+        self._polled: tuple[int, int] | None = None  # the word that was read last, and its place
+        self._polls = 0  # how often again, with nothing else between
         self.add: Callable[[float, int | Unknown, int], None] = self._flags.add
         self.put: Callable[[int | Unknown, int], None] = self._flags.put
 
@@ -207,14 +133,82 @@ class SparseMachine:
         if self._tile_state is not None and flag >= _TILE_FLAGS:
             tile, flag = divmod(flag - _TILE_FLAGS, _FLAGS_OF_A_TILE)
             flags = self._core_state.tiles[tile].flags
-            self._core_state.changed()
         flags.land(flag, end + self._clock.latency_cycles, granules)
+        if destination == "smem" and source == "hbm":
+            if isinstance(begin, Unknown) or isinstance(first, Unknown):
+                raise SimulationError("which table a sequencer loads is not known")
+            words = self._core_state.table_words(begin, size // WORD_BYTES)
+            self._memory.update({first + number: word for number, word in enumerate(words)})
         if destination == "timem":
             if isinstance(begin, Unknown) or isinstance(first, Unknown):
                 raise SimulationError("which code a tile loads is not known")
             self._core_state.code_copied(begin, first)
 
+    def general(
+        self,
+        time: float,
+        flag: int | Unknown,
+        source_flag: int | Unknown,
+        source: str,
+        destination: str,
+        granules: int | Unknown,
+        target: int | Unknown,
+    ) -> None:
+        """Start a copy to this device or another."""
+        if isinstance(granules, Unknown) or isinstance(target, Unknown):
+            raise SimulationError("how much a copy moves, or where to, is not known")
+        if isinstance(flag, Unknown) or isinstance(source_flag, Unknown):
+            raise SimulationError("which flags a copy signals is not known")
+        size = granules * self._granule_bytes
+        self._counts.hbm_read_bytes += size if source == "hbm" else 0
+        self._core_state.copy(
+            SparseCopy(
+                time=time,
+                launched=self._core_state.launched,
+                flag=flag,
+                source_flag=source_flag,
+                source=source,
+                destination=destination,
+                size_bytes=size,
+                amount=1 if source_flag & COUNTS_COPIES else granules,
+                target=target,
+            )
+        )
+
+    def fetch_add(
+        self, time: float, address: int | Unknown, flag: int | Unknown, amount: int | Unknown
+    ) -> float | None:
+        """Put a word of the sequencer's scalar memory into a flag, and add to the word; None while it is only polled.
+
+        A tile that reads the same word again and again, and does nothing else, goes on when the sequencer stores one.
+        """
+        if self._tile_state is None or isinstance(address, Unknown) or not address & _SEQUENCER:
+            raise SimulationError("another core's scalar memory than the sequencer's is read")
+        memory, place = self._core_state.sequencer_memory, address & (_SEQUENCER - 1)
+        word = memory.get(place, NEVER_WRITTEN)
+        if isinstance(word, Unknown) or isinstance(amount, Unknown):
+            unknown = word if isinstance(word, Unknown) else amount
+            raise SimulationError(f"a word of the sequencer's depends on {unknown}")
+        if self._polled == (place, word):
+            self._polls += 1
+            if self._polls > _POLLS and not amount:
+                self._core_state.wait_for_store()
+                return None
+        else:
+            time = time if self._polls <= _POLLS else max(time, self._core_state.stored_at)
+            self._polled, self._polls = (place, word), 0
+        memory[place] = (word + amount) & MASK
+        self._flags.put(flag, word)
+        return time
+
+    def read_flag(self, time: float, flag: int | Unknown) -> int:
+        return self._flags.count(time, flag)
+
+    def refuse(self, what: str) -> None:
+        raise SimulationError(f"not understood, and not skipped: {what}")
+
     def barrier(self, time: float, number: int) -> float | None:
+        self._polled, self._polls = None, 0
         return self._core_state.barrier(number, self._own_tile().number, time)
 
     def task(self, time: float, first: int, how: int) -> None:
@@ -224,8 +218,8 @@ class SparseMachine:
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
         """Signal a flag that is not its own."""
-        if isinstance(address, int) and address & _SEQUENCER_FLAGS:
-            self._core_state.flags.land(address & (_SEQUENCER_FLAGS - 1), time, amount)
+        if self._tile_state is not None and isinstance(address, int) and address & _SEQUENCER:
+            self._core_state.flags.land(address & (_SEQUENCER - 1), time, amount)
         else:
             self._core_state.signal_outside(time, address, amount)
 
@@ -247,13 +241,21 @@ class SparseMachine:
             raise SimulationError(f"how many lanes a stream's mask has depends on {count.why}")
         return count
 
+    def lanes_below(self, limit: int | Unknown, numbers: int | Unknown) -> int | Unknown:
+        """Count the lanes whose number is below a limit, where `numbers` are the lanes' numbers."""
+        if isinstance(limit, Unknown) or numbers is not LANE_NUMBERS:
+            return COMPUTED
+        return min(limit, self._lane_count)
+
     def load(self, address: int | Unknown) -> int | Unknown:
         return address if isinstance(address, Unknown) else self._memory.get(address, NEVER_WRITTEN)
 
-    def store(self, address: int | Unknown, value: int | Unknown) -> None:
+    def store(self, time: float, address: int | Unknown, value: int | Unknown) -> None:
         if isinstance(address, Unknown):
             raise SimulationError(f"where a word is stored depends on {address.why}")
         self._memory[address] = value
+        if self._tile_state is None:
+            self._core_state.stored(time)
 
     def read_argument(self, number: int) -> int | Unknown:
         return self._arguments.get(number, NEVER_WRITTEN)

@@ -30,6 +30,8 @@ def operand(text: str, symbols: Mapping[str, int]) -> str:
         return number(int(match[1], 0) & MASK)
     if (match := _SYMBOL.fullmatch(text)) and match[1] in symbols:
         return number(symbols[match[1]])
+    if text in symbols:  # a table's name has no sign before it
+        return number(symbols[text])
     raise SimulationError(f"operand {text!r} is not understood")
 
 

@@ -10,7 +10,9 @@ from systolic.simulator.sparse_core.listing import SparseInstruction
 
 _SPACE = re.compile(r"\[([a-z]+)(?:4b)?:", re.ASCII)
 _KIND = re.compile(r"stream\.(linear|strided|indirect|indirect_vreg)\.(gather|scatter)(?:\.\w+)*", re.ASCII)
+_WRITES = "DstOpCode:WRITE"
 _MASK_STEPS = 4  # a `vcmask` counts four to a lane
+LANES_BELOW = "vgt.u32"  # of a value in all lanes and the lanes' numbers: a mask of that many lanes
 SPACES = ("hbm", "tilespmem", "spmem", "smem", "simem", "timem", "vmem")
 
 
@@ -47,6 +49,34 @@ def read_stream(instruction: SparseInstruction) -> Stream:
         count=count,
         mask=mask,
         flag=flags[0],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneralCopy:
+    """A copy to this device or another. Fields without a type of their own are operands."""
+
+    source: str
+    destination: str
+    flag: str  # that it signals where it lands
+    source_flag: str
+    granules: str
+    target: str  # names the device
+
+
+def read_general_copy(instruction: SparseInstruction) -> GeneralCopy:
+    """Read a `dma.general`; raise `SimulationError` for an unknown form."""
+    named = dict(text.split(":", 1) for text in instruction.operands if text[0] != "[")
+    (to, flag), sources = instruction.dests, [text for text in instruction.operands if text[0] == "["]
+    if not {"length", "ici_dest"} <= named.keys() or len(sources) < 2 or named.get("dma_misc") != _WRITES:
+        raise SimulationError(f"a copy that is not understood: {instruction.text}")
+    return GeneralCopy(
+        source=space_of(sources[0], instruction),
+        destination=space_of(to, instruction),
+        flag=flag,
+        source_flag=sources[1],
+        granules=named["length"],
+        target=named["ici_dest"],
     )
 
 

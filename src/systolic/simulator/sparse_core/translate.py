@@ -2,22 +2,23 @@
 
 As with the TensorCore's programs, registers are local variables and the machine is called for everything that takes
 time of its own or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the
-number of lanes of a mask; a value that they hand to the scalar side is not known.
+number of lanes of a mask, where a scalar is compared with the numbers of the lanes; a value that they hand to the
+scalar side is not known.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
-from systolic.simulator.hardware.values import COMPUTED, NEVER_WRITTEN, Unknown, larger, smaller
+from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown, larger, smaller
 from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
-from systolic.simulator.sparse_core.streams import mask_lanes, read_stream, space_of
+from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
 from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
@@ -25,28 +26,9 @@ from systolic.simulator.translating.scalar import choice
 _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
 _CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
-    *("write_argument", "lanes", "blocked", "round", "tile", "core"),
+    *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
+    *("general", "refuse", "fetch_add", "read_flag"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseFunction:
-    """A section as a Python function; `entries` has the first block of each function of the listing."""
-
-    name: str
-    run: Callable[..., Generator[float | None, None, float]]  # (time, machine, block) → time
-    entries: Mapping[str, int]
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProgram:
-    name: str
-    scs: SparseFunction
-    tec: SparseFunction | None  # None where the tiles have nothing to do
-    symbols: Mapping[str, int]
-    granules: int
-    comes_with_tile_code: bool
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -69,7 +51,15 @@ class _Translator:
         self._kind = kind
         self._symbols = symbols
         self._blocks = split_section(name, section, kind)
+        self._jumps = {id(block.branch) for block in self._blocks}
         self._variables: set[str] = set()
+        self._compared = frozenset(
+            operand
+            for bundle in section.bundles
+            for instruction in bundle.instructions
+            if instruction.opcode == LANES_BELOW
+            for operand in instruction.operands
+        )
 
     def translate(self) -> SparseFunction:
         bodies = [self._block(index, block) for index, block in enumerate(self._blocks)]
@@ -87,6 +77,7 @@ class _Translator:
         scope: dict[str, Any] = {
             "nothing": NEVER_WRITTEN,
             "computed": COMPUTED,
+            "lane_numbers": LANE_NUMBERS,
             "Unknown": Unknown,
             "smaller": smaller,
             "larger": larger,
@@ -144,21 +135,25 @@ class _Translator:
         events: list[str] = []
         assigns: list[tuple[str, str]] = []
         effects: list[str] = []
+        halts: list[str] = []
         ends = False
         for instruction in bundle.instructions:
             kind = instruction.traits.kind
-            if kind == "halt" and instruction.predicate is None:
-                ends = True
+            if kind == "halt":
+                ends = ends or instruction.predicate is None
+                halts += [] if instruction.predicate is None else self._guarded(instruction, ["return t"])
             elif event := self._event(instruction, bundle.line):
                 events += self._guarded(instruction, event)
             elif kind in ("branch", "branch out"):
-                if instruction.predicate is not None:
+                if instruction.predicate is not None and id(instruction) in self._jumps:
                     effects.append(f"jump = {self._condition(instruction)}")
             elif effect := self._effect(instruction):
                 effects += self._guarded(instruction, [effect])
             else:
                 assigns += self._assigned(instruction)
         targets, values = ", ".join(dest for dest, _ in assigns), ", ".join(value for _, value in assigns)
+        if halts:  # the rest of the bundle happens before
+            events, effects = [*events, *effects, *halts], []
         return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
 
     def _event(self, instruction: SparseInstruction, line: int) -> list[str]:
@@ -187,12 +182,23 @@ class _Translator:
             places = f"{self._place(operands[0])}, {self._place(instruction.dests[0])}"
             spaces = f"{quoted(ends[0])}, {quoted(ends[1])}"
             return ["yield t", f"copy(t, {self._place(flag)}, {spaces}, {places}, {self._operand(operands[1])})"]
+        if kind == "copy to any device":
+            copy = read_general_copy(instruction)
+            ends = f"{quoted(copy.source)}, {quoted(copy.destination)}"
+            flags = f"{self._place(copy.flag)}, {self._place(copy.source_flag)}"
+            size, target = self._operand(copy.granules), self._operand(copy.target)
+            return ["yield t", f"general(t, {flags}, {ends}, {size}, {target})"]
+        if kind == "fetch and add":
+            word, flag = map(self._place, instruction.dests)
+            return ["yield t", *until(f"fetch_add(t, {word}, {flag}, {self._operand(operands[0])})", where), "t = r"]
         if kind == "task":
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
         if kind == "barrier":
             return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
         if kind == "signal":
             return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
+        if kind == "refused":
+            return [f"refuse({where})"]
         if kind == "unsupported":
             raise SimulationError(f"not understood: {instruction.text}")
         return []
@@ -204,7 +210,7 @@ class _Translator:
         if kind == "set flag":
             return f"put({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         if kind == "store":
-            return f"store({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
+            return f"store(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         if kind == "write argument":
             return f"write_argument({self._place(instruction.dests[0])}, {self._operand(operands[0])})"
         return None
@@ -214,6 +220,9 @@ class _Translator:
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
             lanes = mask_lanes(instruction)
+            if instruction.opcode == LANES_BELOW and instruction.predicate is None:
+                limit, numbers = (self._variable("w" + text[1:]) for text in instruction.operands)
+                return [(self._variable("x" + mask.group()[2:]), f"lanes_below({limit}, {numbers})")]
             if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
                 first, other = (self._variable("x" + text[2:]) for text in instruction.operands)
                 known_value = f"({first} if {other}.__class__ is Unknown else {other})"
@@ -223,6 +232,9 @@ class _Translator:
             return []
         result = []
         for text in instruction.dests:
+            if text in self._compared:
+                result.append((self._variable("w" + text[1:]), self._in_all_lanes(instruction)))
+                continue
             dest = register(text)
             if dest is None:
                 continue
@@ -235,10 +247,21 @@ class _Translator:
             raise SimulationError(f"not understood: {instruction.text}")
         return result
 
+    def _in_all_lanes(self, instruction: SparseInstruction) -> str:
+        """Write the value that a vector instruction puts into every lane, or that it puts their numbers there."""
+        if instruction.predicate is None:
+            if instruction.opcode in ("vmov", "vimm.s32") and instruction.operands[0][0] != "v":
+                return self._operand(instruction.operands[0])
+            if instruction.opcode == "vlaneseq.u32":
+                return "lane_numbers"
+        return "computed"
+
     def _value(self, instruction: SparseInstruction) -> str:
         traits, operands = instruction.traits, instruction.operands
         if traits.kind == "load":
             return f"load({self._place(operands[0])})"
+        if traits.kind == "read flag":
+            return f"read_flag(t, {self._place(operands[0])})"
         if traits.kind == "read argument":
             return f"read_argument({self._place(operands[0])})"
         if not traits.expression:

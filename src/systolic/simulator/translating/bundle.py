@@ -103,7 +103,7 @@ class BundleCode:
         elif kind == "vector load":
             self._mentions.use(operands[0])
             # Behind the address stand a stride between sublanes ("ss:") and a mask of them ("sm:"): lane 0 stays.
-            place = re.split(r"\] s[sm]:", operands[0].replace("[vmem:", "[smem:"))[0] + "]"
+            place = re.split(r"\] s[sm]:", operands[0].replace("[vmem:", "[smem:"))[0] + "]]"
             assigns.append((dest or "_", f"word({address(place, self._mentions.names)})", instruction))
         elif kind == "read flag":
             assigns.append((dest or "_", f"count(t, {self._mentions.own(operands[0])})", instruction))

@@ -43,6 +43,12 @@ def array_of(text: object) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(_DTYPES[match[1]]))
 
 
+def array_sizes(arguments: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the sizes of all arrays of an operation, one after the other."""
+    arrays = [array for value in arguments.values() if (array := array_of(value)) is not None]
+    return tuple(max(1, size) for array in arrays for size in array.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Arguments:
     """The arguments of a recorded operation, by name. A missing or wrong value raises an `OpError`."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from systolic.validation.errors import OpError, Rebuilt
+from systolic.validation.errors import OpError, Rebuilt, chip_of
 from systolic.validation.published import PublishedRow
 from systolic.validation.recorded.arguments import Arguments, array_of
 from systolic.validation.recorded.attention import attention_call, attention_gradient_call
@@ -22,7 +22,7 @@ from systolic.validation.recorded.norms import (
     normalization_gradient_call,
     triangle_multiplication_call,
 )
-from systolic.validation.recorded.ragged import ragged_dot_call
+from systolic.validation.recorded.ragged import multiplies_every_group, ragged_dot_call
 from systolic.validation.recorded.tokamax_ops import KINDS_OF_TOKAMAX, tokamax_call
 
 _WITH_CONFIG: Mapping[str, Callable[[Arguments, Arguments], Call]] = {
@@ -50,9 +50,15 @@ def recorded_program(row: PublishedRow) -> Rebuilt:
     """Return the program of a row that records an operation with its arguments.
 
     Raises:
-      OpError: the operation is not known, an argument of it is not, or its package is missing.
+      OpError: the operation is not known, an argument of it is not, its package is missing, or another program was
+        timed.
     """
     call = _call(row.op, row.arguments, row.config)
+    if row.op == "ragged_dot" and multiplies_every_group(call, chip_of(row), row.published_us):
+        raise OpError(
+            "another program was timed: an older compiler's, which multiplies all rows with every group; today's "
+            "multiplies each row with its own"
+        )
     return Rebuilt(what=_words(row), function=call.function, arguments=call.arguments)
 
 

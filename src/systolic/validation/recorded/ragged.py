@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from systolic.chips import Chip
 from systolic.support.untrusted import UntrustedError, shown, structured
 from systolic.validation.errors import OpError
 from systolic.validation.group_sizes import GroupSizesError, drawn_sizes
 from systolic.validation.recorded.arguments import Arguments
 from systolic.validation.recorded.call import Call
 
+_FAR_MORE = 4  # than a roofline: kernels for ragged products are within twice of it
 _DIMENSIONS = ("dot_dimension_numbers", "lhs_ragged_dimensions", "rhs_group_dimensions")
 
 
@@ -49,6 +52,22 @@ def ragged_dot(
         return product
     gate, up = jnp.split(product, 2, axis=-1)
     return jax.nn.silu(gate) * up
+
+
+def multiplies_every_group(call: Call, chip: Chip, published_us: float) -> bool:
+    """True if a published time is long enough to multiply all rows with every group.
+
+    XLA compiled ragged products so where it had no kernel for them. The arithmetic alone decides: the time is at least
+    that of all groups at the published peak, which is far more than each row with its own group needs.
+    """
+    lhs, rhs, sizes = call.arguments
+    # An operand with a matrix for each group, or two whose rows are summed by group.
+    flops = 2 * lhs.shape[0] * math.prod(rhs.shape) if rhs.ndim == 3 else 2 * math.prod(lhs.shape) * rhs.shape[1]
+    flops *= 1 if rhs.ndim == 3 else len(sizes)
+    dense_us = flops / chip.peak_ops_per_s("bfloat16") * 1e6
+    hbm_bytes = sum(math.prod(operand.shape) * operand.dtype.itemsize for operand in (lhs, rhs))
+    ragged_us = max(dense_us / len(sizes), hbm_bytes / chip.hbm_bytes_per_s * 1e6)
+    return published_us >= dense_us > _FAR_MORE * ragged_us
 
 
 def recorded_group_sizes(value: object) -> np.ndarray:

@@ -7,104 +7,84 @@ multiplies it. After devices / 2 hops every row has reached every device; each d
 device's rows. So a link carries (devices − 1) / 2 chunks in each direction, the least for a ring.
 
 Rows lie in VMEM in order of arrival. Each piece has a slot of its own, so no device has to signal that a slot is free.
-The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another.
+The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another;
+the first ones by smaller blocks, as these weights arrive.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.kernels.ring import Act, Ring
+from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.collective.schedule import GatherSchedule
+from systolic.ops.collective.schedule import OUT_SLOTS, WAYS
 from systolic.schedule.legality import LANES
 
-_WAYS = len(DIRECTIONS)
-_OUT_SLOTS = 2
 _ROW_ALIGNMENT = 8
 
 
-def all_gather_matmul(
-    x: Array,
-    w: Array,
-    *,
-    schedule: GatherSchedule,
-    axis_name: str,
-    ring: tuple[int, ...],
-    collective_id: int,
-    dtype_out: Any,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> Array:
-    """Return [devices · rows, columns] of dtype_out, for `shard_map` over `axis_name`; the sum is in float32.
-
-    Args:
-      x: [rows, k], this device's rows.
-      w: [k, columns], this device's columns.
-      ring: axis indices in the order of the ring. Any permutation is correct; neighbors one hop apart are fast.
-      collective_id: the barrier's number. Calls over another ring in the same program need another one.
-    """
-    (rows, k), columns = x.shape, w.shape[1]
-    hbm = pl.BlockSpec(memory_space=pltpu.HBM)
-    return pl.pallas_call(
-        functools.partial(_kernel, schedule=schedule, axis_name=axis_name, ring=ring),
-        out_shape=jax.ShapeDtypeStruct((schedule.devices * rows, columns), dtype_out),
-        in_specs=[hbm, hbm],
-        out_specs=hbm,
-        scratch_shapes=[
-            pltpu.VMEM((schedule.slots, _WAYS, schedule.piece_rows, k), x.dtype),
-            pltpu.VMEM((schedule.blocks, k, schedule.block), w.dtype),
-            pltpu.VMEM((_OUT_SLOTS, schedule.slots_at_once * _WAYS, schedule.piece_rows, schedule.block), dtype_out),
-            pltpu.SMEM((schedule.devices,), jnp.int32),
-            pltpu.SemaphoreType.DMA,
-            pltpu.SemaphoreType.DMA((schedule.blocks,)),
-            pltpu.SemaphoreType.DMA((_WAYS,)),
-            pltpu.SemaphoreType.DMA((_WAYS, schedule.steps)),
-            pltpu.SemaphoreType.DMA((_OUT_SLOTS,)),
-        ],
-        compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
-        interpret=interpret,
-        name=f"systolic_all_gather_matmul_{rows}_{k}_{columns}",
-    )(x, w)
+def all_gather_matmul(operands: RingOperands, kernel: RingKernel) -> Array:
+    """Return `activation(out + bias)`, [devices · rows, columns]; x has `rows` rows."""
+    schedule = kernel.schedule
+    return kernel.launch(
+        _body,
+        operands,
+        name="all_gather_matmul",
+        rows=schedule.devices * schedule.rows,
+        buffers=schedule.gather_buffers(operands.x.shape[1], kernel.dtype_out),
+        semaphores={
+            "own_sem": pltpu.SemaphoreType.DMA,
+            "w_sem": pltpu.SemaphoreType.DMA((schedule.columns // schedule.first_block,)),
+            "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
+            "recv_sem": pltpu.SemaphoreType.DMA((WAYS, schedule.steps)),
+            "out_sem": pltpu.SemaphoreType.DMA((OUT_SLOTS,)),
+        },
+    )
 
 
-def _kernel(
-    x_hbm,  # [rows, k]
-    w_hbm,  # [k, columns]
+def _body(
+    refs: RingOperands,  # x and w in HBM
     out_hbm,  # [devices · rows, columns]
+    *,
     x_vmem,  # [slots, directions, piece_rows, k]
     w_vmem,  # [blocks, k, block]
     out_vmem,  # [2, slots_at_once · directions, piece_rows, block]
-    ring_smem,  # [devices] int32
     own_sem,
-    w_sem,  # [blocks]
+    w_sem,  # [columns / first_block]
     send_sem,  # [directions]
     recv_sem,  # [directions, steps]
     out_sem,  # [2]
-    *,
-    schedule: GatherSchedule,
-    axis_name: str,
-    ring: tuple[int, ...],
+    kernel: RingKernel,
 ):
+    schedule, x_hbm, w_hbm = kernel.schedule, refs.x, refs.w
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
-    walk = Walk(axis_name, ring, ring_smem)
+    first_block = schedule.first_block
+    parts = block // first_block
+    walk = Walk(kernel.axis_name, refs.ring)
 
     def columns_of(number: Any) -> Any:
         return pl.ds(pl.multiple_of(number * block, LANES), block)
 
-    def weights(number: Any) -> Any:
-        return pltpu.make_async_copy(w_hbm.at[:, columns_of(number)], w_vmem.at[number], w_sem.at[number])
+    def weights(number: Any, part: Any) -> Any:
+        columns = pl.ds(pl.multiple_of(number * block + part * first_block, LANES), first_block)
+        return pltpu.make_async_copy(
+            w_hbm.at[:, columns], w_vmem.at[number, :, part_of(part)], w_sem.at[number * parts + part]
+        )
+
+    def part_of(part: Any) -> Any:
+        return pl.ds(pl.multiple_of(part * first_block, LANES), first_block)
 
     def own(piece: int) -> Any:
-        slot, way = divmod(piece, _WAYS)
+        slot, way = divmod(piece, WAYS)
         return pltpu.make_async_copy(x_hbm.at[pl.ds(piece * rows, rows)], x_vmem.at[slot, way], own_sem)
 
     def piece_of(step: Any, direction: int) -> Any:
@@ -122,24 +102,27 @@ def _kernel(
     def stored(number: Any, act: Act) -> None:
         """Copy one block of a group's product to the rows of the devices that its pieces came from."""
         group, column = lax.div(number, jnp.int32(blocks)), lax.rem(number, jnp.int32(blocks))
-        place = lax.rem(number, jnp.int32(_OUT_SLOTS))
-        for part in range(at_once * _WAYS):
-            index, direction = divmod(part, _WAYS)
+        place = lax.rem(number, jnp.int32(OUT_SLOTS))
+        for part in range(at_once * WAYS):
+            index, direction = divmod(part, WAYS)
             slot = group * at_once + index
             step = slot - own_slots
             is_own = step < 0
             distance = jnp.where(is_own, 0, lax.div(step, jnp.int32(pieces)) + 1)
-            piece = jnp.where(is_own, _WAYS * slot + direction, piece_of(step, direction))
+            piece = jnp.where(is_own, WAYS * slot + direction, piece_of(step, direction))
             row = (walk.upstream(direction, distance) * pieces + piece) * rows
             to = out_hbm.at[pl.ds(pl.multiple_of(row, _ROW_ALIGNMENT), rows), columns_of(column)]
             act(pltpu.make_async_copy(out_vmem.at[place, part], to, out_sem.at[place]))
 
-    out = Ring(slots=_OUT_SLOTS, copies=stored)
+    out = Ring(slots=OUT_SLOTS, copies=stored)
 
     for piece in range(pieces):
         own(piece).start()
-    for number in range(blocks):
-        weights(number).start()
+
+    def each_part(number: Any, act: Any) -> None:
+        lax.fori_loop(0, parts, lambda part, _: act(number, part), None)
+
+    lax.fori_loop(0, blocks, lambda number, _: each_part(number, lambda *at: weights(*at).start()), None)
     walk.barrier()
     for step in range(min(pieces, schedule.steps)):
         for direction in DIRECTIONS:
@@ -158,21 +141,41 @@ def _kernel(
                 later = step + pieces
                 pl.when(later < schedule.steps)(functools.partial(_start, forwarded, later, direction))
 
-    def multiply(group: Any, _: None) -> None:
+    def multiply(group: Any, columns: Callable[[Any, Any], None]) -> None:
         lax.fori_loop(group * at_once, (group + 1) * at_once, arrive, None)
 
         def column(number: Any, _: None) -> None:
-            pl.when(group == 0)(lambda: weights(number).wait())
             at = group * blocks + number
             out.reserve(at)
-            x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * _WAYS * rows, x_vmem.shape[-1])
-            total = jnp.dot(x, w_vmem[number], preferred_element_type=jnp.float32)
-            out_vmem[out.slot(at)] = total.astype(out_vmem.dtype).reshape(at_once * _WAYS, rows, block)
+            columns(number, out.slot(at))
             out.start(at)
 
         lax.fori_loop(0, blocks, column, None)
 
-    lax.fori_loop(0, schedule.groups, multiply, None)
+    def product(group: Any, number: Any, columns: Any) -> Any:
+        x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+        bias = None if refs.bias is None else refs.bias[number, :, columns]
+        total = kernel.finished(kernel.dot(x, w_vmem[number, :, columns]), bias)
+        return total.reshape(at_once * WAYS, rows, total.shape[-1])
+
+    def multiply_first(number: Any, place: Any) -> None:
+        """Multiply each part of a block as soon as its weights are in VMEM."""
+
+        def multiply_part(number: Any, part: Any) -> None:
+            weights(number, part).wait()
+            out_vmem[place, :, :, part_of(part)] = product(0, number, part_of(part))
+
+        each_part(number, multiply_part)
+
+    multiply(0, multiply_first)
+
+    def following(group: Any, _: None) -> None:
+        def whole(number: Any, place: Any) -> None:
+            out_vmem[place] = product(group, number, slice(None))
+
+        multiply(group, whole)
+
+    lax.fori_loop(1, schedule.groups, following, None)
     out.drain(schedule.groups * blocks)
     for _ in range(schedule.steps):
         for direction in DIRECTIONS:

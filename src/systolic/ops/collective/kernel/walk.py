@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,15 +14,14 @@ DIRECTIONS = (0, 1)
 
 
 class Walk:
-    """The ring, as one device sees it. `ring_smem` is scratch that holds the axis indices round the ring."""
+    """The ring, as one device sees it. `ring_smem` holds the axis indices round the ring."""
 
-    def __init__(self, axis_name: str, ring: Sequence[int], ring_smem: Any) -> None:
-        self._axis_name, self._ring_smem, self._count = axis_name, ring_smem, len(ring)
+    def __init__(self, axis_name: str, ring_smem: Any) -> None:
+        self._axis_name, self._ring_smem, self._count = axis_name, ring_smem, ring_smem.shape[0]
         me = lax.axis_index(axis_name)
         place = jnp.int32(0)
-        for at, index in enumerate(ring):
-            ring_smem[at] = jnp.int32(index)
-            place = jnp.where(me == index, jnp.int32(at), place)
+        for at in range(self._count):
+            place = jnp.where(ring_smem[at] == me, jnp.int32(at), place)
         self._place = place
 
     def at(self, distance: Any) -> Any:
@@ -34,9 +32,13 @@ class Walk:
         """Return the axis index of the device whose data comes this many hops along a direction."""
         return self.at(distance if direction else -distance)
 
+    def downstream(self, direction: int, distance: Any) -> Any:
+        """Return the axis index of the device that data reaches after this many hops along a direction."""
+        return self.upstream(1 - direction, distance)
+
     def neighbor(self, direction: int) -> dict[Any, Any]:
         """Return the id of the next device along a direction."""
-        return {self._axis_name: self.upstream(direction, -1)}
+        return {self._axis_name: self.downstream(direction, 1)}
 
     def barrier(self) -> None:
         """Wait until both neighbors are in the kernel too: before that their memory may be in use."""

@@ -140,7 +140,7 @@ class Kernel:
         return pltpu.make_async_copy(source, self.its.rows.at[slot], self.its.rows_sem.at[slot])
 
     def _rows(self, chunk: _Chunk) -> Ring:
-        """The ring of blocks of lhs. Each visit of a line, for some of k, takes one."""
+        """Return the ring of blocks of lhs. Each visit of a line, for some of k, takes one."""
 
         def copies(visit: Any, act: Act) -> None:
             kk = lax.div(visit, chunk.lines)

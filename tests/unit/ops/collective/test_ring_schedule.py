@@ -1,4 +1,4 @@
-"""The schedule of all-gather × matmul: sizes that it does not cut evenly."""
+"""The schedule of products on a ring: sizes that it does not cut evenly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from systolic.ops.collective.schedule import GatherSchedule
+from systolic.ops.collective.schedule import RingSchedule
 from systolic.schedule import IllegalTilesError
 
-SCHEDULE = GatherSchedule(devices=8, rows=256, columns=1792, dtype="bfloat16", pieces=2, slots_at_once=1, block=896)
+SCHEDULE = RingSchedule(devices=8, rows=256, columns=1792, dtype="bfloat16", pieces=2, slots_at_once=1, block=896)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Products across chips, for use in `jax.shard_map`. JAX is imported by the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import ArrayLike, DTypeLike
+    from jaxtyping import Shaped
+
+    from systolic.ops.engine.backend import Implementation
+
+
+def all_gather_matmul(
+    x: Shaped[Array | np.ndarray, "rows *between k"],
+    w: Shaped[Array | np.ndarray, "k columns"],
+    *,
+    axis_name: str,
+    bias: Shaped[Array, " columns"] | ArrayLike | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    ring: Sequence[int] | None = None,
+    collective_id: int | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Shaped[Array, "all_rows *between columns"]:
+    """Return `activation(all_gather(x) @ w + bias)`: the rows of all devices of a mesh axis times this device's w.
+
+    In a Pallas kernel rows go round a ring of devices both ways, while those that have arrived are multiplied. It runs
+    on a TPU if bfloat16 or float32 are multiplied, k and columns are multiples of 128, and x of all devices and w fit
+    in VMEM; otherwise, and elsewhere, XLA gathers and multiplies. Any number of rows is padded in the call.
+
+    Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is a
+    `matmul_reduce_scatter`. Under `vmap` one call follows another.
+
+    Args:
+      x: [rows, ..., k], this device's part; parts are gathered along the first dimension. Dtypes as in
+        `systolic.matmul`.
+      w: [k, columns], such as this device's columns of a weight.
+      axis_name: the mesh axis over which x is gathered.
+      bias: [columns].
+      activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
+      precision: of float32 operands. The kernel has DEFAULT and HIGHEST, one and six bfloat16 passes.
+      preferred_element_type: of the result. Default: the dtype of the operands. The sum is taken in float32.
+      ring: axis indices in the order of a ring. Any order is right; a copy between devices that are no neighbors takes
+        longer. None: a ring of neighbors by the devices' coordinates, if there is one.
+      collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
+        of the axis in the mesh.
+      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on virtual
+        devices of a CPU, in TPU interpret mode, or your own `pltpu.InterpretParams`.
+      chip: for whose VMEM and links rows are cut in pieces. None: the chip of the program being traced.
+
+    Raises:
+      SpecError: axis_name is no axis of the surrounding `shard_map`, shapes or dtypes do not match, or ring is no order
+        of the axis.
+      IllegalTilesError: implementation="pallas" or "interpret", and the kernel cannot compute it; the message has each
+        reason.
+    """
+    import jax
+
+    from systolic.ops.collective.arguments import canonical
+    from systolic.ops.collective.derivative import computed
+    from systolic.ops.engine.backend import backend_of
+
+    with jax.named_scope("systolic"):
+        return computed(
+            canonical(
+                "gather",
+                x,
+                w,
+                axis_name=axis_name,
+                bias=bias,
+                activation=activation,
+                precision=precision,
+                preferred_element_type=preferred_element_type,
+                ring=ring,
+                collective_id=collective_id,
+                backend=backend_of(implementation, chip, None),
+            )
+        )
+
+
+def matmul_reduce_scatter(
+    x: Shaped[Array | np.ndarray, "all_rows *between k"],
+    w: Shaped[Array | np.ndarray, "k columns"],
+    *,
+    axis_name: str,
+    bias: Shaped[Array, " columns"] | ArrayLike | None = None,
+    activation: str | Callable[[Array], Array] | None = None,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    ring: Sequence[int] | None = None,
+    collective_id: int | None = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Shaped[Array, "rows *between columns"]:
+    """Return this device's rows of `activation(sum over devices of x @ w + bias)`.
+
+    In a Pallas kernel sums go round a ring of devices both ways, and each device adds its product to those that have
+    arrived. It runs under the same conditions as the kernel of `all_gather_matmul`; otherwise XLA multiplies and
+    reduces.
+
+    Sums travel in the dtype of the result, as XLA's do: a device adds in float32 and rounds what it sends. For bfloat16
+    on 8 devices the relative error is √3 times that of a result that is rounded once; preferred_element_type=float32
+    rounds nothing and doubles what is sent.
+
+    Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is an
+    `all_gather_matmul`. Under `vmap` one call follows another.
+
+    Args:
+      x: [all_rows, ..., k], this device's part of k; the sum's rows are scattered along the first dimension, which the
+        devices of the axis divide. Dtypes as in `systolic.matmul`.
+      w: [k, columns], such as this device's rows of a weight.
+      axis_name: the mesh axis over which products are summed.
+      bias: [columns], added once, to the sum of all devices.
+      activation, precision, preferred_element_type, ring, collective_id, implementation, chip: as in
+        `all_gather_matmul`.
+
+    Raises:
+      SpecError, IllegalTilesError: as `all_gather_matmul`; also if all_rows do not divide among the devices.
+    """
+    import jax
+
+    from systolic.ops.collective.arguments import canonical
+    from systolic.ops.collective.derivative import computed
+    from systolic.ops.engine.backend import backend_of
+
+    with jax.named_scope("systolic"):
+        return computed(
+            canonical(
+                "scatter",
+                x,
+                w,
+                axis_name=axis_name,
+                bias=bias,
+                activation=activation,
+                precision=precision,
+                preferred_element_type=preferred_element_type,
+                ring=ring,
+                collective_id=collective_id,
+                backend=backend_of(implementation, chip, None),
+            )
+        )
+
+
+def matmul_all_reduce(
+    x: Shaped[Array | np.ndarray, "rows *between k"],
+    w: Shaped[Array | np.ndarray, "k columns"],
+    *,
+    axis_name: str,
+    **options: Any,
+) -> Shaped[Array, "rows *between columns"]:
+    """Return `activation(sum over devices of x @ w + bias)`, the same on all devices of a mesh axis.
+
+    It is `matmul_reduce_scatter`, whose rows are then gathered by XLA. Any number of rows is padded in the call.
+
+    Args:
+      x: [rows, ..., k], this device's part of k.
+      w: [k, columns], such as this device's rows of a weight.
+      axis_name: the mesh axis over which products are summed.
+      options: bias and others, as in `matmul_reduce_scatter`.
+
+    Raises:
+      SpecError, IllegalTilesError: as `matmul_reduce_scatter`.
+    """
+    import jax.numpy as jnp
+
+    from systolic.compat import all_gather_alike
+    from systolic.ops.collective.arguments import axis_size
+    from systolic.ops.engine.dtypes import operand
+
+    x = operand(x, "x")
+    rows, devices = x.shape[0], axis_size(axis_name)
+    padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
+    parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, **options)
+    return all_gather_alike(parts, axis_name)[:rows]

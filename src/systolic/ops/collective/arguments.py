@@ -1,0 +1,137 @@
+"""Checks the arguments of products across chips, and brings them into canonical form."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jax import Array, lax
+from jax.sharding import get_abstract_mesh
+
+from systolic.compat import varying_alike
+from systolic.compat.mesh_values import concrete_mesh
+from systolic.ops.collective.axis_ring import AxisRing
+from systolic.ops.collective.product import Kind, RingProduct
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
+from systolic.ops.engine.precision import precision_named
+from systolic.spec import SpecError
+
+# Kernels of other authors count from 0. Each axis of a mesh has a number of its own; calls over one axis can share it,
+# because no device leaves a kernel before all have passed its barrier: it needs what they send.
+_FIRST_COLLECTIVE_ID = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    product: RingProduct
+    x: Array  # [rows, k]
+    w: Array  # [k, columns]
+    bias: Array | None  # [columns]
+    shape: tuple[int, ...]  # that the caller expects
+    dtype: str
+
+    @property
+    def is_plain(self) -> bool:
+        return self.bias is None and not self.product.activation
+
+
+def canonical(
+    kind: Kind,
+    x: Any,
+    w: Any,
+    *,
+    axis_name: Any,
+    bias: Any,
+    activation: str | Callable[..., Any] | None,
+    precision: Any,
+    preferred_element_type: Any,
+    ring: Any,
+    collective_id: int | None,
+    backend: Backend,
+) -> Call:
+    """Check the arguments; raise SpecError for an unknown axis, or for shapes or dtypes that do not match."""
+    devices = axis_size(axis_name)
+    rows, weights = operand(x, "x"), operand(w, "w")
+    shapes = f"x{list(rows.shape)}, w{list(weights.shape)}"
+    if rows.ndim < 2 or weights.ndim != 2:
+        raise SpecError(f"{shapes}: x is [rows, k], perhaps with dimensions between them, and w is [k, columns]")
+    if rows.shape[-1] != weights.shape[0]:
+        raise SpecError(f"{shapes}: k={rows.shape[-1]} and {weights.shape[0]}; the inner sizes have to agree")
+    first, *between = rows.shape[:-1]
+    if kind == "scatter" and first % devices:
+        raise SpecError(
+            f"{shapes}: {first} rows do not divide among the {devices} devices of {axis_name!r}; pad x to "
+            f"{-(-first // devices) * devices} rows"
+        )
+    columns = weights.shape[1]
+    if bias is not None:
+        bias = fused_array(bias, "bias")
+        if bias.shape != (columns,):
+            raise SpecError(f"bias of shape {list(bias.shape)}; it has to be [{columns}], as the columns of w")
+    given = (given_dtype(x, "x"), given_dtype(w, "w"))
+    dtype = common_dtype(rows.dtype.name, weights.dtype.name)
+    dtype_out = result_dtype((dtype, dtype), given, preferred_element_type)
+    name, function = activation_of(activation, in_kernel=backend.in_kernel)
+    product = RingProduct(
+        backend=backend,
+        kind=kind,
+        axis_name=axis_name,
+        devices=devices,
+        ring=_ring(ring, axis_name, devices),
+        collective_id=_collective_id(collective_id, axis_name),
+        precision=precision_named(precision),
+        dtype_out=stored_dtype(dtype_out),
+        activation=name,
+        function=function,
+    )
+    flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+    arrays = [flat, weights.astype(dtype), *([] if bias is None else [bias])]
+    # Where JAX checks what varies over the mesh, the axis index varies over the axis, so all operands are made to.
+    x, w, *rest = varying_alike([*arrays, lax.axis_index(axis_name)])[:-1]
+    all_rows = first // devices if kind == "scatter" else first * devices
+    return Call(
+        product=product,
+        x=x,
+        w=w,
+        bias=rest[0] if rest else None,
+        shape=(all_rows, *between, columns),
+        dtype=dtype_out,
+    )
+
+
+def axis_size(axis_name: Any) -> int:
+    """Return the devices along a mesh axis; raise SpecError if it is none of the surrounding `jax.shard_map`."""
+    mesh = get_abstract_mesh()
+    if not isinstance(axis_name, str):
+        raise SpecError(f"axis_name={axis_name!r}; use the name of one axis of the mesh")
+    if axis_name not in mesh.manual_axes:
+        manual = ", ".join(map(str, mesh.manual_axes))
+        where = f"the axes of the surrounding `jax.shard_map` are {manual}" if manual else "call it in `jax.shard_map`"
+        raise SpecError(f"axis_name={axis_name!r} is not known here; {where}")
+    return int(lax.axis_size(axis_name))
+
+
+def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
+    if ring is None:
+        mesh = concrete_mesh()
+        return None if mesh is None else AxisRing(axis_name=axis_name, size=devices)(mesh)
+    try:
+        order = tuple(map(operator.index, ring))
+    except TypeError as error:
+        raise SpecError(f"ring={ring!r}; use a sequence of axis indices") from error
+    if sorted(order) != list(range(devices)):
+        raise SpecError(f"ring={order} is no order of the {devices} devices of the axis, 0 to {devices - 1}")
+    return order
+
+
+def _collective_id(number: int | None, axis_name: str) -> int:
+    if number is None:
+        return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise SpecError(f"collective_id={number!r}; use a whole number from 0 up")
+    return number

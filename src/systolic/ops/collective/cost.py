@@ -1,0 +1,241 @@
+"""The time of a ring's schedule by arithmetic, and the fastest schedule.
+
+All devices do the same at the same time, so one device's timeline is enough: the copies of a direction leave one after
+another, what arrives was sent one hop earlier, and products wait for what they multiply, or what they are added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
+from systolic.schedule import total_bytes
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import MIB
+from systolic.spec import dtype_bytes
+
+_DTYPES = ("bfloat16", "float32")
+_MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
+_MAX_PASS_ROWS = 1024
+# Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
+# rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
+_WEIGHT_ROWS = 45
+# A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8
+# passes took 17 µs longer on v6e, and 4 blocks more with 16 copies each 2 µs. Simulated with libtpu 0.0.42.1.
+_BLOCK_US = 0.2
+_COPY_US = 0.12
+# libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
+_MAX_SEMAPHORES = 224
+# VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
+# 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
+_MIN_COMPILER_BYTES = 3 * MIB
+_COMPILER_BYTES = 5 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSizes:
+    """Sizes of a product on one device.
+
+    Attributes:
+      rows: of a chunk: those of x before all-gather, of the result after reduce-scatter.
+      columns: of w.
+      scatters: True for matmul × reduce-scatter.
+    """
+
+    devices: int
+    rows: int
+    k: int
+    columns: int
+    dtype: str
+    dtype_out: str
+    scatters: bool
+
+    @property
+    def padded_rows(self) -> int:
+        return padded(max(self.rows, 1), 2 * max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
+
+
+def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
+    """Return the schedule that takes least time by arithmetic.
+
+    Raises:
+      IllegalTilesError: there is none, with the reason.
+    """
+    violations = _violations(sizes, chip)
+    schedules = [] if violations else list(_schedules(sizes, chip))
+    if not violations and not schedules:
+        elements = (sizes.devices * sizes.padded_rows + sizes.columns) * sizes.k
+        value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+        limit = f"with blocks of results they have to fit in {usable_bytes(chip) // MIB} MiB"
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
+    if violations:
+        raise IllegalTilesError("a product on a ring", violations)
+    return min(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
+
+
+def usable_bytes(chip: Chip) -> int:
+    """Return the bytes of VMEM that the buffers of a schedule may take."""
+    return chip.usable_vmem_bytes_per_core - _MIN_COMPILER_BYTES
+
+
+def vmem_limit_bytes(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> int:
+    """Return the limit to ask the compiler for."""
+    need = vmem_bytes(schedule, sizes) + _COMPILER_BYTES
+    return min(max(need, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
+
+
+def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
+    buffers_of = schedule.scatter_buffers if sizes.scatters else schedule.gather_buffers
+    slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
+    value_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")  # the sum of a block
+    return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + value_bytes
+
+
+def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
+    """Return the modeled time of a schedule."""
+    times = _Times.of(schedule, sizes, chip)
+    return _scatter_us(schedule, times) if sizes.scatters else _gather_us(schedule, times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Times in µs of what a schedule consists of."""
+
+    row: float  # product of a row and a block of columns
+    block: float  # what that product takes in addition, for any number of rows
+    copy: float  # of a part of its result
+    weights: float  # of a block of w, from HBM
+    sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
+    hop: float
+
+    @staticmethod
+    def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
+        assert chip.links is not None  # a rule of `_violations`
+        multiplied = padded(schedule.block, chip.machine.mxu_columns)
+        # One TensorCore of the device runs the kernel.
+        row = 2 * sizes.k * multiplied / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
+        width_bytes = (
+            schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
+        )
+        return _Times(
+            row=row,
+            block=_WEIGHT_ROWS * row + _BLOCK_US,
+            copy=_COPY_US,
+            weights=sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
+            sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
+            hop=chip.links.hop_s * 1e6,
+        )
+
+
+class _Link:
+    """Copies one after another in one direction."""
+
+    def __init__(self, times: _Times) -> None:
+        self._times, self._free = times, 0.0
+
+    def arrival(self, ready: float) -> float:
+        """Return when a copy arrives that is ready to be sent at a time."""
+        self._free = max(self._free, ready) + self._times.sent
+        return self._free + self._times.hop
+
+
+def _gather_us(schedule: RingSchedule, times: _Times) -> float:
+    link, now = _Link(times), times.hop  # of the barrier
+    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, schedule.steps))]
+    pass_us = schedule.blocks * (
+        schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
+    )
+    for group in range(schedule.groups):
+        for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
+            if slot >= schedule.own_slots:
+                now = max(now, arrivals[slot - schedule.own_slots])
+                if len(arrivals) < schedule.steps:
+                    arrivals.append(link.arrival(now))
+        if group == 0:  # its last part waits for the last weights
+            parts = schedule.columns // schedule.first_block
+            now = max(now, schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
+        now += pass_us
+    return now
+
+
+def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
+    link, now = _Link(times), times.hop
+    slot_rows = WAYS * schedule.piece_rows
+    arrivals: dict[tuple[int, int], float] = {}
+    for block in range(schedule.blocks):
+        product = schedule.first_slots * slot_rows * times.row + times.block
+        now = max(now, (block + 1) * times.weights) + product
+        for slot in range(schedule.fresh_slots):
+            now += WAYS * times.copy
+            arrivals[slot, block] = link.arrival(now)
+
+    def add(slot: int, block: int) -> None:
+        nonlocal now
+        # The last sums come in the steps before the device's own rows are finished.
+        before = min(slot, schedule.steps) - schedule.pieces
+        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy
+        if slot < schedule.steps:
+            arrivals[slot, block] = link.arrival(now)
+
+    def add_all(slots: range) -> None:
+        for slot in slots:
+            for block in range(schedule.blocks):
+                add(slot, block)
+
+    add_all(range(schedule.fresh_slots, schedule.first_slots))
+    for first in range(schedule.first_slots, schedule.slots, schedule.slots_at_once):
+        for block in range(schedule.blocks):
+            now += schedule.slots_at_once * slot_rows * times.row + times.block
+            if schedule.adds_at_once:
+                add(first, block)
+        if not schedule.adds_at_once:
+            add_all(range(first, first + schedule.slots_at_once))
+    return max(now, *arrivals.values())
+
+
+def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
+    """Yield all legal schedules."""
+    blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
+    for pieces in (2, 4):
+        for at_once in range(1, sizes.devices * pieces // 2 + 1):
+            for block in blocks:
+                try:
+                    schedule = RingSchedule(
+                        devices=sizes.devices,
+                        rows=sizes.padded_rows,
+                        columns=sizes.columns,
+                        dtype=sizes.dtype,
+                        pieces=pieces,
+                        slots_at_once=at_once,
+                        block=block,
+                    )
+                except IllegalTilesError:
+                    continue
+                fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)
+                if sizes.scatters:
+                    fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= _MAX_SEMAPHORES
+                if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
+                    yield schedule
+
+
+def _violations(sizes: RingSizes, chip: Chip) -> list[Violation]:
+    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
+    violations: list[Violation] = []
+
+    def refuse(rule: str, value: str, limit: str, fix: str) -> None:
+        violations.append(Violation(rule=rule, value=value, limit=limit, fix=fix))
+
+    if sizes.devices < 2:
+        refuse("ring", "one device", "there is nothing to send", "use `systolic.matmul`")
+    if chip.links is None:
+        refuse("links", chip.name, "the links between its chips are not known", "use another chip")
+    for dtype in dict.fromkeys((sizes.dtype, sizes.dtype_out)):
+        if dtype not in _DTYPES:
+            refuse("dtype", dtype, f"the kernel takes {' and '.join(_DTYPES)}", "cast it")
+    for name, size in (("k", sizes.k), ("columns", sizes.columns)):
+        if size % LANES or not size:
+            refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")
+    return violations

@@ -1,0 +1,84 @@
+"""Computes products across chips, by Pallas or by XLA, and their derivatives: each is the other's.
+
+The cotangent of the x of all-gather × matmul is a matmul × reduce-scatter with the transposed weights, and the other
+way round. The cotangent of the weights needs rows of all devices, which XLA gathers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.ops.collective.arguments import Call
+from systolic.ops.collective.pallas import by_pallas
+from systolic.ops.collective.product import Kind, RingProduct
+from systolic.ops.collective.xla import by_xla, finished
+from systolic.ops.engine.backend import OfProduct
+from systolic.ops.engine.derivative import bilinear, fused_after_sum
+from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+
+_MIRRORED: dict[Kind, Kind] = {"gather": "scatter", "scatter": "gather"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Multiply(OfProduct):
+    """A product without epilogue, for `engine.derivative`."""
+
+    product: RingProduct
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Any) -> Array:
+        return _product(self.product, lhs, rhs, None)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
+        mirrored = replace(self.product, kind=_MIRRORED[self.product.kind], dtype_out=lhs.dtype.name)
+        return multiply(mirrored, cotangent.astype(lhs.dtype), rhs.T)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
+        rows = cotangent.astype(lhs.dtype)
+        gather = functools.partial(lax.all_gather, axis_name=self.product.axis_name, tiled=True)
+        left, right = (gather(lhs), rows) if self.product.kind == "gather" else (lhs, gather(rows))
+        precision = lax.Precision[self.product.precision.upper()]
+        return jnp.matmul(left.T, right, precision=precision, preferred_element_type=rhs.dtype)
+
+
+def computed(call: Call) -> Array:
+    """Return the result of a call, as the caller expects it."""
+    if call.is_plain:
+        out = multiply(call.product, call.x, call.w)
+    else:
+        out = multiply_fused(call.product, call.x, call.w, call.bias)
+    return out.reshape(call.shape).astype(call.dtype)
+
+
+def multiply(product: RingProduct, x: Array, w: Array) -> Array:
+    """Return the product, differentiable in both modes, any number of times."""
+    return bilinear(_Multiply(product=product), x, w, ())
+
+
+def multiply_fused(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+    """Return `activation(product + bias)`, in one kernel unless the derivative needs the sum."""
+
+    def in_two(operands: tuple[Array, Array, Array | None]) -> Array:
+        x, w, bias = operands
+        kept_dtype = "float32" if x.dtype == jnp.float32 else product.dtype_out
+        return finished(product, multiply(replace(product.plain, dtype_out=kept_dtype), x, w), bias)
+
+    def kernel(operands: tuple[Array, Array, Array | None]) -> Array:
+        return _product(product, *operands)
+
+    return fused_after_sum(kernel, in_two, bool(product.activation), (x, w, bias))
+
+
+def _product(product: RingProduct, *operands: Any) -> Array:
+    def run(*operands: Any) -> Array:
+        backend = product.backend
+        if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:
+            return by_xla(product, *operands)  # the kernel leaves the device's second TensorCore idle
+        pallas, xla = (functools.partial(run, product) for run in (by_pallas, by_xla))
+        return dispatched(backend, pallas, xla, *operands)
+
+    return one_at_a_time(run, *operands)

@@ -1,0 +1,194 @@
+"""Matmul × reduce-scatter in one kernel: sums go round a ring, and each device adds its part of them.
+
+    out[rows, columns] = sum over devices of (x[devices · rows, k] @ w[k, columns])[the rows of this device]
+
+It is all-gather × matmul the other way round. The sum of one device's rows begins at the opposite device, in two halves
+that come round the ring both ways, and each device on the way adds its own product. So a link carries (devices − 1) / 2
+chunks of the result in each direction, the least for a ring.
+
+A sum travels block by block of columns, in the dtype of the result; a device adds in float32 and rounds what it passes
+on. Each block has a place of its own in VMEM, in which it arrives, is added to, and from which it is sent. The weights
+and x are copied to VMEM once.
+
+The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
+Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few
+rows one pass multiplies all of them, and the sums follow.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
+from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
+from systolic.ops.collective.schedule import WAYS
+from systolic.schedule.legality import LANES
+
+_ROW_ALIGNMENT = 8
+
+
+def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> Array:
+    """Return `activation(out + bias)`, [rows, columns]; x has devices · rows rows."""
+    schedule = kernel.schedule
+    assert schedule.scatters_evenly, schedule
+    return kernel.launch(
+        _body,
+        operands,
+        name="matmul_reduce_scatter",
+        rows=schedule.rows,
+        buffers=schedule.scatter_buffers(operands.x.shape[1], kernel.dtype_out),
+        semaphores={
+            "x_sem": pltpu.SemaphoreType.DMA((schedule.slots,)),
+            "w_sem": pltpu.SemaphoreType.DMA((schedule.blocks,)),
+            "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
+            "recv_sem": pltpu.SemaphoreType.DMA((WAYS, schedule.steps, schedule.blocks)),
+            "out_sem": pltpu.SemaphoreType.DMA,
+        },
+    )
+
+
+def _body(
+    refs: RingOperands,  # x and w in HBM
+    out_hbm,  # [rows, columns]
+    *,
+    x_vmem,  # [slots, directions, piece_rows, k], in the order of the steps, the device's own rows last
+    w_vmem,  # [blocks, k, block]
+    sums_vmem,  # [steps + pieces, directions, blocks, piece_rows, block]
+    products_vmem,  # [blocks or 1, slots of a pass, directions, piece_rows, block] float32
+    x_sem,  # [slots]
+    w_sem,  # [blocks]
+    send_sem,  # [directions]
+    recv_sem,  # [directions, steps, blocks]
+    out_sem,
+    kernel: RingKernel,
+):
+    schedule, x_hbm, w_hbm = kernel.schedule, refs.x, refs.w
+    rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps
+    at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
+    walk = Walk(kernel.axis_name, refs.ring)
+
+    def kept(number: Any) -> Any:
+        return 0 if schedule.adds_at_once else number
+
+    def columns_of(number: Any) -> Any:
+        return pl.ds(pl.multiple_of(number * block, LANES), block)
+
+    def rows_at(device: Any, piece: Any) -> Any:
+        return pl.ds(pl.multiple_of((device * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
+
+    def weights(number: Any) -> Any:
+        return pltpu.make_async_copy(w_hbm.at[:, columns_of(number)], w_vmem.at[number], w_sem.at[number])
+
+    def rows_of(slot: Any) -> list[Any]:
+        """Return the copies of a slot's rows: of the devices whose sums this step passes on, and finally its own."""
+        left = steps - 1 - slot  # steps that follow, negative for own rows
+        is_own = left < 0
+        copies = []
+        for direction in DIRECTIONS:
+            distance = jnp.where(is_own, 0, lax.div(left, jnp.int32(pieces)) + 1)
+            # The directions begin with different halves, so that the opposite chunk goes by halves.
+            passed_on = lax.rem(left + direction * own_slots + pieces, jnp.int32(pieces))
+            piece = jnp.where(is_own, WAYS * (slot - steps) + direction, passed_on)
+            source = x_hbm.at[rows_at(walk.downstream(direction, distance), piece)]
+            copies.append(pltpu.make_async_copy(source, x_vmem.at[slot, direction], x_sem.at[slot]))
+        return copies
+
+    def sent(step: Any, direction: int, number: Any) -> Any:
+        """Return the copy of a block's sums, to where they are needed `pieces` steps later."""
+        source, to = (sums_vmem.at[slot, direction, number] for slot in (step, step + pieces))
+        return walk.copy_on(source, to, send_sem.at[direction], recv_sem.at[direction, step, number], direction)
+
+    def pass_on(slot: Any, index: Any, number: Any, *, is_first: bool) -> None:
+        """Add this device's product to a block of the sums that have arrived, and send it."""
+        for direction in DIRECTIONS:
+            total = products_vmem[kept(number), index, direction]
+            if not is_first:
+                sent(slot - pieces, direction, number).wait_recv()
+                total += sums_vmem[slot, direction, number].astype(jnp.float32)
+            sums_vmem[slot, direction, number] = total.astype(sums_vmem.dtype)
+            sent(slot, direction, number).start()
+
+    def stored(piece: Any, number: Any, place: Any) -> Any:
+        to = out_hbm.at[pl.ds(pl.multiple_of(piece * rows, _ROW_ALIGNMENT), rows), columns_of(number)]
+        return pltpu.make_async_copy(place, to, out_sem)
+
+    def finish(slot: Any, index: Any, number: Any) -> None:
+        """Add the sums that have arrived from both directions to this device's own product, and store the result."""
+        for half in range(WAYS):
+            piece = WAYS * (slot - steps) + half
+            total = products_vmem[kept(number), index, half]
+            places = []
+            for direction in DIRECTIONS:
+                # The step whose sums are of this piece, the mirror image of `rows_of`.
+                last = steps - 1 - lax.rem(piece + (pieces - own_slots) * direction, jnp.int32(pieces))
+                has_come = last >= 0  # of two devices, each half of the rows comes one way only
+                pl.when(has_come)(sent(last, direction, number).wait_recv)
+                places.append(sums_vmem.at[last + pieces, direction, number])
+                total += jnp.where(has_come, places[-1][...].astype(jnp.float32), 0.0)
+            places[0][...] = kernel.finished(total, None if refs.bias is None else refs.bias[number])
+            stored(piece, number, places[0]).start()
+
+    def each_slot(begin: Any, end: Any, act: str) -> None:
+        lax.fori_loop(begin, end, lambda slot, _: _each(rows_of(slot), act), None)
+
+    def each_block(act: Callable[[Any], None]) -> None:
+        lax.fori_loop(0, blocks, lambda number, _: act(number), None)
+
+    def multiply(first: Any, count: int, number: Any) -> None:
+        x = x_vmem[pl.ds(first, count)].reshape(count * WAYS * rows, x_vmem.shape[-1])
+        products_vmem[kept(number), :count] = kernel.dot(x, w_vmem[number]).reshape(count, WAYS, rows, block)
+
+    def add(slot: Any, index: Any, number: Any) -> None:
+        pl.when(slot < steps)(lambda: pass_on(slot, index, number, is_first=False))
+        pl.when(slot >= steps)(lambda: finish(slot, index, number))
+
+    def begin(number: Any) -> None:
+        """Multiply a block as soon as its weights are in VMEM, and send the sums that begin here."""
+        weights(number).wait()
+        multiply(0, schedule.first_slots, number)
+        for slot in range(schedule.fresh_slots):
+            pass_on(slot, slot, number, is_first=True)
+
+    each_slot(0, schedule.first_slots, "start")
+    each_block(lambda number: weights(number).start())
+    each_slot(schedule.first_slots, schedule.slots, "start")
+    walk.barrier()
+    each_slot(0, schedule.first_slots, "wait")
+    each_block(begin)
+    for slot in range(schedule.fresh_slots, schedule.first_slots):
+        each_block(functools.partial(add, slot, slot))
+
+    def proceed(group: Any, _: None) -> None:
+        first = schedule.first_slots + group * at_once
+        each_slot(first, first + at_once, "wait")
+
+        def column(number: Any) -> None:
+            multiply(first, at_once, number)
+            if schedule.adds_at_once:
+                add(first, 0, number)
+
+        each_block(column)
+        for index in range(0 if schedule.adds_at_once else at_once):
+            each_block(functools.partial(add, first + index, index))
+
+    lax.fori_loop(0, schedule.later_passes, proceed, None)
+
+    def drain(number: Any, _: None) -> None:
+        for piece in range(pieces):
+            stored(piece, number, sums_vmem.at[steps, 0, number]).wait()
+        for direction in DIRECTIONS * steps:
+            sent(0, direction, number).wait_send()  # all sends of a direction are equally long
+
+    lax.fori_loop(0, blocks, drain, None)
+
+
+def _each(copies: list[Any], act: str) -> None:
+    for copy in copies:
+        getattr(copy, act)()

@@ -1,0 +1,59 @@
+"""Products across chips on a slice: the compiler takes the kernels, and every copy goes to a neighbor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import systolic
+from systolic.compiler import WorkerPool
+from systolic.timing import submit_simulation
+
+MESH = systolic.slice_mesh("v6e", "2x4", model=8)
+SHARED: dict[str, Any] = {"axis_name": "model", "activation": "silu"}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(1) as made:
+        yield made
+
+
+def gathered(x: Any, w: Any, bias: Any) -> Any:
+    return systolic.all_gather_matmul(x, w, bias=bias, **SHARED)
+
+
+def scattered(x: Any, w: Any, bias: Any) -> Any:
+    return systolic.matmul_reduce_scatter(x, w, bias=bias, **SHARED)
+
+
+@pytest.mark.parametrize(
+    ("fn", "specs", "out"),
+    [
+        (gathered, (P("model"), P(None, "model"), P("model")), P(None, "model")),
+        (scattered, (P(None, "model"), P("model"), P()), P("model")),
+    ],
+)
+@pytest.mark.parametrize("checked", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_each_copy_goes_to_a_neighbor(
+    pool: WorkerPool, fn: Callable[..., Any], specs: Any, out: Any, checked: bool
+) -> None:
+    # The devices of this mesh, which is as `jax.make_mesh` makes it, are no ring of neighbors.
+    run = jax.shard_map(fn, mesh=MESH, in_specs=specs, out_specs=out, check_vma=checked)
+    rows, size = 256, 1024
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, size), (size, size), (size,))]
+    outcome = submit_simulation(pool, run, arrays, systolic.chip("v6e"), label="a test", topology="2x4").result()
+    slice_run = outcome.slice_run
+    assert slice_run is not None
+    (collective,) = slice_run.collectives
+    assert collective.kind == "pallas"
+    # Seven of eight chunks reach a device, or leave it, and half of them over each of its two links on the ring.
+    chunk_bytes = rows // 8 * size * 2
+    assert collective.sent_bytes == 7 * chunk_bytes
+    used = [link.sent_bytes for link in slice_run.links if link.sent_bytes]
+    assert used == [3.5 * chunk_bytes] * 16

@@ -1,0 +1,56 @@
+"""The choice of a schedule of products on a ring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from systolic.chips import chip
+from systolic.ops.collective.cost import RingSizes, fastest_schedule, schedule_us, usable_bytes, vmem_bytes
+from systolic.schedule import IllegalTilesError
+
+GATHER = RingSizes(devices=8, rows=256, k=4096, columns=1792, dtype="bfloat16", dtype_out="bfloat16", scatters=False)
+SCATTER = RingSizes(devices=8, rows=256, k=1792, columns=4096, dtype="bfloat16", dtype_out="bfloat16", scatters=True)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        GATHER,
+        SCATTER,
+        replace(GATHER, rows=1, dtype="float32"),
+        replace(SCATTER, rows=7, dtype_out="float32"),
+        replace(SCATTER, devices=2, rows=48),
+        replace(GATHER, devices=3, columns=128),
+    ],
+)
+@pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])
+def test_a_schedule_fits_and_takes_no_less_than_the_limits(sizes: RingSizes, name: str) -> None:
+    target = chip(name)
+    schedule = fastest_schedule(sizes, target)
+    assert schedule.rows >= sizes.rows
+    assert vmem_bytes(schedule, sizes) <= usable_bytes(target)
+    assert target.links is not None
+    width = sizes.columns if sizes.scatters else sizes.k
+    itemsize = 4 if "float32" in (sizes.dtype_out if sizes.scatters else sizes.dtype) else 2
+    sent = (sizes.devices - 1) * sizes.rows * width * itemsize / 2
+    flops = 2 * sizes.devices * sizes.rows * sizes.k * sizes.columns
+    least_us = max(sent / target.links.bytes_per_s, flops / target.peak_ops_per_s(sizes.dtype)) * 1e6
+    assert schedule_us(schedule, sizes, target) >= least_us
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "message"),
+    [
+        (replace(GATHER, devices=1), "v6e", "ring: one device"),
+        (replace(GATHER, k=100), "v6e", "k=100"),
+        (replace(SCATTER, columns=100), "v6e", "columns=100"),
+        (replace(GATHER, dtype="int8"), "v6e", "dtype: int8"),
+        (replace(SCATTER, dtype_out="int32"), "v6e", "dtype: int32"),
+        (GATHER, "v4", "all rows of x and w are 30 MiB"),
+    ],
+)
+def test_what_no_schedule_suits_is_refused_with_the_reason(sizes: RingSizes, name: str, message: str) -> None:
+    with pytest.raises(IllegalTilesError, match=message):
+        fastest_schedule(sizes, chip(name))

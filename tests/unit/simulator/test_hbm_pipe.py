@@ -1,0 +1,72 @@
+"""The pipe to HBM: when it has carried a copy's bytes, also where a busy period is followed by a slow one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from simulator_listings import V5E
+
+from systolic.chips import MachineModel, chip
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
+
+PERIOD, SLOW, SHARE, LOAD = 1000, 400, 0.5, 0.75  # cycles; shares
+
+
+def slowing(**changes: float) -> MachineModel:
+    hz = V5E.machine.clock_hz
+    periods = {"hbm_slow_period_s": PERIOD / hz, "hbm_slow_s": SLOW / hz}
+    return replace(V5E.machine, **{**periods, "hbm_slow_share": SHARE, "hbm_slow_load": LOAD, **changes})
+
+
+@pytest.mark.parametrize(
+    ("copies", "end"),
+    [
+        ([(0, 1000)], 1000),  # nothing comes before the first period
+        ([(0, 1100)], 1200),  # bytes of 100 cycles take 200
+        ([(0, 1300)], 1500),  # 400 cycles at half the rate, and 100 at the full one
+        ([(0, 1000 + 200 + 600 + 200 + 1)], 2401),
+        ([(0, 700), (900, 200)], 1200),  # busy for 800 of 1,000 cycles
+        ([(0, 600), (900, 200)], 1100),  # busy for 700 of 1,000 cycles: too little
+        ([(0, 1000), (1500, 400), (2000, 100)], 2100),  # after a period with 400 busy cycles
+        ([(0, 1000), (2000, 100)], 2100),  # and after one with none
+        ([(0, 1000), (1000, 400), (1500, 300)], 1900),
+    ],
+)
+def test_hbm_is_slow_after_a_busy_period(copies: list[tuple[int, int]], end: int) -> None:
+    pipe = HbmPipe(slowing())
+    for time, cycles in copies:
+        assert pipe.carry(time, cycles) >= time
+    assert pipe.free == end
+
+
+def test_time_that_it_is_busy_counts_and_not_bytes() -> None:
+    # In slow periods bytes of 800 cycles are carried.
+    pipe = HbmPipe(slowing(hbm_slow_load=0.9))
+    for _ in range(100):
+        pipe.carry(0, 50)
+    assert pipe.free == 1000 + 5 * 1000  # 1,000 in the first period, and 800 in each of five
+
+
+@pytest.mark.parametrize(
+    "never", [{"hbm_slow_period_s": 0.0}, {"hbm_slow_s": 0.0}, {"hbm_slow_share": 1.0}, {"hbm_slow_load": 1.0}]
+)
+def test_without_a_slow_part_the_rate_is_the_same_all_the_time(never: dict[str, float]) -> None:
+    pipe = HbmPipe(slowing(**never))
+    pipe.carry(10, 1e6)
+    assert pipe.free == 1e6 + 10
+
+
+def test_a_given_rate_lasts_and_can_be_repeated() -> None:
+    alone = HbmPipe(slowing(), rate=0.5)
+    alone.carry(100, 100)
+    assert (alone.free, alone.rate(7)) == (300, (0.5, math.inf))
+    pipe = HbmPipe(slowing())
+    pipe.carry(0, 1000)
+    pipe.repeat(1050, alone)
+    assert (pipe.free, pipe.busy_cycles) == (1350, 200)
+
+
+def test_only_v6e_is_slow() -> None:
+    assert [name for name in ("v4", "v5e", "v5p", "v6e", "v7x") if chip(name).machine.hbm_slow_period_s] == ["v6e"]
