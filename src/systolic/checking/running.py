@@ -24,8 +24,16 @@ from systolic.checking.runs import Runs
 from systolic.checking.scaling import scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
+from systolic.compiler import (
+    NamedFunction,
+    abstract_arguments,
+    argument_values,
+    at_stage,
+    loaded_function,
+    under_settings,
+)
 from systolic.support.bugs import raise_own, runs_user_code
+from systolic.timing import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,36 +52,27 @@ class RunOutcome:
 
 
 def run_in_worker(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
+    call: Call,
     *,
     reference: Callable[..., Any] | NamedFunction | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
     """Call `run_checks` in a worker, because user code may crash the process or wait forever.
 
     Args:
-      fn: the function, or its name.
-      args: abstract arguments.
-      values: the flat arguments' values; None: unknown.
-      chip: the chip for which it is traced, and whose cores share parallel axes.
+      call: the function with its arguments, and the chip, whose cores share parallel axes.
       reference: a function of the same arguments, or its name.
-      seeds: see `run_checks`.
-      settings: JAX's settings to trace under; see `compiler.tracing_settings`.
-      mesh: see `run_checks`.
+      seeds, mesh: see `run_checks`.
 
     Raises:
       NamedFunctionError: there is no function of that name.
     """
     provide_devices(mesh)
-    with under_settings(settings or {}):
-        loaded = fn.load() if isinstance(fn, NamedFunction) else fn
-        other = reference.load() if isinstance(reference, NamedFunction) else reference
-        return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds, mesh=mesh)
+    with under_settings(call.settings):
+        fn = loaded_function(call.fn)
+        other = None if reference is None else loaded_function(reference)
+        return run_checks(fn, call.args, values=call.values, reference=other, chip=call.chip, seeds=seeds, mesh=mesh)
 
 
 def run_checks(

@@ -38,6 +38,7 @@ class MachineModel:
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
+    hbm_turn_cost: float  # a read right after a write, or the reverse, takes this share of the smaller one longer
     hbm_slow_period_s: float  # HBM may be slow at the begin of such a period, counted from the program's; 0: never
     hbm_slow_load: float  # share of the period before in which it has to be busy for that
     hbm_slow_s: float  # it is slow for so long
@@ -178,7 +179,6 @@ class Chip:
     sources: Mapping[str, str] = field(default_factory=dict)
     clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
     compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
-    slice_flags: Mapping[str, str] = field(default_factory=dict)  # of programs for slices, unless a user sets them
 
     def __hash__(self) -> int:
         # Chips are keys of caches; the mappings in them cannot be hashed, and names tell nearly all chips apart.

@@ -75,6 +75,7 @@ V5E = with_sources(
             matmul_queue_depth=sourced(4, _FIT),
             hbm_bytes_per_s=sourced(0.70e12, _FIT),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
+            hbm_turn_cost=sourced(0.0, sources.NO_ROWS),
             hbm_slow_period_s=sourced(0.0, sources.NO_ROWS),
             hbm_slow_load=sourced(1.0, sources.NO_ROWS),
             hbm_slow_s=sourced(0.0, sources.NO_ROWS),

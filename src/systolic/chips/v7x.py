@@ -85,6 +85,7 @@ V7X = with_sources(
                 "TB/s read and written, which the row of 2.1 GB, not used, meets within 1 %",
             ),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
+            hbm_turn_cost=sourced(0.0, "not fitted: the bandwidth is that of copies"),
             hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
             hbm_slow_load=sourced(1.0, sources.NEVER_SLOW),
             hbm_slow_s=sourced(0.0, sources.NEVER_SLOW),

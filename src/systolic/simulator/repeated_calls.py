@@ -71,7 +71,7 @@ class OwnMemory(Memory):
 class _Operation:
     calls: int = 0
     closed: bool = True  # as far as is known
-    executions: dict[tuple[float, float, OwnFlags], Execution] = field(default_factory=dict)
+    executions: dict[tuple[float, float, tuple[str, float], OwnFlags], Execution] = field(default_factory=dict)
 
 
 class RepeatedCalls:
@@ -118,12 +118,13 @@ class RepeatedCalls:
         if rate != pipe.rate(time)[0]:
             return None
         pipe_cycles = max(0.0, pipe.free - time)
-        key = (round(pipe_cycles, _PIPE_DIGITS), rate, flags)
+        last = pipe.last if pipe_cycles else ("", 0.0)
+        key = (round(pipe_cycles, _PIPE_DIGITS), rate, last, flags)
         execution = operation.executions.get(key)
         if execution is None and len(operation.executions) < _MAX_KEPT:
             timeline = Timeline(self._spans) if self._spans else None
             try:
-                pipe_alone = HbmPipe(self._machine, pipe_cycles, rate)
+                pipe_alone = HbmPipe(self._machine, pipe_cycles, rate, last)
                 execution = _alone(translation, self._machine, mxus(timeline), pipe_alone, flags, iterations, timeline)
             except SimulationError:
                 operation.closed = False

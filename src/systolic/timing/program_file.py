@@ -37,7 +37,7 @@ from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.support.whole_file import whole_file
 from systolic.timing.contents import OperandKey, ProgramContents
 
-FORMAT = 6  # another layout, or another meaning of a part, gets another number
+FORMAT = 7  # another layout, or another meaning of a part, gets another number
 
 _FIRST_LINE = re.compile(rb"systolic program, format (\d{1,9})\n")
 _DIGEST_BYTES = hashlib.sha256().digest_size

@@ -68,5 +68,21 @@ def test_a_given_rate_lasts_and_can_be_repeated() -> None:
     assert (pipe.free, pipe.busy_cycles) == (1350, 200)
 
 
+@pytest.mark.parametrize(
+    ("copies", "end"),
+    [
+        ([(0, 100, "read"), (0, 40, "write"), (0, 100, "read")], 100 + 40 + 100 + 2 * 4),  # a tenth of 40, twice
+        ([(0, 100, "read"), (0, 40, "read"), (0, 100, "read")], 240),
+        ([(0, 100, "read"), (101, 40, "write")], 141),  # after a pause
+        ([(0, 100, "read"), (0, 40, ""), (0, 100, "write")], 240),
+    ],
+)
+def test_reads_and_writes_in_turns_cost_time(copies: list[tuple[int, int, str]], end: int) -> None:
+    pipe = HbmPipe(replace(V5E.machine, hbm_turn_cost=0.1))
+    for time, cycles, direction in copies:
+        pipe.carry(time, cycles, direction)
+    assert pipe.free == pytest.approx(end)
+
+
 def test_only_v6e_is_slow() -> None:
     assert [name for name in ("v4", "v5e", "v5p", "v6e", "v7x") if chip(name).machine.hbm_slow_period_s] == ["v6e"]

@@ -42,9 +42,15 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-def both_ways(*body: str, before: tuple[str, ...] = (), handed: str = "", on: Chip = V5E) -> SimulatedRun:
+def both_ways(
+    *body: str,
+    before: tuple[str, ...] = (),
+    round_before: tuple[str, ...] = (),
+    handed: str = "",
+    on: Chip = V5E,
+) -> SimulatedRun:
     """Runs a program that calls an operation again and again, with and without looking up: it is the same run."""
-    top = (*before, *loop(TIMES, f"%3 = inlined_call {handed} /* %op.1 = f(%x) */", "", "", "", ""))
+    top = (*before, *loop(TIMES, *round_before, f"%3 = inlined_call {handed} /* %op.1 = f(%x) */", "", "", "", ""))
     program = prepare_listings({"TLP": listing(*top), "op.1": listing(*body)}, on)
     found = program.run(on, spans=5)
     assert found == program.run(on, spans=5, remember=False)
@@ -78,6 +84,16 @@ def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool])
     calls = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
     assert max(calls) > 1.5 * min(calls)
     assert alone == [False, True, False, True, False, True, True]
+
+
+def test_a_write_of_the_caller_before_a_call_counts(alone: list[bool]) -> None:
+    write = "%7 = dma.vmem_to_hbm %s91_s91, 20000, %s92_s92, [#allocation1]"
+    exact = replace(V5E.machine, hbm_bytes_per_s=512 * V5E.machine.clock_hz)  # copies take whole cycles
+    costly = replace(V5E, machine=replace(exact, hbm_turn_cost=0.5))
+    turned = both_ways(*copied(20000), round_before=(write,), on=costly)
+    assert any(alone)
+    straight = both_ways(*copied(20000), round_before=(write,), on=replace(V5E, machine=exact))
+    assert turned.cycles > 1.1 * straight.cycles
 
 
 def test_scalar_memory_is_as_if_it_was_executed(alone: list[bool]) -> None:

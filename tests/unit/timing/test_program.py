@@ -55,6 +55,7 @@ EVERYTHING = (
         for at, word in enumerate(STRIDES)
         for line in (f"%s9{at}_s4 = smov {word}", f"%{at} = sst [smem:[#allocation6 + ${at:#x}]] %s9{at}_s4")
     ),
+    "%7 = dma.vmem_to_hbm %s91_s21, 64, %s92_s22, [#allocation2]",
     "%7 = dma.general %s40_s3, 64, %s40_s3, [#allocation1], 131072, [#allocation6], 0, 0 /* hbm-to-vmem */",
     "%7 = dma.hbm_to_vmem %s91_s21, %s10_s10, %s92_s22, [#allocation1]",
     "%8 = dma.done.wait [#allocation1], 69",

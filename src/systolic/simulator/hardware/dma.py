@@ -128,7 +128,8 @@ class DmaEngine:
         if crossings:
             pieces = size / run_bytes if run_bytes else 0
             transfer = size / self.pipe.bytes_per_cycle + pieces * self._machine.hbm_run_cycles
-            begin = self.pipe.carry(time, transfer * crossings)
+            direction = "" if crossings > 1 else "read" if source == "hbm" else "write"
+            begin = self.pipe.carry(time, transfer * crossings, direction)
             landed = math.ceil(self.pipe.free) + self._machine.dma_latency_cycles
         if "host" in (source, destination):
             way = "to" if destination == "host" else "from"

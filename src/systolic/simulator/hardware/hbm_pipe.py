@@ -1,6 +1,7 @@
 """The pipe to a device's HBM: when it has carried the bytes of a copy.
 
-It carries copies one after the other, in the order in which they are handed over. On some chips a period in which it
+It carries copies one after the other, in the order in which they are handed over. Where a write follows a read without
+a pause, or a read a write, memory serves both in turns, which costs it time. On some chips a period in which it
 was busy for more than a share of the time is followed by one that begins slowly; periods count from the program's
 begin.
 """
@@ -19,9 +20,12 @@ class HbmPipe:
       machine: the model of the chip.
       free: when it has carried what was started before cycle 0.
       rate: the share of the full rate at which it carries all of the time; None: that of the chip's periods.
+      last: the last copy's direction and cycles.
     """
 
-    def __init__(self, machine: MachineModel, free: float = 0.0, rate: float | None = None) -> None:
+    def __init__(
+        self, machine: MachineModel, free: float = 0.0, rate: float | None = None, last: tuple[str, float] = ("", 0.0)
+    ) -> None:
         self.bytes_per_cycle = machine.hbm_bytes_per_s / machine.clock_hz
         self.free = free
         self.busy_cycles = 0.0  # in the period of `free`, before it; with a constant rate, in all
@@ -31,12 +35,21 @@ class HbmPipe:
         self._slow_cycles = round(machine.hbm_slow_s * machine.clock_hz)
         self._slow_rate = machine.hbm_slow_share
         self._most_busy_cycles = machine.hbm_slow_load * self._period_cycles
+        self._turn_cost = machine.hbm_turn_cost
+        self.last = last
         self._period = 0  # of `free`
         self._slow = False  # begins slowly
 
-    def carry(self, time: float, cycles: float) -> float:
-        """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins."""
+    def carry(self, time: float, cycles: float, direction: str = "") -> float:
+        """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins.
+
+        `direction` is "read", "write", or "" where it costs nothing to change it.
+        """
         begin = at = max(self.free, time)
+        last, last_cycles = self.last
+        self.last = direction, cycles
+        if time < self.free and direction and last and direction != last:
+            cycles += self._turn_cost * min(cycles, last_cycles)
         while True:
             rate, until = self.rate(at)
             end = at + cycles / rate
@@ -59,6 +72,7 @@ class HbmPipe:
     def repeat(self, time: float, alone: HbmPipe) -> None:
         """Carry again, from `time` on, what another pipe has carried at a constant rate from its begin on."""
         self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
+        self.last = alone.last
 
     def _pass(self, begin: float, end: float, busy_cycles: float) -> None:
         """Be busy for a time between `begin` and `end`, which are of one period; `end` may be the period's."""
