@@ -3,7 +3,7 @@
     python docs/_ext/quoted_numbers.py [BENCH.json ...]       # or make quotes
 
 Files are results of `systolic bench --json`; their rows are kept in docs/numbers/bench.json. Then every quotation is
-written into its page anew. A build of the pages renews quotations too, without writing them.
+rewritten in its page. A build of the pages renews quotations too, without writing them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sentence(words: str, value: Callable[[str], str]) -> Renewer:
 
     Args:
       words: the sentence, with names in braces in place of numbers.
-      value: the number that a name stands for.
+      value: returns the number of a name.
     """
 
     def renew(text: str) -> str:

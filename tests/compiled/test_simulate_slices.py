@@ -19,11 +19,11 @@ from jax.sharding import PartitionSpec as P
 
 import systolic
 from systolic import SliceRun, slice_devices, slice_mesh
-from systolic.chips import SliceError
+from systolic.chips import SliceError, with_flags
 from systolic.chips.constants import ConstantsError
 from systolic.compiler import WorkerPool
 from systolic.compiler.slice_devices import libtpu_devices, topology_of
-from systolic.timing import SparseCoreCollectiveError, slice_of, submit_simulation
+from systolic.timing import slice_of, submit_simulation
 
 CHIP, TOPOLOGY = "v6e", "2x2"
 MESH = slice_mesh(CHIP, TOPOLOGY, data=2, model=2)
@@ -162,16 +162,29 @@ def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> No
     assert len({job.result().time_us for job in jobs}) == 1
 
 
-def test_collectives_stay_on_the_tensor_core_unless_flags_say_otherwise(pool: WorkerPool) -> None:
+@pytest.mark.parametrize(("kind", "sent_shares"), [("all-gather", 7), ("all-reduce", 14 / 8)])
+def test_sparse_cores_communicate_unless_flags_say_otherwise(pool: WorkerPool, kind: str, sent_shares: float) -> None:
     mesh = slice_mesh("v7x", "2x2x1", ring=8)
+    x = shape(4096, 128, spec=P("ring"), mesh=mesh)
     fn = jax.jit(jnp.negative, out_shardings=NamedSharding(mesh, P()))
-    x = shape(1024, 128, spec=P("ring"), mesh=mesh)
+    if kind == "all-reduce":
+        x = shape(4096, 128, spec=P(), mesh=mesh)
+        fn = jax.shard_map(lambda x: jax.lax.psum(x, "ring"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     run = simulated(pool, fn, x, chip="v7x", topology="2x2x1")
-    assert run.flags == systolic.chip("v7x").slice_flags
-    assert [each.kind for each in run.collectives] == ["all-gather"]
-    (flag,) = (name for name in run.flags if name.endswith("offload_all_gather"))
-    with pytest.raises(SparseCoreCollectiveError, match=f"{flag}=false"):
-        systolic.simulate(fn, x, chip="v7x", topology="2x2x1", flags={flag: True})
+    (collective,) = run.collectives
+    assert collective.kind == kind
+    assert run.slowest.sparse_cores
+    # A device's own part goes to the seven others; of a sum, an eighth of the array goes both ways.
+    array_bytes = 4096 * 128 * 4
+    assert collective.sent_bytes == sent_shares * (array_bytes // 8 if kind == "all-gather" else array_bytes)
+    assert 0 < collective.exposed_cycles <= collective.cycles <= run.cycles
+    assert collective.cycles / run.clock_hz >= collective.sent_bytes / 6 / run.link_bytes_per_s  # over six links
+    flag = f"xla_tpu_enable_sparse_core_collective_offload_{kind.replace('-', '_')}"
+    on = with_flags(systolic.chip("v7x"), {flag: "false"})
+    kept = submit_simulation(pool, fn, (x,), on, label="a test", topology="2x2x1").result().slice_run
+    assert kept is not None
+    assert [each.kind for each in kept.collectives] == [kind]
+    assert kept.slowest.sparse_cores == ()
 
 
 def test_nothing_is_sharded(pool: WorkerPool) -> None:

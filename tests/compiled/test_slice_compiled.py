@@ -16,7 +16,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from systolic.chips import SliceShape, chip, with_slice_flags
+from systolic.chips import Chip, SliceShape, chip, with_flags
 from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
 from systolic.simulator import SimulationError, SliceRun
@@ -94,8 +94,16 @@ def function_of(name: str, blocks: int) -> tuple[ShardedFunction, jax.ShapeDtype
     return ShardedFunction(fn=fn, mesh=in_order, in_specs=(PartitionSpec(ALL),), out_specs=out), shape
 
 
+def on_tensor_cores(chip_name: str) -> Chip:
+    """The chip, with flags that keep communication off the SparseCores of v7x, where all devices are executed."""
+    work = ("all_gather", "all_reduce", "reduce_scatter") if chip_name == "v7x" else ()
+    return with_flags(
+        chip(chip_name), {f"xla_tpu_enable_sparse_core_collective_offload_{kind}": "false" for kind in work}
+    )
+
+
 def simulated(pool: WorkerPool, name: str, chip_name: str, extents: str, **options: Any) -> SliceRun:
-    known = with_slice_flags(chip(chip_name))
+    known = on_tensor_cores(chip_name)
     shape = SliceShape.parse(known, extents)
     devices = len(shape.devices)
     fn, argument = function_of(name, devices * devices if name.endswith("reduce-scatter") else devices)
@@ -206,7 +214,7 @@ def test_what_devices_read_in_other_orders_takes_all_as_long(
     )
     shapes = ((1000, 8, 128), (3, 256, 1000), (500, 8, 128))
     arguments = tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
-    known = with_slice_flags(chip(chip_name))
+    known = on_tensor_cores(chip_name)
     shape = SliceShape.parse(known, extents)
     program = submit_compilation(pool, fn, arguments, target_of(known, shape), cache=None).result()
     prepared = prepare_program(program, known)
@@ -243,7 +251,7 @@ def test_chips_find_their_neighbours_by_tables_of_routes(pool) -> None:
         in_specs=(PartitionSpec(("x", "y")),),
         out_specs=PartitionSpec("x"),
     )
-    known, argument = with_slice_flags(chip("v5e")), jax.ShapeDtypeStruct((32 * BLOCK[0], BLOCK[1]), jnp.float32)
+    known, argument = chip("v5e"), jax.ShapeDtypeStruct((32 * BLOCK[0], BLOCK[1]), jnp.float32)
     shape = SliceShape.parse(known, "4x8")
     program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
     prepared = prepare_program(program, known)
@@ -262,7 +270,7 @@ def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
 
     spec = PartitionSpec(("y", ALL))
     fn = ShardedFunction(fn=next_one, mesh=torus, in_specs=(spec,), out_specs=spec)
-    known, argument = with_slice_flags(chip("v5e")), jax.ShapeDtypeStruct((256 * BLOCK[0], BLOCK[1]), jnp.float32)
+    known, argument = chip("v5e"), jax.ShapeDtypeStruct((256 * BLOCK[0], BLOCK[1]), jnp.float32)
     shape = SliceShape.parse(known, "16x16")
     program = submit_compilation(pool, fn, (argument,), target_of(known, shape), cache=None).result()
     run = prepare_program(program, known).run_slice(shape, program.assignment, chip=known)

@@ -23,6 +23,7 @@ from systolic.explaining.function_analysis import FunctionAnalysis, analyse_func
 from systolic.explaining.parts import LineTime, OperandTraffic, Region, VmemMap, VmemPart
 from systolic.schedule import MIB
 from systolic.simulator import SimulatedRun
+from systolic.timing import Call
 
 DATA = Path(__file__).parents[1] / "data"
 HOSTILE = "</script><b id='hacked'>&amp;\"'[red]{{ 7*7 }}"
@@ -285,5 +286,4 @@ def analysed(fn: Any, *args: Any, look_inside: bool = False) -> FunctionAnalysis
 
     # As for a chip, but by JAX alone: the compiler is not loaded into the tests' own process.
     with mock.patch("systolic.explaining.function_analysis.traced_jaxpr", traced):
-        values = [None] * len(jax.tree.leaves(args))
-        return analyse_function(fn, args, values, chip("v5e"), {}, look_inside=look_inside)
+        return analyse_function(Call.described(fn, args, chip("v5e")), look_inside=look_inside)

@@ -133,7 +133,8 @@ _EXPRESSIONS = (ast.Name, ast.Constant, ast.Tuple, ast.List, ast.Starred, ast.Ca
 _EXPRESSIONS += (ast.IfExp, ast.Subscript, ast.Slice, ast.Attribute, ast.operator, ast.unaryop, ast.cmpop)
 _EXPRESSIONS += (ast.expr_context,)
 _REGISTER = re.compile(
-    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown|Lanes|machine|cycle|computed",
+    r"[spwxdnq]\d+|m_\w+|_|r|t|sequencer|block|iterations|limit|jump|nothing|vector|Unknown|Lanes|machine|cycle|computed"
+    r"|lane_numbers",
     re.ASCII,
 )
 _CALLED = (
@@ -141,7 +142,7 @@ _CALLED = (
     "pushed lap left count too_long float_compare float_from_signed float_result larger leading_zeros rounded_float "
     "signed_division signed_from_float signed_from_whole_float smaller send_descriptor wait_for_sparse_core "
     "general signal_any picked together apart store_on_some own type int bool "
-    "stream copy task barrier read_argument write_argument lanes round tile core"
+    "stream copy task barrier read_argument write_argument lanes lanes_below round tile core refuse fetch_add read_flag"
 )
 
 

@@ -84,9 +84,11 @@ _STARTER = [
 ]
 
 
-def gather(tile: Sequence[str] = _TILE) -> str:
-    """Makes the listing, perhaps with other code for its tiles."""
-    return listing(_SEQUENCER, ["execute0_lowered:", *tile, *_LOADER])
+def gather(tile: Sequence[str] = _TILE, meanwhile: Sequence[str] = ()) -> str:
+    """Makes the listing, perhaps with other code for its tiles, and for the sequencer after it has started them."""
+    started = _SEQUENCER.index("_ = swait.ge [sflag:$0x1], $0x1")
+    sequencer = [*_SEQUENCER[:started], *meanwhile, *_SEQUENCER[started:]]
+    return listing(sequencer, ["execute0_lowered:", *tile, *_LOADER])
 
 
 GATHER = gather()

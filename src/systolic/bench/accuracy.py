@@ -36,6 +36,10 @@ class Accuracy:
         """Within the tolerance. NaN anywhere in the result makes the error NaN, which is never ok."""
         return self.max_abs_error <= self.tolerance
 
+    def as_row(self) -> dict[str, float | bool]:
+        """Return the columns of a lesson's table."""
+        return {"max_abs_error": self.max_abs_error, "tolerance": self.tolerance, "ok": self.ok}
+
 
 def _is_integer(dtype: str) -> bool:
     return accumulator_dtype(dtype) == "int32"

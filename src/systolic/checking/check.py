@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from systolic.analysis import argument_texts
@@ -31,20 +31,17 @@ from systolic.compiler import (
     ProgramCache,
     WorkerEnded,
     WorkerPool,
-    abstract_arguments,
-    argument_values,
     compiler_is_there,
     function_name,
     slice_mesh,
     submit_compilation,
-    tracing_settings,
     versions,
     with_jit_options,
 )
 from systolic.simulator import VmemBuffer
 from systolic.support.bugs import SystolicBug, reports_bugs
 from systolic.support.extras import install_command
-from systolic.timing import target_of, vmem_buffers
+from systolic.timing import Call, target_of, vmem_buffers
 
 Function = Callable[..., Any] | NamedFunction
 
@@ -125,13 +122,12 @@ def submit_check(
     unasked = ["" if compiles else "it was not asked"] * len(chips)
     if not compiler_is_there():
         unasked = [f"it is not installed: {install_command('tpu')}"] * len(chips)
-    shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
-    name = function_name(fn)
+    call, name = Call.described(fn, args, chips[0]), function_name(fn)
     cache = ProgramCache() if cached else None
     static, compiled = [], []
     for at, chip in enumerate(chips):
         label = f"{name} for {chip.name}"
-        static.append(pool.submit(read_kernels, fn, shapes, values, chip, settings, mesh, label=f"reading {label}"))
+        static.append(pool.submit(read_kernels, replace(call, chip=chip), mesh, label=f"reading {label}"))
         shape = slice_of_devices(chip, math.prod(mesh.values())) if mesh else None
         if mesh and shape is None and not unasked[at]:
             unasked[at] = f"it was not asked: no slice of {chip.name} has {math.prod(mesh.values())} devices"
@@ -143,8 +139,8 @@ def submit_check(
         compiled.append(request)
     ran = None
     if run:
-        job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), settings=settings, mesh=mesh)
-        ran = pool.submit(job, fn, shapes, values, chips[0], label=f"running {name}")
+        job = functools.partial(run_in_worker, reference=reference, seeds=tuple(seeds), mesh=mesh)
+        ran = pool.submit(job, call, label=f"running {name}")
     return PendingCheck(
         function=name,
         arguments=argument_texts(args),

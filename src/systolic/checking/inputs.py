@@ -1,4 +1,4 @@
-"""Arguments for a run: what was given, and otherwise random values of a seed."""
+"""Make the arguments of a run: given values, and random values for arguments that have only a shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST_INTEGER = 7
 
 
 Data = Literal["normal", "large", "offset", "negative", "repeated"]
-# What is drawn beside standard normal numbers, each against a fault that these do not show: overflow of what is not
+# Inputs in addition to standard normal numbers. Each shows a fault that these hide: overflow of numbers that are not
 # scaled first, cancellation, conditions that no positive number meets, ties and blocks of zeros.
 HARDER: dict[Data, str] = {
     "large": "floats × 100 and integers of the whole range",
@@ -38,15 +38,15 @@ def made_up(
 ) -> list[np.ndarray]:
     """Make the flat arguments: given values, and random ones by the seed for the others.
 
-    Normal are floats of that distribution, integers from −7 to 7 (0 to 7 without a sign), booleans either; `HARDER`
-    says what else there is. Integers of 32 bits and more may be sizes and indices, and stay small.
+    "normal" data are normally distributed floats, integers from −7 to 7 (0 to 7 if unsigned), and random booleans;
+    `HARDER` lists the others. Integers of 32 bits and more may be sizes and indices, and stay small.
 
     Args:
       leaves: shapes and dtypes.
       values: the values of the same arguments; None: to be made up.
       seed: the seed of the values.
-      indices: integers of 32 bits are zeros: a kernel prefetches scalars, which may choose blocks.
-      data: what numbers.
+      indices: make integers of 32 bits zero, because a kernel prefetches scalars, which may choose blocks.
+      data: the kind of numbers.
 
     Raises:
       NoInputError: an argument is no array of numbers, such as a key for random numbers.

@@ -1,17 +1,17 @@
-"""Evaluates a function in float64 with a random relative change at everything that it rounds.
+"""Evaluates a function in float64 with a random relative change at every operation that rounds.
 
-What a reference responds to a change of its inputs alone says nothing of a difference of two equal terms: its result is
-zero, whatever the inputs are, and yet each term is rounded by itself. So every product, sum and elementary function is
-changed, and the operands of products and sums once more at each use, as the terms of a sum are rounded on the way.
-Selections, comparisons, maxima and moves are exact, and stay. An operation that is not known to be exact rounds.
-Loops and branches are entered, and each round of a loop has changes of its own.
+Changing the inputs alone would not show the rounding of a difference of two equal terms: its result is zero for all
+inputs, but each term is rounded separately. So the result of every product, sum and elementary function is changed.
+The operands of products and sums are changed again at each use, because the terms of a sum are rounded on the way.
+Selections, comparisons, maxima and moves are exact and are not changed. Operations that are not known to be exact are
+taken to round. Loops and branches are entered, and each round of a loop gets its own changes.
 
-A sum that is used several times gets another change at each use, as if added up again in another order. A kernel
-that needs it in two places may do so, and then what the uses have in common does not cancel.
+A sum that is used several times gets another change at each use, as if it were computed again in another order: a
+kernel that needs it in two places may do that, and then its errors do not cancel.
 
-A softmax is exp(x − max) / sum, and exp(x − log_sum) as well, as gradients of flash attention have it. Rounding of the
-larger operand of that difference cancels in the first and stays in the second: so what divides such an exponential gets
-the change of both.
+A softmax is exp(x − max) / sum or, in gradients of flash attention, exp(x − log_sum). The rounding of the larger
+operand of that difference cancels in the first form and not in the second. So the quotient of such an exponential is
+changed in proportion to that operand.
 """
 
 from __future__ import annotations

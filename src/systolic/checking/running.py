@@ -1,8 +1,8 @@
 """Run a function in TPU interpret mode, under several conditions, and judge its results.
 
-The same inputs go through every condition: the order of steps along parallel axes, copies done early or late, NaN,
-zeros or large numbers in memory that was never written. A result that depends on any of them is wrong on some day. The
-first result is compared with a reference in float64, and so are results of inputs that are harder than normal ones.
+The conditions are the order of steps along parallel axes, early or late copies, and NaN, zeros or large numbers in
+memory that was never written. Each gets the same inputs, and a correct result depends on none of them. The first result
+is compared with a reference in float64, and so are the results of harder inputs than normally distributed ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from systolic.checking.runs import Runs
 from systolic.checking.scaling import scaled_arguments
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
-from systolic.compiler import NamedFunction, abstract_arguments, argument_values, at_stage, under_settings
+from systolic.compiler import (
+    NamedFunction,
+    abstract_arguments,
+    argument_values,
+    at_stage,
+    loaded_function,
+    under_settings,
+)
 from systolic.support.bugs import raise_own, runs_user_code
+from systolic.timing import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,36 +52,27 @@ class RunOutcome:
 
 
 def run_in_worker(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
+    call: Call,
     *,
     reference: Callable[..., Any] | NamedFunction | None = None,
     seeds: Sequence[int] = (0, 1, 2),
-    settings: Mapping[str, Any] | None = None,
     mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
-    """Calls `run_checks` in a worker: user code may crash the process, and wait for ever.
+    """Call `run_checks` in a worker, because user code may crash the process or wait forever.
 
     Args:
-      fn: the function, or its name.
-      args: abstract arguments.
-      values: what the flat arguments hold; None where it is not known.
-      chip: the chip for which it is traced, and whose cores share parallel axes.
+      call: the function with its arguments, and the chip, whose cores share parallel axes.
       reference: a function of the same arguments, or its name.
-      seeds: see `run_checks`.
-      settings: JAX's settings to trace under; see `compiler.tracing_settings`.
-      mesh: see `run_checks`.
+      seeds, mesh: see `run_checks`.
 
     Raises:
       NamedFunctionError: there is no function of that name.
     """
     provide_devices(mesh)
-    with under_settings(settings or {}):
-        loaded = fn.load() if isinstance(fn, NamedFunction) else fn
-        other = reference.load() if isinstance(reference, NamedFunction) else reference
-        return run_checks(loaded, args, values=values, reference=other, chip=chip, seeds=seeds, mesh=mesh)
+    with under_settings(call.settings):
+        fn = loaded_function(call.fn)
+        other = None if reference is None else loaded_function(reference)
+        return run_checks(fn, call.args, values=call.values, reference=other, chip=call.chip, seeds=seeds, mesh=mesh)
 
 
 def run_checks(
@@ -86,18 +85,18 @@ def run_checks(
     seeds: Sequence[int] = (0, 1, 2),
     mesh: Mapping[str, int] | None = None,
 ) -> RunOutcome:
-    """Runs `fn(*args)` in TPU interpret mode, on smaller arguments where these are large; see `scaled_arguments`.
+    """Run `fn(*args)` in TPU interpret mode, on smaller arguments if these are large; see `scaled_arguments`.
 
     Args:
       fn: any function that `jax.jit` takes.
       args: arrays or shapes, or pytrees of them.
       chip: the chip for which it is traced. Where its device has two cores, they share the steps along parallel axes.
-      values: what the flat arguments hold; None where it is not known. Left out: what `args` hold.
+      values: the flat arguments' values, by default those of `args`; None: unknown.
       reference: a function of the same arguments; it is run in float64.
-      seeds: one run each. The first makes the inputs; each decides on an order of steps and of copies, and on what is
-        in memory that was never written.
-      mesh: the axes of a mesh with their sizes, which is set while the function is traced, over as many devices that
-        the CPU plays. None: one device, and no mesh.
+      seeds: one run each. The first makes the inputs; each decides the order of steps and of copies, and the contents
+        of memory that was never written.
+      mesh: the axes of a mesh of virtual devices with their sizes; the function is traced in it. None: one device, and
+        no mesh.
     """
     import jax
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from systolic.analysis import (
     CallOnGrid,
@@ -31,9 +29,9 @@ from systolic.checking.rules.sums import sum_findings
 from systolic.checking.virtual_devices import provide_devices, traced_as_on
 from systolic.chips import Chip
 from systolic.compat.jaxprs import equations
-from systolic.compiler import NamedFunction, at_stage, compiler_is_there, traced_jaxpr, under_settings
+from systolic.compiler import at_stage, compiler_is_there, loaded_function, traced_jaxpr, under_settings
 from systolic.support.bugs import raise_own, runs_user_code
-from systolic.timing import target_of
+from systolic.timing import Call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +42,20 @@ class StaticResult:
     kernels: tuple[KernelUse, ...]
 
 
-def read_kernels(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    settings: Mapping[str, Any],
-    mesh: Mapping[str, int] | None = None,
-) -> StaticResult:
-    """Traces `fn(*args)` for a chip and applies every rule that needs neither compiler nor execution. For a worker.
+def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticResult:
+    """Traces a function for a chip and applies every rule that needs neither compiler nor execution. For a worker.
 
     Args:
-      fn: the function.
-      args: abstract arguments.
-      values: what the flat arguments hold; None where it is not known.
-      chip: the chip for which it is traced.
-      settings: JAX's settings to trace under; see `compiler.tracing_settings`.
+      call: the function with its arguments, and the chip.
       mesh: the axes of a mesh that is set meanwhile; none: there is no mesh.
     """
+    chip = call.chip
     try:
-        jaxpr = _traced(fn, args, chip, settings, mesh)
+        jaxpr = _traced(call, mesh)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function raises while it is traced is the answer
         raise_own(error)
         return StaticResult(findings=(trace_failure(error, chip.name),), kernels=())
-    calls = calls_on_grids(jaxpr, values)
+    calls = calls_on_grids(jaxpr, call.values)
     if not calls:
         on_cores = any(equation.primitive.name == "mpmd_map" for equation in equations(jaxpr))
         nothing = Finding(
@@ -83,26 +71,19 @@ def read_kernels(
         return StaticResult(findings=(nothing,), kernels=())
     return StaticResult(
         findings=tuple(static_findings(jaxpr, calls, chip)),
-        kernels=tuple(_use(call, chip, vmem_estimate(call.call, chip)) for call in calls),
+        kernels=tuple(_use(kernel, chip, vmem_estimate(kernel.call, chip)) for kernel in calls),
     )
 
 
-def _traced(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    chip: Chip,
-    settings: Mapping[str, Any],
-    mesh: Mapping[str, int] | None,
-) -> Any:
+def _traced(call: Call, mesh: Mapping[str, int] | None) -> Any:
     """Traces a function for a chip; for devices of its kind that JAX makes up: without the TPU compiler, and a mesh."""
     if compiler_is_there() and not mesh:
-        return traced_jaxpr(fn, args, target_of(chip), settings=settings)
+        return traced_jaxpr(call.fn, call.args, call.target, settings=call.settings)
     import jax
 
     provide_devices(mesh)
-    with under_settings(settings), traced_as_on(chip, mesh):
-        loaded = fn.load() if isinstance(fn, NamedFunction) else fn
-        return _closed_jaxpr(jax.jit(loaded, keep_unused=True), args)
+    with under_settings(call.settings), traced_as_on(call.chip, mesh):
+        return _closed_jaxpr(jax.jit(loaded_function(call.fn), keep_unused=True), call.args)
 
 
 @runs_user_code

@@ -17,10 +17,10 @@ from systolic.compat import swap_past_the_end
 
 FIRST_BUFFER = 100  # the interpreter counts the buffers of a kernel from here
 FIRST_SEMAPHORE = 2000  # and its semaphores from here
-# At which of its arguments a function of the interpreter has the buffer that it reads, or the semaphores that it uses.
+# Positions of the buffer that is read, and of semaphores, among the arguments of the interpreter's functions.
 _BUFFER = 4
 _SEMAPHORES = {"dma_start": (9, 10), "dma_wait": (3,), "semaphore_signal": (3,), "semaphore_wait": (3,)}
-# What is read: the source of the read, the number of the buffer, and a checksum of its contents.
+# One read: its source line, the number of the buffer, and a checksum of the contents.
 _Read = tuple[Any, int, int]
 
 
@@ -29,14 +29,14 @@ class Watch:
     """The accesses in one run of a function.
 
     Attributes:
-      devices: on how many it runs.
-      failed: what raised first; None: nothing did.
-      reads: of each kernel on each device, and each of its steps, in order.
-      signals: of each semaphore, by its number, the last one.
-      waits: those that have not ended, by thread.
-      acts: how many things were done so far.
-      entering: what is known of other devices where a mesh has several.
-      windows: what becomes of windows of blocks.
+      devices: number of devices that it runs on.
+      failed: the first access that raised an error; None: none did.
+      reads: of each kernel on each device and each of its steps, in order.
+      signals: the last signal of each semaphore, by the semaphore's number.
+      waits: waits that have not ended, by thread.
+      acts: number of accesses so far.
+      entering: the state of other devices of the mesh.
+      windows: the windows of blocks.
     """
 
     devices: int = 1
@@ -54,7 +54,7 @@ class Watch:
     def at_grid_point(self, token: Any, point: Sequence[Any], core: Any) -> Any:
         """Record the step that a core begins; with several devices, interpret mode does not say which device it is."""
         if self.devices == 1:
-            # By NumPy: what JAX computes here may wait for ever for the threads that wait in here.
+            # By NumPy: a computation of JAX may wait forever for threads that wait in here.
             self._steps[int(core)] = tuple(np.asarray(point).tolist())
             self.windows.at_step()
         return token

@@ -1,8 +1,7 @@
-"""Computes single equations of a traced function in float64, whatever width the function names itself.
+"""Computes single equations of a traced function in float64, even if the function asks for float32.
 
-A reference that says `.astype(float32)`, or `preferred_element_type=float32`, means "in full", and not "rounded here":
-if it were followed, its own sums would be as inexact as the kernel's. Conversions to narrower types stay: those mean
-to round.
+A reference that says `.astype(float32)`, or `preferred_element_type=float32`, asks for full precision, not for rounding
+to float32: with sums in float32 it would be as inexact as the kernel. Conversions to narrower types still round.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from systolic.compat.jaxpr_values import bound
 from systolic.compat.jaxprs import functions_inside
 
 _WIDE = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.complex128)}
-# Their function only says how two elements are put together, which the operands' types say again.
+# The function inside of a scatter only says how two elements are combined; its types follow from the operands.
 _COMBINES = "scatter"
 
 
@@ -31,8 +30,7 @@ def widened(value: Any) -> Any:
 def bound_widely(equation: Any, operands: Sequence[Any]) -> list[Any]:
     """Run an equation on widened operands, and widen its results.
 
-    An equation that needs its types, since they say how bits are laid out or are those of a function inside of it, gets
-    its operands in these.
+    Operands keep their types if the equation depends on them: a bitcast, or an equation with a function inside.
     """
     import jax.numpy as jnp
 

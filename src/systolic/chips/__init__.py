@@ -15,7 +15,7 @@ from systolic.chips.chip import (
     UnknownChipError,
     UnsupportedDtypeError,
 )
-from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags, with_slice_flags
+from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags
 from systolic.chips.links import Links
 from systolic.chips.roofline_chip import ROOFLINE_CHIPS, RooflineChip, known_roofline_chip, roofline_chip
 from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
@@ -135,5 +135,4 @@ __all__ = [
     "register",
     "with_clock_state",
     "with_flags",
-    "with_slice_flags",
 ]

@@ -179,7 +179,6 @@ class Chip:
     sources: Mapping[str, str] = field(default_factory=dict)
     clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
     compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
-    slice_flags: Mapping[str, str] = field(default_factory=dict)  # of programs for slices, unless a user sets them
 
     def __hash__(self) -> int:
         # Chips are keys of caches; the mappings in them cannot be hashed, and names tell nearly all chips apart.

@@ -75,11 +75,6 @@ def with_flags(chip: Chip, flags: Mapping[str, FlagValue] | None) -> Chip:
     )
 
 
-def with_slice_flags(chip: Chip) -> Chip:
-    """Return the chip with the compiler flags that programs for its slices need; its own take precedence."""
-    return replace(chip, compiler_flags={**chip.slice_flags, **chip.compiler_flags})
-
-
 def flags_text(flags: Mapping[str, str]) -> str:
     """Return the flags in one line, as a command takes them; "" if there are none."""
     return " ".join(f"{name}={value}" for name, value in flags.items())

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--suite",
     "suites",
     type=SuiteNames(),
-    help=f"One or several, with commas: {', '.join(SUITES)}.  [default: square]",
+    help=f"Suites, separated by commas: {', '.join(SUITES)}.  [default: square]",
 )
 @spec_option
 @chip_option()
@@ -118,8 +118,8 @@ def bench(
     kernels. quantized: weights of eight and four bits, with rows of bfloat16 and rows quantized in the call. sparse:
     blocks at random, in a band or by a power law, masks, gradients, also against the kernel of JAX's documentation.
     sharded: MLPs of Llama 3 and products alone over a slice, ours on a mesh with explicit axes, and how much
-    communication is exposed. Operands are shapes, for no time depends on what they hold, but for sizes of groups and
-    places of blocks, which are fixed. Exit code 1: a product has no time; with --strict also a missed bar.
+    communication is exposed. Operands are given as shapes; only sizes of groups and places of blocks have
+    values, which are fixed. Exit code 1: a product has no time; with --strict also a missed bar.
 
     \b
     Examples:

@@ -24,19 +24,29 @@ from systolic.compiler.named_shardings import mesh_axes
 @function_options
 @chip_option()
 @flag_option
-@click.option("--reference", metavar="FILE.py:REF", help="A function of the same arguments, run in float64.")
-@mesh_option("Devices that the CPU plays, and a mesh of them, set while the function is traced: x=2,y=4.")
-@click.option("--run/--no-run", default=True, show_default=True, help="Run it in TPU interpret mode.")
+@click.option(
+    "--reference",
+    metavar="FILE.py:REF",
+    help="A function of the same arguments that computes the right results; it is run in float64.",
+)
+@mesh_option("Check on several virtual devices: a mesh such as x=2,y=4, in which the function is traced.")
+@click.option(
+    "--run/--no-run", default=True, show_default=True, help="Run the function in TPU interpret mode on the CPU."
+)
 @click.option(
     "--compile/--no-compile",
     "compiles",
     default=True,
     show_default=True,
-    help="Ask the TPU compiler, where it is installed.",
+    help="Compile for each chip, if the TPU compiler is installed.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
 @click.option(
-    "--seeds", type=click.IntRange(min=1, max=1000), default=3, show_default=True, help="Runs, each in another order."
+    "--seeds",
+    type=click.IntRange(min=1, max=1000),
+    default=3,
+    show_default=True,
+    help="Number of runs, each with other inputs and another order.",
 )
 @worker_options("one job")
 @output_options
@@ -55,10 +65,10 @@ def check(
 ) -> int:
     """Say what is wrong with a function's Pallas kernels: rules, the compiler's verdict, and a run on the CPU.
 
-    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It runs in TPU interpret mode,
-    on smaller arguments where these are large, with race detection, NaN in memory never written and several orders
-    of copies. Without the TPU compiler the rules and the run have the word. Exit code 1: there is a finding of grade
-    error.
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It is run in TPU
+    interpret mode with race detection, with NaN in all memory that was never written, and with several orders of
+    copies; large arguments are made smaller. Without the TPU compiler only the rules and the run are used. Exit code 1:
+    there is an error among the findings.
 
     \b
     Examples:

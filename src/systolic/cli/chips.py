@@ -65,7 +65,6 @@ _FIELDS = (
     "ici_bytes_per_s_per_chip",
     "ici_links_per_chip",
     "host_bytes_per_s",
-    "slice_flags",
     "vmem_bytes_per_core",
     "usable_vmem_bytes_per_core",
     "scoped_vmem_bytes",

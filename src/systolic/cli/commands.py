@@ -12,7 +12,7 @@ from systolic.cli.groups import Group
 TASKS = {
     "Products": {
         "plan": "Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip.",
-        "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, on a chip that is not there.",
+        "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, without the chip.",
         "table": "Show, compare, export and import what systolic tune has kept.",
         "bench": "Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any "
         "op on one spec.",
@@ -21,12 +21,11 @@ TASKS = {
         "check": "Say what is wrong with a function's Pallas kernels: rules, the compiler's verdict, and a "
         "run on the CPU.",
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
-        "and say where time goes.",
+        "and show where time goes.",
         "run": "Run an unmodified Python script as if on a TPU: each jitted call is timed, and computed on the CPU.",
         "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
         "goes.",
-        "explain": "Say what a function's time on a TPU goes into, and what would save some, by simulating "
-        "each change.",
+        "explain": "Explain where a function's time on a TPU goes, and simulate the changes that may save time.",
         "compare": "Compare what `systolic explain --json` wrote of a function before and after a change.",
     },
     "To learn": {
@@ -41,8 +40,7 @@ TASKS = {
         "other half.",
     },
     "Machines": {
-        "doctor": "Say what of systolic works on this machine: versions, compiler, devices, cache, trial "
-        "store, extras.",
+        "doctor": "Show what works on this machine: versions, compiler, devices, cache, trial store, extras.",
         "tpu": "Make, use and delete TPU machines of Google Cloud, by gcloud.",
     },
 }

@@ -31,9 +31,9 @@ _COLUMNS: tuple[Column[Part], ...] = (
 )
 @output_options
 def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
-    """Say what of systolic works on this machine: versions, compiler, devices, cache, trial store, extras.
+    """Show what works on this machine: versions, compiler, devices, cache, trial store, extras.
 
-    It starts no TPU. Send what it prints with a report of a bug. Exit code 1: something that should work does not.
+    It uses no TPU. Attach its output to a bug report. Exit code 1: something that should work does not.
 
     \b
     Examples:

@@ -27,9 +27,11 @@ from systolic.timing.outcome import Outcome
 @chip_option()
 @slice_options
 @flag_option
-@click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
+@click.option("--against", metavar="FILE.py:OTHER", help="Another function of the same arguments to compare with.")
 @page_option
-@click.option("--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Changes to simulate.")
+@click.option(
+    "--tries", type=click.IntRange(min=0), default=12, show_default=True, help="The most changes to simulate."
+)
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )
@@ -51,12 +53,12 @@ def explain(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Say what a function's time on a TPU goes into, and what would save some, by simulating each change.
+    """Explain where a function's time on a TPU goes, and simulate the changes that may save time.
 
-    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Keyword arguments that are sizes
-    of blocks are tried with other values, and so are the order of the grid, the VMEM limit, buffers and cores. Keep
-    --json FILE to compare with later: systolic compare. Exit code 1: the function raised, the compiler
-    refused, or the program does something that is not understood.
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It tries other values of
+    keyword arguments that are sizes of blocks, other orders of the grid, VMEM limits, buffers and cores. Save the
+    result by --json FILE to compare it later by systolic compare. Exit code 1: the function raised an error, the
+    compiler refused it, or it cannot be simulated.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""An explanation in the terminal: the verdict first, then where the time goes, then what would change it."""
+"""Print an explanation in the terminal: the verdict, where the time goes, and what would change it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def _heading(out: Console, explanation: Explanation) -> None:
     out.print(f"[bold]{escape(explanation.verdict)}[/]\n")
     out.print(
         "; ".join(
-            f"{figure.title} {figure.value} {figure.unit} ({escape(figure.beside)})" for figure in figures(explanation)
+            f"{' '.join(filter(None, (figure.title, figure.value, figure.unit)))} ({escape(figure.beside)})"
+            for figure in figures(explanation)
         )
     )
     out.print("time: " + ", ".join(f"{part.title} {percent(part.share)}" for part in time_parts(explanation.run)))

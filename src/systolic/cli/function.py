@@ -150,15 +150,15 @@ def argument_options(command: _F) -> _F:
         type=StaticParameter(),
         multiple=True,
         callback=each_once,
-        help="A static keyword argument: tile_m=512, block_shape=(512,1024), causal=True.",
+        help="A static keyword argument, such as tile_m=512, block_shape=(512,1024) or causal=True.",
     )(command)
     return click.option(
         "--arg",
         "arguments",
         multiple=True,
         metavar="TEXT",
-        help="One for each argument: bf16[4096,4096] is a shape, s32[3]=1,5,2 an array, FILE.npy an array from a file. "
-        "With --mesh, @ and the axis that each dimension is cut along: bf16[8192,8192]@data,-.",
+        help="The next argument of the function: a shape such as bf16[4096,4096], an array such as s32[3]=1,5,2, or "
+        "FILE.npy. With --mesh, add @ and the mesh axis that cuts each dimension: bf16[8192,8192]@data,-.",
     )(command)
 
 

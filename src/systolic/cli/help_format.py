@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import click
 
@@ -19,9 +19,9 @@ class HelpFormatter(click.HelpFormatter):
         """Write paragraphs; lines of examples that are too long are continued after a backslash."""
         super().write_text("\n".join(_continued(text, self.width - self.current_indent)))
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write a list of options or commands; a narrow terminal leaves most columns to the sentences."""
-        super().write_dl(rows, min(col_max, _NARROW_NAMES) if self.width < _NARROW else col_max, col_spacing)
+        super().write_dl(list(rows), min(col_max, _NARROW_NAMES) if self.width < _NARROW else col_max, col_spacing)
 
 
 class HelpContext(click.Context):

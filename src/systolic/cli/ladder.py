@@ -64,7 +64,7 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     type=click.Choice(["float32", "bfloat16", "int8"]),
     default="bfloat16",
     show_default=True,
-    help="Of both operands; int8 gives int32.",
+    help="The dtype of both operands; int8 gives int32.",
 )
 @click.option("--sizes", type=Sizes(), default="512,1024,2048,4096", show_default=True, help="m = k = n, with commas.")
 @click.option("--tiles", type=TileSizes(), help="For v3 to v8, in place of what they would choose.")

@@ -60,7 +60,7 @@ constants_option = click.option(
     "--constants",
     "constants_file",
     type=READ_FILE,
-    help="Constants of one of the chips, from `systolic calibrate --out`, in place of the shipped ones.",
+    help="A file of `systolic calibrate --out`, whose constants replace those of its chip.",
 )
 store_option = click.option(
     "--store",
@@ -126,7 +126,7 @@ def xla_flag(command: _F) -> _F:
         "xla_flags",
         type=CompilerFlag(),
         multiple=True,
-        help=f"A compiler flag for every program, such as {_USUAL_FLAG}. May be given again.",
+        help=f"A compiler flag for every program, such as {_USUAL_FLAG}. Repeat it for more flags.",
     )(command)
 
 
@@ -214,24 +214,24 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
         made: Any = click.option(
             "--memory-limit",
             type=MemorySize(),
-            help="Of one of them, such as 4GiB.  [default: an equal share of what the machine has free]",
+            help="Memory of one compiler process, such as 4GiB.  [default: an equal share of the free memory]",
         )(packed)
         made = click.option(
             "--time-limit",
             type=FiniteFloat(min=1),
             default=time_limit_s,
             show_default=True,
-            help=f"Seconds of CPU time for {job}; by the clock it may take ten times as long.",
+            help=f"Seconds of CPU time for {job}. The limit of elapsed time is ten times as long.",
         )(made)
         return click.option(
-            "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Compiler processes."
+            "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Number of compiler processes."
         )(made)
 
     return decorated
 
 
 def chip_option(default: str = DEFAULT_CHIP, *, several: bool = True) -> Callable[[_F], _F]:
-    number = "One or several, with commas" if several else "The chip"
+    number = "Chips, separated by commas" if several else "The chip"
     return click.option(
         "--chip",
         "chips",
@@ -253,14 +253,14 @@ def output_options(command: _F) -> _F:
         "--json",
         "json_file",
         metavar="FILE|-",
-        help="Write the results as one JSON object to FILE; - is standard output, in place of the table.",
+        help="Write the results as one JSON object to FILE, or to standard output (-) instead of the table.",
     )
     form = click.option(
         "--format",
         "form",
         type=click.Choice(FORMATS),
         default="table",
-        help="How tables are written: markdown and csv have all columns, csv numbers that are not rounded; "
-        "json is --json -.",
+        help="The form of tables. markdown and csv have all columns; numbers in csv are not rounded; json is the "
+        "same as --json -.",
     )
     return cast(_F, form(json_file(quiet(formatted))))

@@ -1,4 +1,4 @@
-"""The options that describe products, one or a suite of them, for every command that takes some."""
+"""The options by which commands take one product or a suite of products."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class SpecFile(TextType):
 spec_option = click.option(
     "--spec",
     type=SpecFile(),
-    help='Any op\'s, in place of M,K,N: JSON with "op" and "spec", as plan --json writes them in a row.',
+    help='A file with the spec of any op, in place of M,K,N: JSON with "op" and "spec", as in a row of plan --json.',
 )
 
 
 class SuiteNames(TextType):
-    """One suite or several with commas."""
+    """One suite or several, separated by commas."""
 
     name = "suites"
 
@@ -84,7 +84,7 @@ class SuiteNames(TextType):
 
 
 class Rows(TextType):
-    """One number of rows or several with commas."""
+    """One number of rows or several, separated by commas."""
 
     name = "M,…"
 
@@ -102,18 +102,20 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
       click.UsageError: a precision of what is not float32.
     """
 
-    @click.option("--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="Of both operands.")
+    @click.option(
+        "--dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True, help="The dtype of both operands."
+    )
     @click.option(
         "--precision",
         type=click.Choice(get_args(PrecisionName)),
         default="default",
         show_default=True,
-        help="Of float32: one, three or six bfloat16 passes.",
+        help="How float32 is multiplied: by one, three or six bfloat16 passes.",
     )
     @functools.wraps(command)
     def wrapped(*, dtype: str, precision: PrecisionName, **rest: Any) -> int:
         if precision != "default" and dtype != "float32":
-            raise click.UsageError(f"--precision {precision} is of float32; {dtype} is multiplied as it is")
+            raise click.UsageError(f"--precision {precision} is for float32 only: leave it out for {dtype}")
         return command(dtype=dtype, precision=precision, **rest)
 
     return wrapped
@@ -132,10 +134,14 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
     @click.option("--transpose-rhs", is_flag=True, help="rhs is stored as [n, k].")
     @click.option("--bias", is_flag=True, help="A bias [n] is added.")
-    @click.option("--activation", metavar="NAME", default="", help="relu, gelu, silu, … of the sum.")
+    @click.option("--activation", metavar="NAME", default="", help="The function of the sum: relu, gelu, silu, ….")
     @click.option("--residual", is_flag=True, help="An array [m, n] is added.")
     @click.option(
-        "--batch", type=click.IntRange(min=1), default=1, show_default=True, help="So many different products."
+        "--batch",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Number of products of these sizes, each with operands of its own.",
     )
     @functools.wraps(command)
     def wrapped(

@@ -31,7 +31,7 @@ PROGRAM: tuple[Column[ComparedRow], ...] = (
 
 
 def published_options(*, several: bool) -> Callable[[_F], _F]:
-    """Add the CSV file, or several, `--dispatch-us` and the options of workers to a command."""
+    """Add the argument for one file or several, `--dispatch-us` and the options of workers to a command."""
 
     def decorated(command: _F) -> _F:
         command = worker_options("one program", time_limit_s=600)(command)
@@ -40,7 +40,7 @@ def published_options(*, several: bool) -> Callable[[_F], _F]:
             type=FiniteFloat(min=0),
             default=115.0,
             show_default=True,
-            help="What the host needs for one call: taken off wall-clock rows before the error is formed.",
+            help="The host's time for one call, subtracted from wall clock times before they are compared.",
         )(command)
         csv_file = READ_FILE
         name = "csv_files" if several else "csv_file"
@@ -70,7 +70,7 @@ class Selection:
     def of(self, rows: Sequence[PublishedRow]) -> tuple[PublishedRow, ...]:
         known = dict.fromkeys(row.kind for row in rows)
         if unknown := [kind for kind in self.kinds if kind not in known]:
-            raise click.UsageError(f"--only {unknown[0]}: no row is of this kind; there are {', '.join(known)}")
+            raise click.UsageError(f"--only {unknown[0]}: no row is of this kind; choose from {', '.join(known)}")
         chosen = only_kinds(rows, self.kinds)
         return chosen if self.sample is None else sampled(chosen, self.sample, self.seed)
 
@@ -81,10 +81,11 @@ def rows_of(
     flags: Mapping[str, str] | None = None,
     selection: Selection | None = None,
 ) -> tuple[PublishedRow, ...]:
-    """Return the rows of all files, only of these chips if there are any, and as the selection says.
+    """Return the selected rows of all files.
 
     Args:
-      flags: for every program, in addition to its row's own flags, which they override.
+      chips: only rows of these chips; (): of all.
+      flags: for every program; they override its row's own flags.
 
     Raises:
       PublishedFileError: a file cannot be read.
@@ -113,7 +114,7 @@ def _chip_name(row: PublishedRow) -> str:
 
 def programs_of(rows: Sequence[PublishedRow]) -> list[PublishedProgram | str]:
     """Return each row's program, or the reason why it has none. Imports JAX, which takes a second."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # shapes alone are looked at here, and no device is needed for that
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # only shapes are used here, which needs no device
     from systolic.lessons.published_ops import published_program
 
     return [program_or_reason(row, published_program) for row in rows]

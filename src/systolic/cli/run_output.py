@@ -72,15 +72,26 @@ def show_script(run: ScriptRun, chip: Chip) -> None:
             out.print(line, markup=False, soft_wrap=True)
     else:
         out.print("no call of a jitted function: use jax.jit, and see the how-to page on `systolic run`", markup=False)
-    lines = [f"total {us(run.total_us)} µs of the chip in {len(run.sequence):,} calls, without the host's time"]
-    lines.append(_hbm_text(run))
-    lines += [f"{program.name}({program.arguments}): {program.status}: {program.reason}" for program in run.failures]
+    lines = [_total_text(run), _hbm_text(run)]
+    lines += [
+        f"no time: {program.name}({program.arguments}): {program.status}: {program.reason}" for program in run.failures
+    ]
     if run.untimed:
         names = list(run.untimed)
         rest = f" and {len(names) - _MAX_UNTIMED} more" if len(names) > _MAX_UNTIMED else ""
-        lines.append(f"not timed, for they ran outside of any jitted function: {', '.join(names[:_MAX_UNTIMED])}{rest}")
+        lines.append(
+            f"not timed: operations outside of jitted functions, which ran on the CPU: "
+            f"{', '.join(names[:_MAX_UNTIMED])}{rest}; call them in a function of jax.jit to time them"
+        )
     for line in lines:
         out.print(line, markup=False, soft_wrap=True)
+
+
+def _total_text(run: ScriptRun) -> str:
+    calls = sum(program.calls for program in run.programs)
+    missing = sum(program.calls for program in run.failures)
+    counted = f"{calls - missing:,} of {calls:,} calls, the others have no time" if missing else f"{calls:,} calls"
+    return f"total: {us(run.total_us)} µs on the chip in {counted}; the host's time is not included"
 
 
 def _hbm_text(run: ScriptRun) -> str:

@@ -49,7 +49,7 @@ class _Answer:
 @chip_option()
 @flag_option
 @slice_options
-@click.option("--against", metavar="FILE.py:OTHER", help="A function of the same arguments to compare with.")
+@click.option("--against", metavar="FILE.py:OTHER", help="Another function of the same arguments to compare with.")
 @trace_option
 @constants_option
 @worker_options()
@@ -65,11 +65,11 @@ def simulate(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Compile a JAX function for a TPU, execute the compiled program on a model of the chip, and say where time goes.
+    """Compile a JAX function for a TPU, execute the compiled program on a model of the chip, and show where time goes.
 
-    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Values matter only where a
-    kernel branches on them, as with scalar prefetch; an argument that is needed and was given as a shape is named. Exit
-    code 1: the compiler refused, or the program does something that is not understood.
+    FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. Shapes are enough,
+    except for arguments whose values decide what runs: bounds of while loops, operands of scalar prefetch. An error
+    names these. Exit code 1: the compiler refused the function, or it cannot be simulated.
 
     \b
     Examples:

@@ -73,10 +73,10 @@ def slice_options(command: _F) -> _F:
     made: Any = click.option(
         "--explicit",
         is_flag=True,
-        help="The mesh's axes are explicit, as jax.make_mesh makes them; else they are left to XLA.",
+        help="Make the axes of the mesh explicit, as jax.make_mesh does, instead of leaving shardings to XLA.",
     )(packed)
-    made = mesh_option("The mesh over the slice, such as data=2,model=4. It is set while the function is traced.")(made)
-    return topology_option("A slice that the function is sharded over")(made)
+    made = mesh_option("The mesh over the slice, such as data=2,model=4, in which the function is traced.")(made)
+    return topology_option("The slice that the function is sharded over")(made)
 
 
 def mesh_option(purpose: str) -> Callable[[_F], _F]:

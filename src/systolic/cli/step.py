@@ -65,7 +65,7 @@ class _Trial(StaticParameter):
     type=_Trial(),
     multiple=True,
     metavar="NAME=VALUE",
-    help="Simulate the step with another parameter too, remat=minimal, or mesh=fsdp=4,tensor=2. May be given again.",
+    help="Simulate the step with another parameter too: remat=minimal, or mesh=fsdp=4,tensor=2. Repeat it for more.",
 )
 @trace_option
 @page_option

@@ -18,7 +18,7 @@ from systolic.tuning.profiling import profile_tiles
 
 @click.command(name="profile")
 @chip_option()
-@click.option("--dtype", default="bfloat16", show_default=True, help="Of both operands.")
+@click.option("--dtype", default="bfloat16", show_default=True, help="The dtype of both operands.")
 @click.option("--count", type=click.IntRange(min=1), default=160, show_default=True, help="Tiles of each chip.")
 @click.option(
     "--again",

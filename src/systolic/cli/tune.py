@@ -68,7 +68,7 @@ from systolic.tuning import tune as searched
     "--only",
     metavar="TEXT",
     default="",
-    help="Of a suite: cases whose name or group contains this, or one of several, with commas.",
+    help="With --suite: only cases whose name or group contains this text; separate several by commas.",
 )
 @chip_option()
 @dtype_options
@@ -79,7 +79,7 @@ from systolic.tuning import tune as searched
     default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="For one product, after which no trial is begun.",
+    help="Time for one product, after which no further trial starts.",
 )
 @click.option(
     "--trials",
@@ -137,7 +137,7 @@ def tune(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, on a chip that is not there.
+    """Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, without the chip.
 
     A model ranks every legal configuration; the best are compiled by the TPU compiler and executed on the chip's model:
     times are `simulated`. Of a function, --over names the static arguments to choose; what a rule of systolic check

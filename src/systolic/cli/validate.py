@@ -38,7 +38,11 @@ from systolic.validation.published import COLLECTIVE
     "--sample", type=click.IntRange(min=1), metavar="N", help="N rows of each chip and kind, drawn at random."
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of the sample. Samples of a seed hold smaller ones."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the sample. Of one seed, larger samples contain the smaller ones.",
 )
 @click.option(
     "--resume",

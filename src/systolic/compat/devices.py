@@ -37,13 +37,19 @@ def varying_alike(arrays: Sequence[Any]) -> list[Any]:
 
 def all_gather_alike(array: Any, axis_name: str) -> Any:
     """All devices' parts along the first dimension, the same on each, also for the check of what varies over a mesh."""
+    import inspect
+
     import jax
 
+    gather: Any = jax.lax.all_gather
     if axis_name not in _varying(array):  # without that check a sum over devices is the transpose
-        return jax.lax.all_gather(array, axis_name, tiled=True)
-    from jax._src.lax.parallel import all_gather_invariant
+        return gather(array, axis_name, tiled=True)
+    if "to" in inspect.signature(gather).parameters:  # not in jax 0.10
+        return gather(array, axis_name, tiled=True, to="invarying")
+    from jax._src.lax import parallel
 
-    return all_gather_invariant(array, axis_name, tiled=True)
+    gather_invariant: Any = parallel.all_gather_invariant
+    return gather_invariant(array, axis_name, tiled=True)
 
 
 def shape_with_mesh_axes(shape: Sequence[int], dtype: Any, inputs: Sequence[Any]) -> Any:

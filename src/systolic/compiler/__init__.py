@@ -50,6 +50,7 @@ from systolic.compiler.named import (
     argument_type,
     check_function_name,
     function_name,
+    loaded_function,
     named_argument,
 )
 from systolic.compiler.named_calls import check_named_call

@@ -60,6 +60,11 @@ class NamedFunction:
         return functools.partial(function, **self.parameters) if self.parameters else function
 
 
+def loaded_function(fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any]:
+    """Return the function itself, which is imported if `fn` is its name."""
+    return fn.load() if isinstance(fn, NamedFunction) else fn
+
+
 def function_name(fn: Any) -> str:
     """Return a function's name for messages, or the name of the function whose arguments it binds."""
     inner = fn.func if isinstance(fn, functools.partial) else fn

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from systolic.chips import Chip
+from systolic.chips import Chip, MachineModel
 from systolic.cost.copies import CopyCycles, output_cycles, store_cycles
 from systolic.cost.profile import StepCost
 from systolic.cost.repetition import Mark, RepeatedLoop
@@ -65,9 +65,9 @@ class _Stream:
 @dataclass(slots=True, kw_only=True)
 class _Pipeline:
     cost: StepCost
+    config: KernelConfig
+    machine: MachineModel
     manual: bool
-    fill_chunks: int
-    subtiles: int
     steps: int
     steps_k: int
     row: int  # steps until the outer dimension of the output goes on
@@ -77,9 +77,6 @@ class _Pipeline:
     outputs: int
     store_cycles: float  # of a tile of every output
     subtile_cycles: float  # of a subtile
-    issue_cycles: float
-    wait_cycles: float
-    latency: float
     cores: int
     now: float = 0.0
     pipe: float = 0.0  # free from then on
@@ -92,7 +89,7 @@ class _Pipeline:
 
     @classmethod
     def of(cls, spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> _Pipeline:
-        machine, tiles, manual = chip.machine, config.tiles, config.pipeline == "manual"
+        tiles, manual = config.tiles, config.pipeline == "manual"
         schedule, cores = GridSchedule.of(spec, config).shared_by(chip.cores_per_device)
         streams = []
         blocks = operand_blocks(spec, tiles)
@@ -111,9 +108,9 @@ class _Pipeline:
             )
         return cls(
             cost=cost,
+            config=config,
+            machine=chip.machine,
             manual=manual,
-            fill_chunks=config.fill_chunks,
-            subtiles=config.subtiles,
             steps=schedule.steps,
             steps_k=schedule.steps_k,
             row=schedule.steps_inner,
@@ -123,9 +120,6 @@ class _Pipeline:
             outputs=len(spec.dtypes_out),
             store_cycles=store_cycles(spec, config, chip),
             subtile_cycles=output_cycles(spec, config.subtile_m, config.subtile_n, chip),
-            issue_cycles=machine.dma_issue_cycles,
-            wait_cycles=machine.dma_wait_cycles,
-            latency=machine.dma_latency_cycles,
             cores=cores,
         )
 
@@ -171,7 +165,7 @@ class _Pipeline:
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 stream.landed[0] = self._start(stream.cycles)
-        for number in range(self.fill_chunks):
+        for number in range(self.config.fill_chunks):
             for stream in self.streams:
                 if stream.in_chunks:
                     stream.landed[-1 - number] = self._start(stream.chunk_cycles)
@@ -190,7 +184,7 @@ class _Pipeline:
                 stream.landed[later] = self._start(stream.cycles)
         is_end, is_last = at_k == self.steps_k - 1, step == self.steps - 1
         cycles = self.cost.first if step == 0 else self.cost.end if is_end else self.cost.step
-        if step == 0 and self.fill_chunks > 1:
+        if step == 0 and self.config.fill_chunks > 1:
             self._first_step(cycles)
             cycles = 0.0
         else:
@@ -201,8 +195,8 @@ class _Pipeline:
         if self.manual and at_k == 0 and tile >= 2:
             self._wait(self.stored.pop(tile - 2), self.outputs)
         if is_last and self.manual:
-            for _ in range(self.subtiles):
-                self._work(cycles / self.subtiles)
+            for _ in range(self.config.subtiles):
+                self._work(cycles / self.config.subtiles)
                 self.stored[tile] = self._start(self.subtile_cycles, self.outputs)
             self.ended = self.now
             return
@@ -217,12 +211,12 @@ class _Pipeline:
         for stream in self.streams:
             if not stream.in_chunks and not stream.late:
                 self._wait(stream.landed.pop(0))
-        for number in range(self.fill_chunks):
+        for number in range(self.config.fill_chunks):
             for stream in self.streams:
                 if stream.in_chunks:
                     self._wait(stream.landed.pop(-1 - number))
             self.begun = self.begun or self.now
-            self._work(cycles / self.fill_chunks)
+            self._work(cycles / self.config.fill_chunks)
         for stream in self.streams:
             if stream.late:
                 self._wait(stream.landed.pop(0))
@@ -230,7 +224,7 @@ class _Pipeline:
     def _end(self) -> None:
         for tile, landed in sorted(self.stored.items()):
             in_parts = self.manual and tile == self.steps // self.steps_k - 1
-            self._wait(landed, self.outputs * (self.subtiles if in_parts else 1))
+            self._wait(landed, self.outputs * (self.config.subtiles if in_parts else 1))
 
     def _work(self, cycles: float) -> None:
         self.now += cycles
@@ -238,7 +232,7 @@ class _Pipeline:
 
     def _start(self, cycles: float, copies: int = 1) -> float:
         """Start copies of this total duration, and return the time at which they have landed."""
-        self.now += copies * self.issue_cycles
+        self.now += copies * self.machine.dma_issue_cycles
         if self.cores > 1:
             # The other core does the same. Both begin at once, with its copies first: so it is ahead by the last of
             # the first blocks.
@@ -246,10 +240,10 @@ class _Pipeline:
             self.pipe = max(self.pipe, self.now - ahead) + cycles * (self.cores - 1)
         self.pipe = max(self.pipe, self.now) + cycles
         self.copied += cycles * self.cores
-        return self.pipe + self.latency
+        return self.pipe + self.machine.dma_latency_cycles
 
     def _wait(self, landed: float, copies: int = 1) -> None:
-        self.now = max(self.now, landed) + copies * self.wait_cycles
+        self.now = max(self.now, landed) + copies * self.machine.dma_wait_cycles
 
     def _leave_out(self, step: int, loop: RepeatedLoop, until: int) -> int:
         """Skip rounds of a loop that repeat earlier ones, among all that begin before `until`; return the next step."""

@@ -12,11 +12,8 @@ from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compiler import (
     WorkerPool,
-    abstract_arguments,
-    argument_values,
     check_available,
     function_name,
-    tracing_settings,
     with_jit_options,
 )
 from systolic.explaining.assembly import explanation_of, program_of
@@ -27,6 +24,7 @@ from systolic.explaining.meshes import mesh_candidates
 from systolic.explaining.request import ExplainRequest, Function
 from systolic.explaining.what_if import WhatIfSearch, tried_time
 from systolic.support.bugs import reports_bugs
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.opponent import MORE_VMEM_WORDS, faster_xla, opponent_flags, xla_experiments
 from systolic.timing.runner import QUIET, Progress, Runner, Running
@@ -165,20 +163,10 @@ class _Jobs:
     def analysed(self, fn: Function, *, look_inside: bool = False) -> Future[FunctionAnalysis]:
         """Analyses the traced program of a function; `look_inside` for all tile sizes that it has."""
         self._progress.planned(1)
-        args, shape = self._request.args, self._request.shape
-        shapes, values = abstract_arguments(args, shardings=shape is not None), argument_values(args)
+        request = self._request
+        call = Call.described(with_jit_options(fn), request.args, request.chip, request.shape)
         label = f"reading {function_name(fn)}"
-        job = self._pool.submit(
-            analyse_function,
-            with_jit_options(fn),
-            shapes,
-            values,
-            self._request.chip,
-            tracing_settings(),
-            shape,
-            look_inside,
-            label=label,
-        )
+        job = self._pool.submit(functools.partial(analyse_function, look_inside=look_inside), call, label=label)
         job.add_done_callback(lambda _: self._progress.done(label))
         return job
 

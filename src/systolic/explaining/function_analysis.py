@@ -6,12 +6,10 @@ import hashlib
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from systolic.analysis import (
     CallOnGrid,
@@ -23,16 +21,16 @@ from systolic.analysis import (
     kernel_ops,
 )
 from systolic.checking import Finding, static_findings
-from systolic.chips import Chip, SliceShape
+from systolic.chips import Chip
 from systolic.compat.jaxprs import equations
-from systolic.compiler import NamedFunction, traced_jaxpr
+from systolic.compiler import loaded_function, traced_jaxpr
 from systolic.compiler.jit_options import without_jit_options
 from systolic.cost import Roofline
 from systolic.explaining.call_analysis import CallAnalysis, call_analysis, operand_traffic
 from systolic.explaining.entering import Home, values_seen
 from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.parts import OperandTraffic
-from systolic.timing import target_of
+from systolic.timing import Call
 
 # What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
@@ -75,31 +73,22 @@ class FunctionAnalysis:
         return tuple(finding for finding in self.findings if finding.grade == "error")
 
 
-def analyse_function(
-    fn: Callable[..., Any] | NamedFunction,
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    settings: Mapping[str, Any],
-    shape: SliceShape | None = None,
-    look_inside: bool = False,
-) -> FunctionAnalysis:
-    """Traces `fn(*args)` and works out what its kernels ask for; of a function that is sharded over a slice, what they
+def analyse_function(call: Call, *, look_inside: bool = False) -> FunctionAnalysis:
+    """Traces a function and works out what its kernels ask for; of a function that is sharded over a slice, what they
     ask of one device.
 
     Args:
-      values: what the flat arguments hold; None where it is not known.
-      settings: JAX's settings to trace under.
       look_inside: find tile sizes in the functions that it calls, and in constants, as well.
 
     Raises:
       Exception: whatever the function raises while it is traced.
     """
-    inner, _ = without_jit_options(fn)
-    loaded = inner.load() if isinstance(inner, NamedFunction) else inner
+    chip, shape = call.chip, call.shape
+    inner, _ = without_jit_options(call.fn)
+    loaded = loaded_function(inner)
     with values_seen() if look_inside else nullcontext(dict[Home, Any]()) as inside:
-        jaxpr = traced_jaxpr(fn, args, target_of(chip, shape), settings=settings)
-    calls = calls_on_grids(jaxpr, values)
+        jaxpr = traced_jaxpr(call.fn, call.args, call.target, settings=call.settings)
+    calls = calls_on_grids(jaxpr, call.values)
     analyses, traffic, lines = [], [], []
     flops: float | None = flops_outside_kernels(jaxpr.jaxpr)
     if flops is not None and shape is not None:

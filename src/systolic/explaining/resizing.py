@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from systolic.compiler import NamedFunction, function_name
+from systolic.compiler import NamedFunction, function_name, loaded_function
 from systolic.explaining.entering import Home, values_changed, values_seen
 from systolic.explaining.parameters import Place, keywords, record_inside
 from systolic.explaining.places import Part, is_record, with_parts
@@ -71,16 +71,13 @@ class WithKeywords:
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, sizes: Mapping[Any, Any]) -> None:
         self._fn = fn
+        self.__name__ = function_name(fn)
         self._sizes = dict(sizes)
-
-    @property
-    def __name__(self) -> str:  # type: ignore[override]
-        return function_name(self._fn)
 
     @runs_user_code
     def __call__(self, *args: Any) -> Any:
         """Calls the function with these sizes."""
-        fn = self._fn.load() if isinstance(self._fn, NamedFunction) else self._fn
+        fn = loaded_function(self._fn)
         made = with_sizes(fn, self._sizes, args)
         inside: dict[Home, dict[Part, Any]] = {}
         for place, size in self._sizes.items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.compat.jaxprs import rewritten
-from systolic.compiler import NamedFunction, function_name
+from systolic.compiler import NamedFunction, function_name, loaded_function
 from systolic.explaining.accumulator import with_scratch_sum
 from systolic.support.bugs import runs_user_code
 
@@ -37,11 +37,8 @@ class ChangedFunction:
 
     def __init__(self, fn: Callable[..., Any] | NamedFunction, changes: Sequence[CallChange]) -> None:
         self._fn = fn
+        self.__name__ = function_name(fn)
         self._changes = {change.site: change for change in changes}
-
-    @property
-    def __name__(self) -> str:  # type: ignore[override]
-        return function_name(self._fn)
 
     @runs_user_code
     def __call__(self, *args: Any) -> Any:
@@ -49,7 +46,7 @@ class ChangedFunction:
         import jax
         from jax.extend.core import jaxpr_as_fun
 
-        fn = self._fn.load() if isinstance(self._fn, NamedFunction) else self._fn
+        fn = loaded_function(self._fn)
         closed, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
         results = jaxpr_as_fun(changed_jaxpr(closed, self._changes))(*jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
-from systolic.chips import Chip, SliceShape
 from systolic.compiler import (
     CompilerError,
     WorkerPool,
-    abstract_arguments,
-    argument_values,
-    tracing_settings,
 )
 from systolic.explaining.candidates import Candidate, Sizes, call_candidates, tile_candidate, tile_sizes
 from systolic.explaining.explanation import Communication
@@ -22,6 +16,7 @@ from systolic.explaining.function_analysis import FunctionAnalysis, analyse_func
 from systolic.explaining.meshes import MeshCandidate
 from systolic.explaining.request import ExplainRequest, Function
 from systolic.explaining.resizing import WithKeywords
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.runner import QUIET, Progress, Runner
 
@@ -91,13 +86,10 @@ class WhatIfSearch:
 
     def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Sizes, FunctionAnalysis | None]]:
         """Traces the function with each of these sizes; None where that cannot be, or a rule forbids it."""
-        args, chip, shape = self.request.args, self.request.chip, self.request.shape
-        call = (abstract_arguments(args, shardings=shape is not None), argument_values(args), chip, tracing_settings())
+        request = self.request
+        call = Call.described(request.fn, request.args, request.chip, request.shape)
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
-        jobs = [
-            self.pool.submit(analyse_sizes, self.request.fn, chunk, *call, shape, label="looking at tiles")
-            for chunk in chunks
-        ]
+        jobs = [self.pool.submit(analyse_sizes, call, chunk, label="looking at tiles") for chunk in chunks]
         analyses: list[tuple[Sizes, FunctionAnalysis | None]] = []
         for chunk, job in zip(chunks, jobs, strict=True):
             try:
@@ -172,20 +164,12 @@ def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
     return [candidate for candidate in promising if candidate not in modest][: count - len(modest)] + modest
 
 
-def analyse_sizes(
-    fn: Function,
-    sizes: Sequence[Sizes],
-    args: Sequence[Any],
-    values: Sequence[np.ndarray | None],
-    chip: Chip,
-    settings: Mapping[str, Any],
-    shape: SliceShape | None,
-) -> list[FunctionAnalysis | None]:
+def analyse_sizes(call: Call, sizes: Sequence[Sizes]) -> list[FunctionAnalysis | None]:
     """Analyze the function with each of these tile sizes; None if it cannot be traced. For a worker."""
     analyses: list[FunctionAnalysis | None] = []
     for changed_sizes in sizes:
         try:
-            analysis = analyse_function(WithKeywords(fn, dict(changed_sizes)), args, values, chip, settings, shape)
+            analysis = analyse_function(replace(call, fn=WithKeywords(call.fn, dict(changed_sizes))))
         except Exception:  # noqa: BLE001 -- sizes that the function refuses, each in its own way: no candidate
             analyses.append(None)
             continue

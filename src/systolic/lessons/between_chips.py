@@ -42,9 +42,10 @@ from jaxtyping import Array
 
 from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
-from systolic.compiler import ShardedFunction, WorkerPool, check_available, tracing_settings, with_virtual_devices
+from systolic.compiler import ShardedFunction, WorkerPool, check_available, with_virtual_devices
 from systolic.lessons.kernels.rings import RING, all_gather, reduce_scatter, ring_of
 from systolic.lessons.lesson import Lesson
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner
@@ -111,12 +112,10 @@ COLLECTIVES = (
 
 def run(pool: WorkerPool, collective: Collective, chip: Chip) -> Future[RunOutcome]:
     """Run a collective in interpret mode on virtual devices. Its pool must be fresh."""
-    task = functools.partial(run_in_worker, reference=collective.reference, seeds=(0, 1), settings=tracing_settings())
+    task = functools.partial(run_in_worker, reference=collective.reference, seeds=(0, 1))
     argument = collective.argument(_VIRTUAL, _RUN_ROWS, _RUN_COLUMNS)
-    label = f"running {collective.name}"
-    return pool.submit(
-        with_virtual_devices, _VIRTUAL, task, collective.function, (argument,), (None,), chip, label=label
-    )
+    call = Call.described(collective.function, (argument,), chip)
+    return pool.submit(with_virtual_devices, _VIRTUAL, task, call, label=f"running {collective.name}")
 
 
 def experiment(collective: Collective, chip: Chip) -> Experiment:

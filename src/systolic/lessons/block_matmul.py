@@ -26,9 +26,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                 "dtype": "float32",
                 "block": LARGEST_SMALL,
                 "lost_by_rounding_down_percent": 100 * lost_share(m, k, n, bm=256, bk=256, bn=256),
-                "max_abs_error": accuracy.max_abs_error,
-                "tolerance": accuracy.tolerance,
-                "ok": accuracy.ok,
+                **accuracy.as_row(),
             }
         )
     return Lesson(

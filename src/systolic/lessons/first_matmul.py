@@ -48,9 +48,7 @@ def lesson(chips: Sequence[Chip] = ()) -> Lesson:
                         "tiles": "256/256/256",
                         "transpose_rhs": transpose_rhs,
                         "activation": name,
-                        "max_abs_error": accuracy.max_abs_error,
-                        "tolerance": accuracy.tolerance,
-                        "ok": accuracy.ok,
+                        **accuracy.as_row(),
                     }
                 )
     return Lesson(

@@ -8,8 +8,9 @@ from concurrent.futures import Future
 
 from systolic.checking import RunOutcome, run_in_worker
 from systolic.chips import Chip
-from systolic.compiler import WorkerPool, abstract_arguments, argument_values, check_available, tracing_settings
+from systolic.compiler import WorkerPool, check_available
 from systolic.lessons.lesson import Part, PartResult, Results
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner
@@ -59,10 +60,8 @@ def _run(pool: WorkerPool, part: Part, chips: Sequence[Chip]) -> Future[RunOutco
     if (part.args and not args) or not able:
         return None
     chip = max(able, key=lambda chip_record: chip_record.cores_per_device)
-    job = functools.partial(run_in_worker, reference=part.reference, seeds=_SEEDS, settings=tracing_settings())
-    return pool.submit(
-        job, part.fn, abstract_arguments(args), argument_values(args), chip, label=f"running {part.name}"
-    )
+    job = functools.partial(run_in_worker, reference=part.reference, seeds=_SEEDS)
+    return pool.submit(job, Call.described(part.fn, args, chip), label=f"running {part.name}")
 
 
 def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outcome) -> PartResult:

@@ -12,10 +12,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.checking import RunOutcome, run_in_worker, traced_as_on
 from systolic.chips import Chip
-from systolic.compiler import WorkerPool, abstract_arguments, argument_values, check_available, tracing_settings
+from systolic.compiler import WorkerPool, check_available
 from systolic.lessons.kernels.sparse_core import BLOCK, copy_rows, gather, take
 from systolic.lessons.lesson import Lesson, Part, PartResult, Results
 from systolic.lessons.runner import run_parts
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner
@@ -41,8 +42,8 @@ def subcores(chip: Chip) -> int:
 def _run_on_subcores(pool: WorkerPool, chip: Chip) -> RunOutcome:
     """Run the SparseCore's gather in interpret mode, as far as it supports that."""
     args = (RUN_ARGS[0], _numbers(BLOCK * subcores(chip), 512))
-    job = functools.partial(run_in_worker, reference=take, seeds=(0,), settings=tracing_settings())
-    return pool.submit(job, gather, abstract_arguments(args), argument_values(args), chip).result()
+    job = functools.partial(run_in_worker, reference=take, seeds=(0,))
+    return pool.submit(job, Call.described(gather, args, chip)).result()
 
 
 def _on_subcores(pool: WorkerPool, chip: Chip, timed: Outcome | None) -> PartResult:

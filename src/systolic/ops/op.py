@@ -47,6 +47,10 @@ class Layout:
     profiles: MadeWith | None = None
     link_bytes: int = 0  # sent over links to other devices of the slice
 
+    def as_arguments(self) -> dict[str, Any]:
+        """Return the fields by name, for a record that extends this one."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Layout)}
+
 
 class Kept(Protocol):
     """A kind of spec that a store has trials of: a product, or a user's function."""

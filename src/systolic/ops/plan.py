@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from systolic.accuracy.time_error import TimeError
-from systolic.cost import MadeWith, ModelledTime
-from systolic.ops.op import op_of
+from systolic.cost import ModelledTime
+from systolic.ops.op import Layout, op_of
 from systolic.schedule import KernelConfig
 from systolic.spec import SliceMesh
 from systolic.support.summary import Summarised, Summary
@@ -17,29 +17,25 @@ Provenance = Literal["measured", "simulated", "profiled", "modelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Summarised):
-    """The kernel of a spec on one device of a chip, or on each device of a slice."""
+class Plan(Layout, Summarised):
+    """The kernel of a spec on one device of a chip, or on each device of a slice.
+
+    Its layout is of the product `computed`, and its `profiles` are those that its time is from.
+    """
 
     spec: Any
     computed: Any  # the product that the kernel computes: the spec, perhaps turned
     chip: str
     config: KernelConfig
-    axes: tuple[str, ...]  # of the grid
-    grid: tuple[int, ...]  # steps along each axis of `computed`
     time_us: float
     provenance: Provenance
     modelled: ModelledTime  # parts of the time by arithmetic, from the tile's profile if it has one
     mxu_us: float  # at the chip's peak
     hbm_us: float  # least traffic at the published bandwidth
-    hbm_bytes: int  # that the kernel moves
-    vmem_bytes: int  # of its buffers
-    vmem_limit_bytes: int
     considered: int
     reason: str
     time_error: TimeError | None = None  # of a simulated time
-    profiles: MadeWith | None = None  # versions that made the time's profile; None: there is no profile
     mesh: SliceMesh | None = None  # the slice that it is cut over; None: it runs on one device
-    link_bytes: int = 0  # that each device sends to others
 
     def summary(self) -> Summary:
         """Describe which kernel computes the spec, why, and how long it takes."""

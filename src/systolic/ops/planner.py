@@ -6,6 +6,7 @@ the user's own planner is in use, with the store that `$SYSTOLIC_STORE` names: s
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -79,6 +80,8 @@ class Planner:
             time_us, provenance = best.modelled.time_us, best.provenance
         limits = roofline(spec, chip)
         layout = op.layout(computed, best.config, chip)
+        if provenance != "profiled":
+            layout = dataclasses.replace(layout, profiles=None)
         how = "tiles as given" if tiles is not None else _FOUND[provenance].format(considered=considered)
         remarks = [
             f"{best.modelled.ramp_us:.1f} µs go to the first blocks and the last store",
@@ -91,22 +94,16 @@ class Planner:
             computed=computed,
             chip=chip.name,
             config=best.config,
-            axes=layout.axes,
-            grid=layout.grid,
             time_us=time_us,
             provenance=provenance,
             time_error=error,
             modelled=best.modelled,
             mxu_us=limits.mxu_us,
             hbm_us=limits.hbm_us,
-            hbm_bytes=layout.hbm_bytes,
-            vmem_bytes=layout.vmem_bytes,
-            vmem_limit_bytes=layout.vmem_limit_bytes,
             considered=considered,
             reason="; ".join([f"{how}, limited by {best.modelled.limit}", *remarks]),
-            profiles=layout.profiles if provenance == "profiled" else None,
             mesh=op.mesh(spec),
-            link_bytes=layout.link_bytes,
+            **layout.as_arguments(),
         )
 
     def _winner(self, computed: Any, chip: Chip) -> Trial | None:

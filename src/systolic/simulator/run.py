@@ -9,7 +9,16 @@ from typing import TypeVar
 from systolic.accuracy.time_error import time_error
 from systolic.chips import Chip, MachineModel, SliceError, SliceShape
 from systolic.chips.constants import check_constants
-from systolic.simulator.assumptions import ZEROS, Attempt, DeviceRun, ProgramRun, Progression, check_time, never_ends
+from systolic.simulator.assumptions import (
+    ZEROS,
+    Attempt,
+    DeviceRun,
+    ProgramRun,
+    Progression,
+    check_time,
+    end_cycles,
+    never_ends,
+)
 from systolic.simulator.core_records import CoreRun, SparseCoreRun, VmemBuffer
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup, OperandWords
@@ -35,7 +44,7 @@ MAX_ITERATIONS = 50_000_000
 
 # Note of every such time, until two published times that no constant was fitted to agree within a fifth.
 _SPARSE_CORES_MODELLED = (
-    "SparseCores: modelled; their programs are executed, but what streams and launches cost rests on one published time"
+    "SparseCores: modelled; their programs are executed, but few published times check what streams and launches cost"
 )
 _HOST_MODELLED = (
     "copies between chip and host: at the rate that is published for their link; no published time checks it"
@@ -105,7 +114,7 @@ class PreparedProgram:
             if progression != ZEROS or attempt.skipped or not self.may_prefetch:
                 return run
             cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
-            return replace(run, prefetch_cycles=max(0, cold.cycles - run.cycles))
+            return replace(run, prefetch_cycles=max(0, end_cycles(cold) - end_cycles(run)))
 
         run, assumed = self._assuming(device, max_iterations)
         simulated = self._simulated(chip, run.cores, run.sparse_cores, run.prefetch_cycles, assumed)
@@ -226,7 +235,7 @@ class PreparedProgram:
                 assuming = Attempt(assumed=frozenset(assumed), progression=progression, most_iterations=limit)
                 return run_with(replace(assuming, skipped=without))
 
-            check_time(base, run.cycles, assumed, other)
+            check_time(base, end_cycles(run), assumed, other)
         return run, assumed
 
     def _simulated(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from systolic.simulator import CollectiveRun, CoreRun, OpRun, SimulatedRun
 from systolic.steps.parts import BETWEEN, PASSES, Pass, is_differentiated, part_of, pass_of
@@ -113,14 +113,5 @@ def _part_run(part: str, in_pass: Pass, total: _Total, run: SimulatedRun) -> Par
         },
     }
     limit = max(shares, key=lambda name: shares[name])
-    return PartRun(
-        part=part,
-        in_pass=in_pass,
-        cycles=cycles,
-        matrix_busy_cycles=total.matrix_busy_cycles,
-        hbm_bytes=total.hbm_bytes,
-        exposed_cycles=total.exposed_cycles,
-        sent_bytes=total.sent_bytes,
-        limit=limit,
-        limit_share=shares[limit],
-    )
+    sums = {field.name: getattr(total, field.name) for field in fields(total) if field.name != "issued"}
+    return PartRun(part=part, in_pass=in_pass, limit=limit, limit_share=shares[limit], **sums)

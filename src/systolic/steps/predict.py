@@ -13,8 +13,6 @@ from systolic.chips import chip as chip_named
 from systolic.compiler import (
     CompilerRefusal,
     WorkerPool,
-    abstract_arguments,
-    argument_values,
     check_sharded_call,
     function_name,
     topology_of,
@@ -52,14 +50,7 @@ def predict_in_worker(
       Exception: what `submit_simulation` gives.
     """
     step = source.make(chip) if isinstance(source, StepMaker) else source
-    call = Call(
-        fn=_with_options(step, shape),
-        args=abstract_arguments(step.args, shardings=shape is not None),
-        values=argument_values(step.args),
-        chip=chip,
-        settings=settings,
-        shape=shape,
-    )
+    call = replace(Call.described(_with_options(step, shape), step.args, chip, shape), settings=settings)
     try:
         program = call.compiled(cached=cached)
     except CompilerRefusal as refusal:

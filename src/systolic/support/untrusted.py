@@ -55,16 +55,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def read_json_file(path: Path, error: type[ValueError], *, wanted: str = "") -> Any:
-    """Return the value of a JSON file.
-
-    Args:
-      path: the file.
-      error: the exception to raise.
-      wanted: what the file should be, for messages: "the results of `systolic tune`".
-
-    Raises:
-      ValueError: as `error`: the file cannot be read, or is no JSON.
-    """
+    """Return the value of a JSON file; raise `error` if it cannot be read or is none. `wanted` is what it should be."""
     try:
         return read_json(read_regular(path))
     except OSError as reason:

@@ -53,18 +53,27 @@ class Call:
     shape: SliceShape | None = None  # the slice that it is sharded over; None: it runs on one device
 
     @staticmethod
+    def described(
+        fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, shape: SliceShape | None = None
+    ) -> Call:
+        """Describe a call of `fn(*args)` as it is, under JAX's settings of this process."""
+        return Call(
+            fn=fn,
+            args=abstract_arguments(args, shardings=shape is not None),
+            values=argument_values(args),
+            chip=chip,
+            settings=tracing_settings(),
+            shape=shape,
+        )
+
+    @staticmethod
     def of(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, topology: str | None) -> Call:
         """Check and describe a call of `fn(*args)`; raise SliceError if it is sharded over no such slice."""
         shape = None if topology is None else slice_of(chip, topology)
         check_sharded_call(fn, args, None if shape is None else topology_of(shape))
-        return Call(
-            fn=with_jit_options(fn) if shape is None else with_slice_options(fn),
-            args=abstract_arguments(args, shardings=shape is not None),
-            values=argument_values(args),
-            chip=chip if shape is None else shape.chip,
-            settings=tracing_settings(),
-            shape=shape,
-        )
+        if shape is None:
+            return Call.described(with_jit_options(fn), args, chip)
+        return Call.described(with_slice_options(fn), args, shape.chip, shape)
 
     @property
     def target(self) -> Target:

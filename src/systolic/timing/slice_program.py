@@ -1,4 +1,4 @@
-"""A function compiled for a slice once, whose program then runs with other constants of the chips' model and links."""
+"""A program that was compiled for a slice once and runs again with other constants of the chips' model and links."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from systolic.compiler import (
     abstract_arguments,
     argument_values,
     function_name,
-    tracing_settings,
 )
 from systolic.compiler.jit_options import with_options_of, without_jit_options
 from systolic.explaining import FunctionAnalysis, analyse_function, with_fields
@@ -37,6 +36,7 @@ from systolic.store import (
     best_first,
 )
 from systolic.support.bugs import SystolicBug
+from systolic.timing import Call
 from systolic.timing.experiment import Experiment
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Stopped
@@ -178,10 +178,10 @@ def _traced(
       CompilerMissing: there is no TPU compiler on the machine.
       SystolicBug: this package is at fault.
     """
-    shapes, values, settings = abstract_arguments(args), argument_values(args), tracing_settings()
     name = function_name(fn)
+    call = Call.described(fn, args, chip)
     jobs = [
-        pool.submit(analyse_function, _bound(fn, keywords), shapes, values, chip, settings, label=f"reading {name}")
+        pool.submit(analyse_function, replace(call, fn=_bound(fn, keywords)), label=f"reading {name}")
         for keywords in every
     ]
     result: list[FunctionAnalysis | str] = []

@@ -16,7 +16,7 @@ from systolic.accuracy.time_error import (
     shipped_time_errors,
 )
 from systolic.chips import known_chip
-from systolic.compiler import NamedFunction
+from systolic.compiler import NamedFunction, loaded_function
 from systolic.explaining import records_with
 from systolic.store import FUNCTIONS, FunctionConfig, FunctionSpec, Keyword, Subject, Trial, fastest
 from systolic.support.summary import Summarised, Summary
@@ -169,7 +169,7 @@ class FunctionTuning(Summarised):
         if self.fn is None:
             raise LookupError("the function is not in the file: FunctionTuning.from_json(text, fn) takes it")
         fields = {name: keywords.pop(name) for name in list(keywords) if "." in name}
-        made = functools.partial(self.fn.load() if isinstance(self.fn, NamedFunction) else self.fn, **keywords)
+        made = functools.partial(loaded_function(self.fn), **keywords)
         return functools.partial(made, **records_with(made, fields, self.args)) if fields else made
 
     @property

@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.checking.running import run_in_worker
 from systolic.chips import chip
 from systolic.compiler import NamedFunction, WorkerPool
+from systolic.timing import Call
 
 # --- sound kernels ---------------------------------------------------------------------------------------------------
 
@@ -169,6 +170,7 @@ def test_a_worker_runs_functions_by_name() -> None:
     reference = NamedFunction(f"{EXAMPLES}/planted_faults.py:reference")
     job = functools.partial(run_in_worker, reference=reference, seeds=(0, 1))
     with WorkerPool(max_workers=1, time_limit_s=120) as pool:
-        outcome = pool.submit(job, fn, (array(256, 512), array(512, 256)), (None, None), chip("v5e")).result()
+        call = Call.described(fn, (array(256, 512), array(512, 256)), chip("v5e"))
+        outcome = pool.submit(job, call).result()
     one(outcome, "nan")
     assert outcome.summary.seeds == (0, 1)

@@ -13,6 +13,7 @@ from systolic.chips import chip
 from systolic.compiler import ShardedFunction, WorkerPool, with_virtual_devices
 from systolic.lessons.between_chips import COLLECTIVES, run, wire_us
 from systolic.lessons.kernels.rings import RING, all_gather, in_ring_order, reduce_scatter, ring_of
+from systolic.timing import Call
 
 SPEC = PartitionSpec(RING)
 
@@ -55,7 +56,7 @@ def test_small_rings(count: int, ways: tuple[int, ...]) -> None:
             fn = ShardedFunction(fn=kernel, mesh=ring_of, in_specs=(SPEC,), out_specs=SPEC)
             task = functools.partial(run_in_worker, reference=reference, seeds=(0, 1))
             x = jax.ShapeDtypeStruct((height, 128), jnp.float32)
-            outcome = fresh.submit(with_virtual_devices, count, task, fn, (x,), (None,), chip("v5e")).result()
+            outcome = fresh.submit(with_virtual_devices, count, task, Call.described(fn, (x,), chip("v5e"))).result()
             assert [each for each in outcome.findings if each.grade != "note"] == []
             assert outcome.summary.error is not None
             assert outcome.summary.tolerance is not None

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.checking import static
 from systolic.chips import chip
+from systolic.timing import Call
 
 X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 
@@ -28,12 +29,12 @@ def kernel(x: jax.Array) -> jax.Array:
 def test_rules_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "compiler_is_there", lambda: False)
     monkeypatch.setattr(static, "traced_jaxpr", None)
-    found = static.read_kernels(kernel, (X,), (None,), chip("v6e"), {})
+    found = static.read_kernels(Call.described(kernel, (X,), chip("v6e")))
     assert [each.grid for each in found.kernels] == [(8,)]
     assert "uninitialised" in {each.rule for each in found.findings if each.grade == "error"}
 
 
 def test_what_raises_while_it_is_traced_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "compiler_is_there", lambda: False)
-    (found,) = static.read_kernels(lambda x: x @ x, (X,), (None,), chip("v6e"), {}).findings
+    (found,) = static.read_kernels(Call.described(lambda x: x @ x, (X,), chip("v6e"))).findings
     assert found.rule == "trace"

@@ -350,7 +350,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
             "'sqare' is unknown; did you mean square? choose from square, llm, fused, edges, layers",
         ),
         (("bench", "--only", "nothing like this"), "no case of square is called so, such as 512³"),
-        (("bench", "--precision", "high"), "--precision high is of float32"),
+        (("bench", "--precision", "high"), "--precision high is for float32 only"),
         (("bench", "--dtype", "float16"), "float16"),
         (("bench", "--against", "cublas"), "cublas"),
         (("bench", "--from", "/nothing/here.json"), "does not exist"),
@@ -358,7 +358,7 @@ def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> No
         (("plan", "512,512,0"), "give three whole numbers"),
         (("plan", "512,512,512", "--activation", "swoosh"), "activation='swoosh' is unknown; did you mean swish?"),
         (("plan", "512,512,512", "--dtype", "int8", "--chip", "v4"), "v4 has no matrix multiplication of int8"),
-        (("plan", "512,512,512", "--precision", "highest"), "--precision highest is of float32"),
+        (("plan", "512,512,512", "--precision", "highest"), "--precision highest is for float32 only"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_exit_code_2(run: Run, arguments: tuple[str, ...], said: str) -> None:

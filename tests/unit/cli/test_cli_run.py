@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from systolic.chips import chip
 from systolic.cli.main import main
+from systolic.cli.run_output import show_script
+from systolic.running import ScriptRun, TimedProgram
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,23 @@ def test_no_json_is_written_into_a_file_for_xprof(tmp_path: Path, capsys: pytest
     (tmp_path / "script.py").write_text("")
     assert main(["run", str(tmp_path / "script.py"), "--trace", "calls.pb"]) == 2
     assert "name it calls.json" in capsys.readouterr().err
+
+
+def test_the_end_says_what_has_no_time_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = TimedProgram(
+        name="step", arguments="f32[8]", calls=3, live_bytes=32, step=None, status="unknown", reason="a loop"
+    )
+    run = ScriptRun(
+        chip="v5e",
+        programs=(lost,),
+        sequence=(0, 0, 0),
+        capacity_bytes=1 << 34,
+        live_bytes=32,
+        largest=(),
+        untimed={"add": 1, "mul": 2},
+    )
+    show_script(run, chip("v5e"))
+    out = capsys.readouterr().out
+    assert "in 0 of 3 calls, the others have no time; the host's time is not included" in out
+    assert "no time: step(f32[8]): unknown: a loop" in out
+    assert "ran on the CPU: add, mul; call them in a function of jax.jit to time them" in out

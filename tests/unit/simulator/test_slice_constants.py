@@ -54,8 +54,11 @@ def ring(devices: int) -> np.ndarray:
 def test_allocations_to_which_the_begin_is_added_are_constants() -> None:
     assert constant_allocations(top_level(*USES), {"allocation9"}) == {3, 5}
     assert constant_allocations(top_level(*USES), {"allocation8"}) == frozenset()
+    image = "%s7_s7 = sadd.s32 16, %s3_s3"  # of a SparseCore program, for its descriptor
+    described = (image, "%9 = sst [smem:[#allocation36 + $0x5b]] %s7_s7")
+    assert constant_allocations(top_level(*USES, *described), {"allocation9"}) == {3, 5}
     with pytest.raises(NeighbourTableError, match="sadd"):
-        constant_allocations(top_level(*USES, "%s7_s7 = sadd.s32 %s3_s3, 16"), {"allocation9"})
+        constant_allocations(top_level(*USES, image, "%s8_s8 = sshll.u32 %s7_s7, 2"), {"allocation9"})
 
 
 def facts(segment: bytes, devices: int = 8) -> SliceFacts:

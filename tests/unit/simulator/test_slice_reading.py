@@ -50,6 +50,20 @@ def test_who_exchanges_something_with_whom(text: str, groups: tuple[tuple[int, .
     assert parse_collectives(hlo(text)).collectives["all_gather.3"].groups == groups
 
 
+def test_what_a_sparse_core_communicates_has_the_name_of_its_launch() -> None:
+    text = (
+        "HloModule jit_f, num_partitions=8\n\n"
+        "%called (p: f32[8]) -> f32[64] {\n"
+        "  %p = f32[8]{0} parameter(0)\n"
+        "  ROOT %all-gather.1 = f32[64]{0} all-gather(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}\n}\n\n"
+        "ENTRY %main (p: f32[8]) -> f32[64] {\n"
+        "  %p = f32[8]{0} parameter(0)\n"
+        "  %gather.call-start = ((f32[8]{0}), f32[64]{0}) call-start(%p), to_apply=%called\n"
+        "  ROOT %gather.call-done = f32[64]{0} call-done(%gather.call-start)\n}\n"
+    )
+    assert parse_collectives(text).collectives["gather.call-start"].kind == "all-gather"
+
+
 def test_permutations_in_the_order_of_the_schedule() -> None:
     text = (
         "HloModule jit_f, num_partitions=2\n\n"
@@ -103,6 +117,22 @@ def test_words_that_say_which_device_it_is() -> None:
     too_many = [f"%s{number}_s{number} = sld [smem:[#allocation{number}]]" for number in (13, 14)]
     with pytest.raises(SimulationError, match="allocation14"):
         identity_words(program(*SIGNALS, *loads, *too_many), remote=True, top_level=False)
+
+
+def test_words_of_a_sparse_cores_descriptor_say_which_device_it_is() -> None:
+    """Their places in it are known, whatever their order; others are only handed on."""
+    places = {3: 0x4F, 7: 0x4E, 10: 0x50, 11: 0x49}
+    code = [f"%s{number}_s{number} = sld [smem:[#allocation{number}]]" for number in (*places, 12)]
+    code += [f"%9 = sst [smem:[#allocation36 + ${place:#x}]] %s{number}_s{number}" for number, place in places.items()]
+    code += ["%s13_s13 = sadd.s32 16128, %s12_s12", "%9 = sst [smem:[#allocation36 + $0x5b]] %s13_s13"]
+    found = identity_words(program(*SIGNALS, *code), remote=True, top_level=True)
+    assert found == {
+        "allocation1": "chip",
+        "allocation3": "replica",
+        "allocation7": "partition",
+        "allocation10": "assignment",
+        "allocation12": "constants",
+    }
 
 
 def test_words_that_are_loaded_through_an_address_selected_before() -> None:

@@ -7,7 +7,7 @@ from systolic.simulator import SimulationError
 from systolic.simulator.sparse_core.blocks import split_section
 from systolic.simulator.sparse_core.launch import Launch, programs_by_launch
 from systolic.simulator.sparse_core.listing import parse_sparse_listing
-from systolic.simulator.sparse_core.streams import Stream, read_stream
+from systolic.simulator.sparse_core.streams import GeneralCopy, Stream, read_general_copy, read_stream
 from systolic.simulator.sparse_core.translate import translate_sparse
 
 
@@ -119,3 +119,64 @@ def test_a_launch_is_told_by_size_then_by_its_number_in_the_schedule() -> None:
         find(launch(1, 9))
     with pytest.raises(SimulationError, match="8 granules"):
         find(launch(0, 8))
+
+
+@pytest.mark.parametrize("negated", ["", "!"])
+def test_of_two_opposite_branches_one_is_taken(negated: str) -> None:
+    other = "" if negated else "!"
+    code = [".Ltmp1:", f"(pc) = sbr.rel @{negated}p0 .LBB2_8-.Ltmp1, $2"]
+    code += [".Ltmp2:", f"(pc) = sbr.rel @{other}p0 .LBB2_9-.Ltmp2, $2", "_ = snop", "s1 = simm.s32 $0x7"]
+    code += [".LBB2_8:", "_ = snop", ".LBB2_9:", "_ = shalt"]
+    section = parse_sparse_listing("pair", listing(code, [])).scs
+    first, slots, eight, nine = split_section("pair", section, "scs")
+    # The first is taken after its two delay slots; else the second is, whose last slot is a block of its own.
+    assert (first.first, first.last, first.taken, first.following) == (0, 2, 2, 1)
+    assert (slots.first, slots.last, slots.branch, slots.following) == (3, 3, None, 3)
+    assert (eight.first, nine.first) == (4, 5)
+
+
+def test_two_branches_with_one_condition_are_refused() -> None:
+    code = [".Ltmp1:", "(pc) = sbr.rel @p0 .LBB2_8-.Ltmp1, $2", ".Ltmp2:", "(pc) = sbr.rel @p0 .LBB2_8-.Ltmp2, $2"]
+    code += [*["_ = snop"] * 3, ".LBB2_8:", "_ = shalt"]
+    with pytest.raises(SimulationError, match="in the shadow of a branch"):
+        split_section("pair", parse_sparse_listing("pair", listing(code, [])).scs, "scs")
+
+
+def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for() -> None:
+    code = ["lr = simm.s32 $0x2", "[smem:$0x3F9D] = sst lr", "lr = simm.s32 $0x3", "[smem:$0x3F9E] = sst lr"]
+    code += ["lr = scall.abs $__scs_overlays_trampoline_lowered, $1", "_ = snop"]
+    code += [".L_overlay_start_1:", "_ = shalt", ".L_overlay_start_2:", "_ = shalt"]
+    section = parse_sparse_listing("parts", listing(code, [])).scs
+    first, *_, last = split_section("parts", section, "scs")
+    assert (first.last, first.taken, last.first) == (5, 2, 7)
+
+
+def test_the_one_table_of_a_program_comes_first_in_its_image() -> None:
+    name = ".Lall-gather.1_const_literal_config"
+    one = parse_sparse_listing("one", listing([f"s1 = simm.s32 {name}", "_ = shalt"], []))
+    assert one.symbols()[name] == 0
+    two = parse_sparse_listing("two", listing([f"s1 = simm.s32 {name}", f"s1 = simm.s32 {name[:-7]}2_config"], []))
+    assert two.symbols()[name] == 0
+    other = ".Lall-reduce.2_const_literal_config"
+    several = listing([f"s1 = simm.s32 {name}", f"s1 = simm.s32 {other}", "_ = shalt"], [])
+    with pytest.raises(SimulationError, match="not understood"):
+        translate_sparse(parse_sparse_listing("several", several))
+
+
+def test_a_copy_to_any_device_names_both_flags_and_its_target() -> None:
+    text = "[hbm:s1], [sflag:s2] = dma.general @p1 [spmem:s3], [sflag:s4], length:s5, [dreg:$0x0], stride_count:$0x1, "
+    text += "ici_dest:s6, dma_misc:DstOpCode:{what}"
+    (copy,) = parse_sparse_listing("one", listing([text.format(what="WRITE")], [])).scs.bundles[0].instructions
+    assert read_general_copy(copy) == GeneralCopy(
+        source="spmem", destination="hbm", flag="[sflag:s2]", source_flag="[sflag:s4]", granules="s5", target="s6"
+    )
+    (added,) = parse_sparse_listing("one", listing([text.format(what="ADD")], [])).scs.bundles[0].instructions
+    with pytest.raises(SimulationError, match="a copy that is not understood"):
+        read_general_copy(added)
+
+
+def test_tables_before_a_programs_code_are_no_part_of_its_listing() -> None:
+    words = [0] * 128
+    words[0x53], words[0x5A], words[0x5B], words[0x7F] = 0, 1034, 5032, 5000
+    launch = Launch.read(words)
+    assert (launch.granules, launch.code_granules) == (1034, 1002)

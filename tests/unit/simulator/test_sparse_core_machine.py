@@ -175,6 +175,70 @@ def test_lanes_of_a_mask_whose_bits_are_printed_count() -> None:
         run_tiles(code)
 
 
+def test_lanes_below_a_scalar_count() -> None:
+    code = ["s0 = simm.s32 $0x3; v6 = vlaneseq.u32", "v5 = vmov s0", "vm0 = vgt.u32 v5, v6"]
+    code += ["[tilespmem:s0], [sflag:$0x5] = stream.indirect_vreg.gather [hbm:s0], $0x80, v0, vm0, $0x38"]
+    # It ends, but for the sequencer, which nobody tells.
+    with pytest.raises(DeadlockError, match=r"^gather, line \d+: _ = swait.ge \[sflag:\$0x1\], \$0x1 waits[^;]*$"):
+        run_tiles([*code, "_ = swait.eq [sflag:$0x5], $0x180"])
+    with pytest.raises(DeadlockError, match=r"\[sflag:\$0x5\], \$0x200"):
+        run_tiles([*code, "_ = swait.ge [sflag:$0x5], $0x200"])
+
+
+def test_a_halt_with_a_condition_ends_the_task() -> None:
+    code = ["s0 = simm.s32 $0x1", "p0 = seq.s32 s0, $0x1", "_ = shalt @p0", "_ = swait.ge [sflag:$0x9], $0x1"]
+    with pytest.raises(DeadlockError) as caught:
+        run_tiles(code)
+    assert "sflag:$0x9" not in str(caught.value)
+
+
+# Tile 0 reads word 0x10 of the sequencer until it is 2, and then tells it to end.
+POLLING = [
+    "s0 = stileid.u32; s3 = rddreg [dreg:$0x0]",
+    "s1 = simm.s32 $0x100010; p0 = sne.s32 s0, $0x0",
+    "_ = shalt @p0",
+    ".LBB2_1:",
+    "[smem:s1], [sflag:$0x0] = smem.add.s32 $0x0",
+    "s2 = ssyncread [sflag:$0x0]",
+    "p1 = slt.s32 s2, $0x2",
+    ".Ltmp1:",
+    "(pc) = sbr.rel @p1 .LBB2_1-.Ltmp1, $1",
+    "_ = snop",
+    "s3 = simm.s32 $0x100001",
+    "[sflag:s3] = ssyncadd.tile.s32 $0x1; _ = shalt",
+]
+
+
+@pytest.mark.parametrize("cycles", [100, 100_000])
+def test_a_tile_polls_a_word_of_the_sequencer(cycles: int) -> None:
+    ends = []
+    for delay in (cycles, 2 * cycles):
+        stores = ["s11 = simm.s32 $0x0; s12 = simm.s32 $0x2", "[smem:$0x10] = sst s11"]
+        stores += [f"_ = sdelay {delay:#x}", "_ = swait.ge [sflag:$0x2], $0x0", "[smem:$0x10] = sst s12"]
+        device = Device(a_chip(), gather(POLLING, meanwhile=stores))
+        device.launch(0)
+        ends.append(device.end())
+    # It goes on at most a round of the loop after the store.
+    assert ends[1] - ends[0] == pytest.approx(cycles, abs=8)
+
+
+def test_a_copy_within_the_device_signals_both_flags() -> None:
+    copy = "[spmem:s11], [sflag:s12] = dma.general [hbm:s11], [sflag:s13], length:$0x800, [dreg:$0x0], "
+    copy += "stride_count:$0x1, ici_dest:s14, dma_misc:DstOpCode:WRITE"
+    ends = []
+    for first_bit in (0, 1 << 16):  # with it, flags count copies
+        granules = "$0x1" if first_bit else "$0x800"
+        code = [f"s11 = simm.s32 $0x0; s12 = simm.s32 {4 << 13 | 0x20:#x}", f"s13 = simm.s32 {first_bit | 0x21:#x}"]
+        code += ["s14 = simm.s32 $0x80044000", copy]
+        code += [f"_ = swait.eq [sflag:$0x{flag}], {granules}" for flag in (20, 21)]
+        code = [text.replace("simm.s32 0x", "simm.s32 $0x").replace("simm.s32 3", "simm.s32 $3") for text in code]
+        device = Device(a_chip(hbm=1e9), gather(meanwhile=code))
+        device.launch(0)
+        ends.append(device.end())
+        assert device.cores.results()[0].hbm_read_bytes >= 0x800 * 32
+    assert ends[0] == ends[1]
+
+
 def test_a_damaged_listing_is_refused_or_runs_and_never_more() -> None:
     ended = 0
     for seed in range(200):

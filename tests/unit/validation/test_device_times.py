@@ -18,6 +18,7 @@ from systolic.validation.errors import OpError, PublishedProgram, program_or_rea
 from systolic.validation.foreign import foreign_program
 from systolic.validation.published import PublishedFileError, PublishedRow
 from systolic.validation.recorded import KINDS_IN_JAX
+from systolic.validation.recorded_flags import recorded_flags
 
 # One row of every kind of the published file.
 ROWS = read_device_times(Path(__file__).parent / "data" / "device_times.jsonl")
@@ -31,6 +32,14 @@ RECORD: dict[str, Any] = {
     "spread": 0.01,
     "samples": 5,
 }
+
+
+def test_recorded_gathers_are_compiled_as_they_were() -> None:
+    assert recorded_flags("v6e", "ragged_gather") == {"xla_tpu_offload_gather_to_sparsecore": "false"}
+    assert recorded_flags("v7x", "ragged_gather") == recorded_flags("v6e", "csa_gather") == {}
+    gathers = [row for row in ROWS if row.op == "ragged_gather"]
+    assert gathers
+    assert all(row.flags == recorded_flags(row.chip, row.op) for row in gathers)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)

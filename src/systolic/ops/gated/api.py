@@ -69,7 +69,11 @@ def gated_matmul(
     from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized
 
-    backend = backend_of(implementation, chip, tiles)
+    shared: dict[str, Any] = {
+        "activation": activation,
+        "preferred_element_type": preferred_element_type,
+        "backend": backend_of(implementation, chip, tiles),
+    }
     if quantize_lhs is not None or any(map(is_quantized, (x, w_gate, w_up))):
         return quantized_matmul(
             quantized_call(
@@ -77,21 +81,11 @@ def gated_matmul(
                 w_gate,
                 up=w_up,
                 gated=True,
-                activation=activation,
                 quantize_lhs=quantize_lhs,
-                preferred_element_type=preferred_element_type,
-                backend=backend,
                 refused={"precision": precision},
+                **shared,
             )
         )
-    call = canonical(
-        x,
-        w_gate,
-        w_up,
-        activation=activation,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        backend=backend,
-    )
+    call = canonical(x, w_gate, w_up, precision=precision, **shared)
     with jax.named_scope("systolic"):
         return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)

@@ -41,11 +41,8 @@ def canonical(
 
     def call(weight: Any) -> Call:
         return canonical_matmul(
-            Given(name="lhs", value=x, transposed=False, fn=None, args=()),
-            Given(name="rhs", value=weight, transposed=False, fn=None, args=()),
-            bias=None,
-            residual=None,
-            out_scale=None,
+            Given(name="lhs", value=x),
+            Given(name="rhs", value=weight),
             activation=activation,
             precision=precision,
             preferred_element_type=preferred_element_type,

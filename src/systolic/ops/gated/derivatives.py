@@ -15,19 +15,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from systolic.compat import varying_alike
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.matmul.compute import compute
-from systolic.ops.matmul.jvp import folded, sum_tangent
+from systolic.ops.matmul.jvp import multiplied_by, sum_tangent
 from systolic.ops.matmul.named import function_named
 from systolic.ops.matmul.product import Product, kept_dtype, output_shape
 from systolic.ops.matmul.vjp import summed
@@ -36,10 +35,7 @@ from systolic.spec import MatmulSpec, Operands
 
 def multiply(product: Product, operands: Operands) -> Array:
     """Return the result, [*batch, m, n], differentiable with regard to every array."""
-    operands, batch = folded(product, operands)
-    leaves, structure = jax.tree.flatten(operands)
-    out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
-    return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
+    return multiplied_by(_multiply, product, operands)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

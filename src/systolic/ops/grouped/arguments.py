@@ -106,7 +106,7 @@ def canonical(
         row_scale=_beside(row_scale, "row_scale", (m,)),
         up=second,
         residual=_beside(residual, "residual", (m, n)),
-        existing=None if existing is None else existing.astype(product.dtype_out),
+        existing_out=None if existing is None else existing.astype(product.dtype_out),
     )
     grouping = Grouping(sizes, offset)
     return Call(product=product, lhs=left, rhs=right, grouping=grouping, fused=fused, dtype=dtype_out)

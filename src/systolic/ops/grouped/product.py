@@ -21,7 +21,7 @@ class Fused(NamedTuple):
     row_scale: Any = None  # [m]
     up: Any = None  # the second right-hand side, as the first
     residual: Any = None  # [m, n], added to the rows of groups
-    existing: Any = None  # [m, n]: rows of the result that no group has
+    existing_out: Any = None  # [m, n]: rows of the result that no group has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class GroupedProduct(Computed):
             gated=self.side_by_side or fused.up is not None,
             side_by_side=self.side_by_side,
             residual="" if fused.residual is None else fused.residual.dtype.name,
-            existing_out=fused.existing is not None,
+            existing_out=fused.existing_out is not None,
         )
 
     def gradient_spec(self, lhs: Any, cotangent: Any, groups: int) -> GroupedGradientSpec:

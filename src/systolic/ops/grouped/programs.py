@@ -100,23 +100,18 @@ def _fused(spec: GroupedSpec, beside: list[Array]) -> Fused:
     up = next(rest) if spec.gated and not spec.side_by_side else None
     is_fused = (spec.bias, spec.row_scale, spec.residual, spec.existing_out)
     bias, row_scale, residual, existing = (next(rest) if is_there else None for is_there in is_fused)
-    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing=existing)
+    return Fused(bias=bias, row_scale=row_scale, up=up, residual=residual, existing_out=existing)
 
 
 def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Array:
     lhs, rhs, *fused_arrays, sizes = arrays
-    fused = _fused(spec, fused_arrays)
     return grouped_matmul(
         lhs,
         rhs,
         sizes,
-        up=fused.up,
+        **_fused(spec, fused_arrays)._asdict(),
         side_by_side=spec.side_by_side,
-        bias=fused.bias,
         activation=spec.activation or None,
-        row_scale=fused.row_scale,
-        residual=fused.residual,
-        existing_out=fused.existing,
         transpose_rhs=spec.transpose_rhs,
         precision=spec.precision,
         preferred_element_type=spec.dtype_out,

@@ -35,7 +35,7 @@ def sharded_product(
     matrices = ("g", columns, "k") if product.transpose_rhs else ("g", "k", columns)
     arrays = (lhs, rhs, grouping, fused)
     fused_names = Fused(
-        bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing=("m", columns)
+        bias=("g", columns), row_scale=("m",), up=matrices, residual=("m", columns), existing_out=("m", columns)
     )
     names = (("m", "k"), matrices, _UNCUT, fused_names)
     cuts = cuts_of(arrays, names, last=_LAST)
@@ -59,12 +59,14 @@ def sharded_product(
                 fused if fused.bias is None or "g" not in cuts else fused._replace(bias=_gathered(fused, cuts["g"]))
             )
             return finished(product, total, up, rows_of(lhs.shape[0], all_groups, rows), whole_fused)
-        out = run(part_product, lhs, rhs, part_grouping, fused if "g" not in cuts else fused._replace(existing=None))
+        out = run(
+            part_product, lhs, rhs, part_grouping, fused if "g" not in cuts else fused._replace(existing_out=None)
+        )
         if "g" not in cuts:
             return out
         # Each row is computed by one device, and zero on the others.
         out = lax.psum(out, cuts["g"])
-        return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing)
+        return rows_of(lhs.shape[0], matrices * parts_of(mesh, cuts["g"]), rows).owned(out, fused.existing_out)
 
     return on_devices(compute, mesh, cuts, arrays, names, ("m", columns))
 
@@ -97,7 +99,7 @@ def sharded_finish(
 ) -> Array:
     sums = ("m", _columns(product))
     arrays = (total, up, grouping, fused._replace(up=None))
-    fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing=sums)
+    fused_names = Fused(bias=("", sums[1]), row_scale=("m",), up=sums, residual=sums, existing_out=sums)
     names = (sums, sums, _UNCUT, fused_names)
     cuts = cuts_of(arrays, names, last=_LAST)
 

@@ -54,7 +54,7 @@ def finished(product: GroupedProduct, total: Array, up: Array | None, rows: _Row
         row_scale=None if fused.row_scale is None else fused.row_scale[:, None],
         residual=fused.residual,
     )
-    return rows.owned(out, fused.existing)
+    return rows.owned(out, fused.existing_out)
 
 
 def gradient_by_xla(product: GroupedProduct, groups: int, lhs: Array, cotangent: Array, grouping: Grouping) -> Array:

@@ -92,6 +92,14 @@ def matmul(
     from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized
 
+    shared: dict[str, Any] = {
+        "bias": bias,
+        "residual": residual,
+        "out_scale": out_scale,
+        "activation": activation,
+        "preferred_element_type": preferred_element_type,
+        "backend": backend_of(implementation, chip, tiles),
+    }
     if is_quantized(lhs) or is_quantized(rhs) or quantize_lhs is not None:
         unsupported = {
             "transpose_lhs": transpose_lhs,
@@ -100,30 +108,12 @@ def matmul(
             "rhs_fn": rhs_fn,
             "precision": precision,
         }
-        return quantized_matmul(
-            quantized_call(
-                lhs,
-                rhs,
-                bias=bias,
-                activation=activation,
-                residual=residual,
-                out_scale=out_scale,
-                quantize_lhs=quantize_lhs,
-                preferred_element_type=preferred_element_type,
-                backend=backend_of(implementation, chip, tiles),
-                refused=unsupported,
-            )
-        )
+        return quantized_matmul(quantized_call(lhs, rhs, quantize_lhs=quantize_lhs, refused=unsupported, **shared))
     call = canonical(
         Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),
         Given(name="rhs", value=rhs, transposed=transpose_rhs, fn=rhs_fn, args=rhs_args),
-        bias=bias,
-        residual=residual,
-        out_scale=out_scale,
-        activation=activation,
         precision=precision,
-        preferred_element_type=preferred_element_type,
-        backend=backend_of(implementation, chip, tiles),
+        **shared,
     )
     with jax.named_scope("systolic"):
         return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)

@@ -28,9 +28,9 @@ class Given:
 
     name: Side
     value: Any
-    transposed: bool
-    fn: Fn | None
-    args: Sequence[Any]
+    transposed: bool = False
+    fn: Fn | None = None
+    args: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,10 +81,10 @@ def canonical(
     left: Given,
     right: Given,
     *,
-    bias: Any,
-    residual: Any,
-    out_scale: Any,
-    activation: str | Fn | None,
+    bias: Any = None,
+    residual: Any = None,
+    out_scale: Any = None,
+    activation: str | Fn | None = None,
     precision: Any,
     preferred_element_type: Any,
     backend: Backend,

@@ -115,12 +115,8 @@ def spec_of_dot_general(
     def describe(lhs: Any, rhs: Any) -> None:
         left, right, transpose_lhs, transpose_rhs = _operands(lhs, rhs, dimension_numbers)
         call = canonical(
-            Given(name="lhs", value=left, transposed=transpose_lhs, fn=None, args=()),
-            Given(name="rhs", value=right, transposed=transpose_rhs, fn=None, args=()),
-            bias=None,
-            residual=None,
-            out_scale=None,
-            activation=None,
+            Given(name="lhs", value=left, transposed=transpose_lhs),
+            Given(name="rhs", value=right, transposed=transpose_rhs),
             precision=precision,
             preferred_element_type=_sum_dtype(dtype_out),
             backend=backend_of("xla", None, None),

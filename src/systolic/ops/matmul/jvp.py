@@ -10,7 +10,7 @@ products are differentiated by XLA (`compute.py`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -33,11 +33,16 @@ _OPERANDS: tuple[Literal["lhs", "rhs"], ...] = ("lhs", "rhs")
 
 def multiply(product: Product, operands: Operands) -> Array:
     """Return the result, [*batch, m, n], differentiable with regard to every array."""
+    return multiplied_by(_multiply, product, operands)
+
+
+def multiplied_by(rule: Callable[[Product, Operands], Any], product: Product, operands: Operands) -> Array:
+    """Return the result of a differentiable function of matrices, for operands of any batch."""
     operands, batch = folded(product, operands)
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. Making all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
-    out = cast(Array, _multiply(product, jax.tree.unflatten(structure, varying_alike(leaves))))
+    out = cast(Array, rule(product, jax.tree.unflatten(structure, varying_alike(leaves))))
     return out if batch is None else out.reshape(*batch, -1, out.shape[-1])
 
 

@@ -8,7 +8,7 @@ result leave through another ring.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from systolic.chips import Chip
 from systolic.ops.quantized.route import Route
@@ -93,10 +93,8 @@ class QuantizedSchedule:
         makes_rows = spec.quantize_lhs is not None or spec.dtype_lhs != route.rows or route.even_first
         without_slots = cls(
             route=route,
-            tile_m=tiles.tile_m,
+            **asdict(tiles),
             subtile_m=config.subtile_m,
-            tile_k=tiles.tile_k,
-            tile_n=tiles.tile_n,
             subtile_n=config.subtile_n,
             tile_blocks=max(tiles.tile_k // spec.block, 1),
             grid_m=grid_m,

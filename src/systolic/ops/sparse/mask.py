@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import Bool
 
+_Sizes = tuple[int, int]
+_Band = tuple[int | None, int | None]  # the lowest and the highest diagonal, column − row
+
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class BlockMask:
@@ -62,18 +65,10 @@ class BlockMask:
         return self
 
     @classmethod
-    def of_sorted(
-        cls,
-        rows: Any,
-        columns: Any,
-        shape: tuple[int, int],
-        block: tuple[int, int],
-        lower: int | None = None,
-        upper: int | None = None,
-    ) -> BlockMask:
+    def of_sorted(cls, rows: Any, columns: Any, shape: _Sizes, block: _Sizes, band: _Band = (None, None)) -> BlockMask:
         """Return the mask of sorted and valid places, without a check."""
         _register()
-        return object.__new__(cls)._set(rows, columns, shape, block, lower, upper)
+        return object.__new__(cls)._set(rows, columns, shape, block, *band)
 
     @classmethod
     def from_mask(
@@ -134,7 +129,7 @@ class BlockMask:
             blocks &= highest >= lower
         if upper is not None:
             blocks &= lowest <= upper
-        return cls.of_sorted(*wanted_places(blocks, None), shape, block, lower, upper)
+        return cls.of_sorted(*wanted_places(blocks, None), shape, block, (lower, upper))
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -159,7 +154,8 @@ def _register() -> None:
     fields = ("shape", "block", "lower", "upper")
 
     def unflatten(static: tuple[Any, ...], children: Iterable[Any]) -> BlockMask:
-        return BlockMask.of_sorted(*children, *static)
+        (rows, columns), (shape, block, lower, upper) = children, static
+        return BlockMask.of_sorted(rows, columns, shape, block, (lower, upper))
 
     def flat(one: BlockMask) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (one.rows, one.columns), tuple(getattr(one, name) for name in fields)

@@ -51,24 +51,23 @@ class CallOperand:
 
 def call_operands(program: Program) -> tuple[CallOperand, ...]:
     result = []
-    for bundle in program.bundles:
-        for instruction in bundle.instructions:
-            if instruction.traits.kind != "operand" or instruction.dest is None:
-                continue
-            annotation = _ANNOTATION.search(instruction.text)
-            if annotation is None:
-                continue
-            dtype, shape, index, kind = annotation.groups()
-            space = instruction.opcode.partition(".")[2]
-            result.append(
-                CallOperand(
-                    register=physical(instruction.dest),
-                    space=space if re.fullmatch(r"\w+", space) else None,
-                    index=int(index),
-                    is_input=kind != "output",
-                    is_constant=kind == "const",
-                    dtype=dtype,
-                    shape=tuple(int(size) for size in shape.split(",") if size),
-                )
+    for instruction in program.instructions():
+        if instruction.traits.kind != "operand" or instruction.dest is None:
+            continue
+        annotation = _ANNOTATION.search(instruction.text)
+        if annotation is None:
+            continue
+        dtype, shape, index, kind = annotation.groups()
+        space = instruction.opcode.partition(".")[2]
+        result.append(
+            CallOperand(
+                register=physical(instruction.dest),
+                space=space if re.fullmatch(r"\w+", space) else None,
+                index=int(index),
+                is_input=kind != "output",
+                is_constant=kind == "const",
+                dtype=dtype,
+                shape=tuple(int(size) for size in shape.split(",") if size),
             )
+        )
     return tuple(result)

@@ -43,8 +43,7 @@ class CopyReader:
         self._program = program
         self._definitions = {
             inner.dest.rsplit("_", 1)[0]: inner
-            for bundle in program.bundles
-            for inner in bundle.instructions
+            for inner in program.instructions()
             if inner.dest is not None and "_" in inner.dest
         }
         self._descriptors = self._read_descriptors(program)
@@ -111,14 +110,13 @@ class CopyReader:
     def _read_descriptors(self, program: Program) -> dict[str, dict[int, int | None]]:
         """Read what the program stores in scalar memory, by allocation and place; None: not always the same."""
         result: dict[str, dict[int, int | None]] = {}
-        for bundle in program.bundles:
-            for instruction in bundle.instructions:
-                match = _STORE.match(instruction.operands[0]) if instruction.traits.kind == "store" else None
-                if match is None:
-                    continue
-                words = result.setdefault(match.group(1), {})
-                place, value = int(match.group(2) or "0", 16), self._constant(instruction.operands[1])
-                words[place] = value if words.get(place, value) == value else None
+        for instruction in program.instructions():
+            match = _STORE.match(instruction.operands[0]) if instruction.traits.kind == "store" else None
+            if match is None:
+                continue
+            words = result.setdefault(match.group(1), {})
+            place, value = int(match.group(2) or "0", 16), self._constant(instruction.operands[1])
+            words[place] = value if words.get(place, value) == value else None
         return result
 
     def _described_run(self, instruction: Instruction) -> int | None:

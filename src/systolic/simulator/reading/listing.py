@@ -11,6 +11,7 @@ the line it does not understand rather than guess.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError, reading
@@ -85,6 +86,9 @@ class Program:
     bundles: tuple[Bundle, ...]
     region_start: dict[int, int] = field(repr=False)  # region → index of its first bundle
     spaces: dict[str, str] = field(repr=False)  # allocation → memory space, of those that are loaded from or stored to
+
+    def instructions(self) -> Iterator[Instruction]:
+        return (instruction for bundle in self.bundles for instruction in bundle.instructions)
 
 
 # Registers in an operand: scalar and predicate registers by their physical name, vector registers by their virtual one.

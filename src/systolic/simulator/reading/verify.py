@@ -90,12 +90,11 @@ class _Check:
         self.program = program
         self.blocks = blocks
         self.aliases: dict[str, str] = {}
-        for bundle in program.bundles:
-            for instruction in bundle.instructions:
-                # A pointer made from a number is the same value under another name.
-                if instruction.traits.kind == "pointer" and instruction.dest and instruction.operands:
-                    for name, _ in _USE.findall(instruction.operands[0]):
-                        self.aliases[instruction.dest.rsplit("_", 1)[0]] = name
+        for instruction in program.instructions():
+            # A pointer made from a number is the same value under another name.
+            if instruction.traits.kind == "pointer" and instruction.dest and instruction.operands:
+                for name, _ in _USE.findall(instruction.operands[0]):
+                    self.aliases[instruction.dest.rsplit("_", 1)[0]] = name
 
     def run(self) -> None:
         entries = self._entries()

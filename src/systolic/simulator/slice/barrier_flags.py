@@ -8,11 +8,11 @@ first wait after a signal is the one for it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 
 from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.sync_flags import FLAG_MASK, NUMBERED_FLAGS
-from systolic.simulator.reading.listing import Instruction, Program
+from systolic.simulator.reading.listing import Program
+from systolic.simulator.slice.definitions import Definitions, definitions_of, sources
 
 _CORE_VALID = 1 << 15  # set in the address of every remote signal
 _NAMED = re.compile(r"#(\w+)", re.ASCII)
@@ -22,15 +22,12 @@ _NUMBER = re.compile(r"\d+|0x[0-9a-f]+", re.ASCII)
 
 def barrier_flags(program: Program) -> dict[str, int]:
     """Return the allocations that are signalled by number, with it; raise SimulationError if one is not certain."""
-    definitions: dict[str, list[Instruction]] = {}
-    for instruction in _instructions(program):
-        if instruction.dest is not None:
-            definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
+    definitions = definitions_of(program)
     numbers: dict[int, str] = {}  # and the allocation for which the program waits first after the signal
     signalled: set[str] = set()
     copied: set[str] = set()
     waited: set[str] = set()
-    for instruction in _instructions(program):
+    for instruction in program.instructions():
         if instruction.traits.kind == "signal":
             allocations, constants = _traced(instruction.operands[0], definitions)
             signalled |= allocations
@@ -59,28 +56,12 @@ def barrier_flags(program: Program) -> dict[str, int]:
     return {allocation: number for number, allocation in numbers.items()}
 
 
-def _instructions(program: Program) -> Iterator[Instruction]:
-    for bundle in program.bundles:
-        yield from bundle.instructions
-
-
-def _traced(text: str, definitions: Mapping[str, list[Instruction]]) -> tuple[set[str], set[int]]:
-    """Return the allocations and constants that make an operand; a load tells nothing about the loaded word."""
+def _traced(text: str, definitions: Definitions) -> tuple[set[str], set[int]]:
+    """Return the allocations and constants that make an operand."""
     allocations: set[str] = set()
     constants: set[int] = set()
-    pending, seen = [text], set()
-    while pending:
-        text = pending.pop()
-        allocations.update(_NAMED.findall(text))
-        if _NUMBER.fullmatch(text):
-            constants.add(int(text, 0))
-        for name in _VIRTUAL.findall(text):
-            if name not in seen:
-                seen.add(name)
-                pending += (
-                    operand
-                    for instruction in definitions.get(name, ())
-                    if instruction.traits.kind != "load"
-                    for operand in instruction.operands
-                )
+    for source in sources(text, definitions, _VIRTUAL):
+        allocations.update(_NAMED.findall(source))
+        if _NUMBER.fullmatch(source):
+            constants.add(int(source, 0))
     return allocations, constants

@@ -19,6 +19,7 @@ from systolic.simulator.hardware.memory import Words
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.calls import CallOperand
 from systolic.simulator.reading.listing import Instruction, Program, physical
+from systolic.simulator.slice.definitions import Definitions, definitions_of, sources
 from systolic.simulator.slice.identity import Word
 
 _CALLED = re.compile(r"%([\w.\-]+) = ", re.ASCII)
@@ -112,11 +113,9 @@ def constant_operands(
       operands: of each called operation.
       allocations: of the constants.
     """
-    definitions: dict[str, list[Instruction]] = {}
+    definitions = definitions_of(top_level)
     calls: dict[str, Instruction] = {}
-    for instruction in _instructions(top_level):
-        if instruction.dest is not None and "_" in instruction.dest:
-            definitions.setdefault(instruction.dest.rsplit("_", 1)[0], []).append(instruction)
+    for instruction in top_level.instructions():
         if instruction.traits.kind == "call" and (called := _CALLED.search(instruction.comment)):
             calls.setdefault(called.group(1), instruction)
     for name, call in calls.items():
@@ -128,24 +127,10 @@ def constant_operands(
                     yield ConstantOperand(operation=name, operand=operand, allocation=allocation)
 
 
-def _allocation(text: str, definitions: Mapping[str, Sequence[Instruction]]) -> int | None:
+def _allocation(text: str, definitions: Definitions) -> int | None:
     """Return the number of the allocation from which an address is made."""
-    pending, seen = [text], set[str]()
-    while pending:
-        text = pending.pop()
-        named = _ALLOCATION.search(text)
-        if named is not None:
-            return int(named.group(1))
-        for name in _VIRTUAL.findall(text):
-            if name not in seen:
-                seen.add(name)
-                pending += (
-                    operand
-                    for definition in definitions.get(name, ())
-                    if definition.traits.kind != "load"
-                    for operand in definition.operands
-                )
-    return None
+    matches = map(_ALLOCATION.search, sources(text, definitions, _VIRTUAL))
+    return next((int(named.group(1)) for named in matches if named is not None), None)
 
 
 def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int]:
@@ -157,7 +142,7 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
     Raises:
       NeighbourTableError: it is used in another way.
     """
-    instructions = list(_instructions(top_level))
+    instructions = list(top_level.instructions())
     names, words, count = set[str](), set(offsets), -1
     while count < len(names) + len(words):
         count = len(names) + len(words)
@@ -178,11 +163,29 @@ def constant_allocations(top_level: Program, offsets: Set[str]) -> frozenset[int
         spilled = instruction.traits.kind == "store" and _SPILL.fullmatch(instruction.operands[0])
         if names.isdisjoint(instruction.operands) or instruction.traits.kind in ("move", "phi") or spilled:
             continue
+        if instruction.traits.kind == "store":
+            continue  # into the descriptor of a SparseCore program, whose image is among the constants
+        if instruction.opcode == "sadd.s32" and _is_only_stored(f"%{instruction.dest}", instructions):
+            continue
         base = _BASE.fullmatch(instruction.operands[0]) if instruction.opcode == "scalar_lea.hbm" else None
         if base is None:
             raise NeighbourTableError(f"the address of the program's constants is used in {instruction.text!r}")
         result.add(int(base.group(1)))
     return frozenset(result)
+
+
+def _is_only_stored(name: str, instructions: Sequence[Instruction]) -> bool:
+    """True if a register, and what is added to it, go into stores alone."""
+    names, count = {name}, 0
+    while count < len(names):
+        count = len(names)
+        for instruction in instructions:
+            if names.isdisjoint(instruction.operands) or instruction.traits.kind == "store":
+                continue
+            if instruction.opcode != "sadd.s32":
+                return False
+            names.add(f"%{instruction.dest}")
+    return True
 
 
 def constant_contents(
@@ -232,7 +235,3 @@ def _check_padding(constant: ConstantOperand, words: Sequence[int]) -> None:
                 f"operand {operand.index} of {constant.operation} is a constant of {constant.words} words, which is "
                 "not what the compiled program holds there"
             )
-
-
-def _instructions(program: Program) -> Iterator[Instruction]:
-    return (instruction for bundle in program.bundles for instruction in bundle.instructions)

@@ -14,7 +14,7 @@ from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
 from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.slice.communication import Communications
-from systolic.simulator.slice.identity import constants_from, images_at
+from systolic.simulator.slice.identity import constants_from
 from systolic.simulator.slice.surroundings import Surroundings
 from systolic.simulator.sparse_core.outside import SparseCopy, core_of_copy, core_of_signal
 
@@ -40,7 +40,7 @@ class Device:
         self.number = number
         self.chip, within = divmod(number, setup.chip.devices_per_chip)
         sparse = setup.chip.sparse_core
-        self.images_at = images_at(constants_from(setup.chip.machine.hbm_pointer_bytes))
+        self.images_at = constants_from(setup.chip.machine.hbm_pointer_bytes)
         self.first_sparse_core = within * (sparse.cores_per_device if sparse is not None else 0)
         self._around = around
         self._latency = setup.chip.machine.dma_latency_cycles

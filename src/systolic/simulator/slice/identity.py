@@ -16,7 +16,7 @@ from systolic.simulator.reading.listing import Program
 from systolic.simulator.slice.launch import LAUNCHED
 from systolic.simulator.slice.route_pointers import ROUTES_AT, route_pointers
 
-Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes", "images"]
+Word = Literal["chip", "core", "partition", "replica", "assignment", "constants", "routes"]
 
 _NAMED: Mapping[str, Word] = {
     **dict.fromkeys(("logical chip id", "physical chip id"), "chip"),
@@ -42,10 +42,8 @@ _WIDE_ADDRESSES = 512
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 
-# And the images of SparseCore programs, in the unit of addresses: after all constants.
-_IMAGES_AFTER = 1 << 24
-# Words of the descriptor that launches a SparseCore program, by their offset in it. An image begins with tables.
-_DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "images"}
+# Words of the descriptor that launches a SparseCore program, by their offset in it: its image is among the constants.
+_DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "constants"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +65,12 @@ class Identity:
             "assignment": self.assignment,
             "constants": self.constants,
             "routes": ROUTES_AT,
-            "images": images_at(self.constants),
         }[word]
 
 
 def constants_from(pointer_bytes: int) -> int:
     """Return the begin of a program's constants, on a chip with such addresses in HBM."""
     return (_BEHIND_32_GIB if pointer_bytes >= _WIDE_ADDRESSES else _BEHIND_96_GIB) // pointer_bytes
-
-
-def images_at(constants: int) -> int:
-    """Return the begin of the images of SparseCore programs, where the constants begin there."""
-    return constants + _IMAGES_AFTER
 
 
 def assignment_at(pointer_bytes: int) -> int:
@@ -114,7 +106,7 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
         places, handed_on = _descriptor_places(program)
-        described = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
+        described: dict[str, Word] = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
         words |= described
         known = {*described, *handed_on, *_flags(program)}
         unnamed = [name for name in unnamed if name not in known]

@@ -35,7 +35,7 @@ def without_route_pointers(program: Program) -> Program:
 
 def route_pointers(program: Program) -> set[str]:
     """Return the allocations with such pointers: the program adds the offset to a word loaded from them."""
-    instructions = [instruction for bundle in program.bundles for instruction in bundle.instructions]
+    instructions = list(program.instructions())
     added = {
         f"%{instruction.dest}"
         for instruction in instructions

@@ -40,11 +40,6 @@ class DevicesRun:
     def cores(self) -> tuple[CoreRun, ...]:
         return tuple(core for cores in self.devices for core in cores)
 
-    @property
-    def cycles(self) -> int:
-        """Cycles of the core that ends last."""
-        return max(core.cycles for core in self.cores)
-
 
 def run_devices(
     setup: DeviceSetup,

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.sparse_core.listing import SparseInstruction, SparseSection
+from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseSection
 
 # Bundles after a branch that still run, where the listing does not say: on v5p and v6e it prints no number.
 _DELAY_SLOTS = {"scs": 3, "tec": 2}
@@ -83,6 +83,12 @@ def split_section(name: str, section: SparseSection, kind: str) -> tuple[SparseB
             )
         )
     return tuple(blocks)
+
+
+def delay_cycles(bundle: SparseBundle) -> int:
+    """Return how long a bundle holds its program up."""
+    waits = [instruction for instruction in bundle.instructions if instruction.traits.kind == "delay"]
+    return max((int(wait.operands[0].removeprefix("$"), 0) for wait in waits), default=0)
 
 
 def _next_part(section: SparseSection, index: int) -> int | None:

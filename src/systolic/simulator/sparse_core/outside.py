@@ -42,7 +42,7 @@ class Outside(Protocol):
 
     @property
     def images_at(self) -> int:
-        """Where the images of the SparseCores' programs begin in HBM, in granules."""
+        """The address in HBM, in granules, at which the images of the SparseCores' programs begin."""
         ...
 
     def sparse_copy(self, core: int, label: str, copy: SparseCopy) -> bool:

@@ -1,9 +1,8 @@
 """Translate a section of a SparseCore listing into a Python generator that computes the times of all events.
 
 As with the TensorCore's programs, registers are local variables and the machine is called for everything that takes
-time of its own or concerns others; everything else is a cycle a bundle. Vector instructions decide nothing here but the
-number of lanes of a mask, where a scalar is compared with the numbers of the lanes; a value that they hand to the
-scalar side is not known.
+time of its own or concerns others; everything else is a cycle a bundle. Of vector instructions only masks are followed
+that compare a scalar with the numbers of the lanes; a value that they hand to the scalar side is not known.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any
 
 from systolic.simulator.errors import SimulationError, reading
 from systolic.simulator.hardware.values import COMPUTED, LANE_NUMBERS, NEVER_WRITTEN, Unknown, larger, smaller
-from systolic.simulator.sparse_core.blocks import SparseBlock, split_section
+from systolic.simulator.sparse_core.blocks import SparseBlock, delay_cycles, split_section
 from systolic.simulator.sparse_core.listing import SparseBundle, SparseInstruction, SparseListing, SparseSection
+from systolic.simulator.sparse_core.machine import CALLED
 from systolic.simulator.sparse_core.program import SparseFunction, SparseProgram
 from systolic.simulator.sparse_core.scalar import expression, operand, place, register
 from systolic.simulator.sparse_core.streams import LANES_BELOW, mask_lanes, read_general_copy, read_stream, space_of
@@ -23,12 +23,8 @@ from systolic.simulator.translating.control_flow import dispatch, until
 from systolic.simulator.translating.literals import number, quoted, variable
 from systolic.simulator.translating.scalar import choice
 
+_VECTOR_REGISTER = re.compile(r"v\d+", re.ASCII)
 _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
-_CALLED = (
-    *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
-    *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core"),
-    *("general", "refuse", "fetch_add", "read_flag"),
-)
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
@@ -59,6 +55,7 @@ class _Translator:
             for instruction in bundle.instructions
             if instruction.opcode == LANES_BELOW
             for operand in instruction.operands
+            if _VECTOR_REGISTER.fullmatch(operand)
         )
 
     def translate(self) -> SparseFunction:
@@ -66,7 +63,7 @@ class _Translator:
         names = " = ".join(sorted(self._variables))
         lines = [
             "def run(t, machine, block):",
-            *(f"    {name} = machine.{name}" for name in _CALLED),
+            *(f"    {name} = machine.{name}" for name in CALLED),
             "    cycle = machine.cycle",
             *([f"    {names} = nothing"] if names else []),
             "    while True:",
@@ -104,17 +101,12 @@ class _Translator:
                 code.append(f"t += {cycles} * cycle")
                 cycles = 0
             code += events + rest
-            cycles += 1 + self._delay(bundle)
+            cycles += 1 + delay_cycles(bundle)
             if ends:
                 return [*code, f"return t + {cycles} * cycle"]
         if cycles:
             code.append(f"t += {cycles} * cycle")
         return code + self._leave(index, block)
-
-    @staticmethod
-    def _delay(bundle: SparseBundle) -> int:
-        waits = [instruction for instruction in bundle.instructions if instruction.traits.kind == "delay"]
-        return max((int(wait.operands[0].removeprefix("$"), 0) for wait in waits), default=0)
 
     def _leave(self, index: int, block: SparseBlock) -> list[str]:
         def to(target: int | None) -> list[str]:
@@ -151,7 +143,7 @@ class _Translator:
                 effects += self._guarded(instruction, [effect])
             else:
                 assigns += self._assigned(instruction)
-        targets, values = ", ".join(dest for dest, _ in assigns), ", ".join(value for _, value in assigns)
+        targets, values = (", ".join(texts) for texts in zip(*assigns, strict=True)) if assigns else ("", "")
         if halts:  # the rest of the bundle happens before
             events, effects = [*events, *effects, *halts], []
         return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
@@ -219,15 +211,7 @@ class _Translator:
         traits = instruction.traits
         mask = _MASK_REGISTER.fullmatch(instruction.dests[0])
         if mask is not None:
-            lanes = mask_lanes(instruction)
-            if instruction.opcode == LANES_BELOW and instruction.predicate is None:
-                limit, numbers = (self._variable("w" + text[1:]) for text in instruction.operands)
-                return [(self._variable("x" + mask.group()[2:]), f"lanes_below({limit}, {numbers})")]
-            if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
-                first, other = (self._variable("x" + text[2:]) for text in instruction.operands)
-                known_value = f"({first} if {other}.__class__ is Unknown else {other})"
-                return [(self._variable("x" + mask.group()[2:]), known_value)]
-            return [(self._variable("x" + mask.group()[2:]), "computed" if lanes is None else number(lanes))]
+            return [(self._variable("x" + mask.group()[2:]), self._mask(instruction))]
         if traits.kind in ("ignored", "delay", "halt"):
             return []
         result = []
@@ -246,6 +230,17 @@ class _Translator:
         if not result and instruction.opcode[0] == "s" and not instruction.dests[0].startswith("v"):
             raise SimulationError(f"not understood: {instruction.text}")
         return result
+
+    def _mask(self, instruction: SparseInstruction) -> str:
+        """Write the number of lanes of a mask."""
+        operands, lanes = instruction.operands, mask_lanes(instruction)
+        if instruction.opcode == LANES_BELOW and self._compared.issuperset(operands) and not instruction.predicate:
+            limit, numbers = (self._variable("w" + text[1:]) for text in operands)
+            return f"lanes_below({limit}, {numbers})"
+        if instruction.opcode == "vmand":  # indices within bounds, of these lanes: all of them count
+            first, other = (self._variable("x" + text[2:]) for text in operands)
+            return f"({first} if {other}.__class__ is Unknown else {other})"
+        return "computed" if lanes is None else number(lanes)
 
     def _in_all_lanes(self, instruction: SparseInstruction) -> str:
         """Write the value that a vector instruction puts into every lane, or that it puts their numbers there."""

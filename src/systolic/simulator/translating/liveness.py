@@ -85,13 +85,12 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
 def _never_read(program: Program) -> frozenset[str]:
     """Return allocations of scalar memory that the program only stores to."""
     stored, mentioned = set(), set()
-    for bundle in program.bundles:
-        for instruction in bundle.instructions:
-            others = instruction.operands
-            if instruction.traits.kind == "store" and (place := static_allocation(others[0])) is not None:
-                stored.add(place)
-                others = others[1:]
-            mentioned.update(_ALLOCATION.findall(" ".join(others)))
+    for instruction in program.instructions():
+        others = instruction.operands
+        if instruction.traits.kind == "store" and (place := static_allocation(others[0])) is not None:
+            stored.add(place)
+            others = others[1:]
+        mentioned.update(_ALLOCATION.findall(" ".join(others)))
     return frozenset(stored - mentioned)
 
 

@@ -33,17 +33,16 @@ def flag_names(program: Program) -> frozenset[str]:
     result: set[str] = set()
     used_registers: set[str] = set()
     choices: list[tuple[str, set[str]]] = []  # register, and the allocations between which it was selected
-    for bundle in program.bundles:
-        for instruction in bundle.instructions:
-            for text in instruction.operands[instruction.traits.flags]:
-                named = _ALLOCATION.fullmatch(text)
-                if named:
-                    result.add(named.group(1))
-                elif text[0] == "%":
-                    used_registers.add(text)
-            if instruction.traits.kind == "select" and instruction.dest is not None:
-                named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
-                choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
+    for instruction in program.instructions():
+        for text in instruction.operands[instruction.traits.flags]:
+            named = _ALLOCATION.fullmatch(text)
+            if named:
+                result.add(named.group(1))
+            elif text[0] == "%":
+                used_registers.add(text)
+        if instruction.traits.kind == "select" and instruction.dest is not None:
+            named = filter(None, map(_ALLOCATION.fullmatch, instruction.operands))
+            choices.append((f"%{instruction.dest}", {match.group(1) for match in named}))
     for register, allocations in choices:
         if register in used_registers or not result.isdisjoint(allocations):
             result |= allocations
@@ -58,20 +57,19 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     offsets: dict[str, set[int]] = {}
     cleared: dict[str, set[int]] = {}
     unclear: set[str] = set()
-    for bundle in program.bundles:
-        for instruction in bundle.instructions:
-            traits = instruction.traits
-            # An address made from a flag's may be another flag's.
-            direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])
-            for text, count in Counter(instruction.operands).items():
-                named = _ALLOCATION.fullmatch(text)
-                if named is None or count > direct[text]:
-                    unclear.update(_MENTIONED.findall(text))
-                    continue
-                name, offset = named.group(1), int(named.group(2) or "0", 0)
-                offsets.setdefault(name, set()).add(offset)
-                if instruction.opcode == "vsyncpa":
-                    cleared.setdefault(name, set()).add(offset)
+    for instruction in program.instructions():
+        traits = instruction.traits
+        # An address made from a flag's may be another flag's.
+        direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])
+        for text, count in Counter(instruction.operands).items():
+            named = _ALLOCATION.fullmatch(text)
+            if named is None or count > direct[text]:
+                unclear.update(_MENTIONED.findall(text))
+                continue
+            name, offset = named.group(1), int(named.group(2) or "0", 0)
+            offsets.setdefault(name, set()).add(offset)
+            if instruction.opcode == "vsyncpa":
+                cleared.setdefault(name, set()).add(offset)
     result = {name: max(words) + 1 for name, words in offsets.items() if name in flags}
     several = {name: count for name, count in result.items() if count > 1 and len(cleared.get(name, ())) == count}
     return several | {name: 1 for name, count in result.items() if count == 1 and name not in unclear}

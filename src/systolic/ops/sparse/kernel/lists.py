@@ -1,8 +1,8 @@
-"""The list of blocks, sorted by lines in SMEM, loops over it, and the panels of a dense operand."""
+"""The list of blocks, sorted by lines in SMEM, kernels and loops over it, and the panels of a dense operand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.launch import launch_to_hbm, read_from_hbm
 from systolic.kernels.registers import part
 from systolic.ops.sparse.spec import SparseSpec
 
@@ -36,15 +37,49 @@ def list_buffers(spec: SparseSpec) -> ListBuffers:
     return ListBuffers(words(spec.lines + 2), *(map(words, by_columns) if by_columns else (None, None, None)))
 
 
-def call_options(spec: SparseSpec, cores: int, vmem_limit_bytes: int) -> dict[str, Any]:
-    """Return the arguments of `pallas_call` that both kernels have: the cores, and the kernel's name."""
-    return {
-        "grid": (cores,),
-        "compiler_params": pltpu.CompilerParams(
+def launch(
+    kind: Callable[..., Any],
+    operands: Any,
+    places: Any,
+    shape: tuple[int, ...],
+    buffers: Any,
+    *,
+    from_hbm: Sequence[str],
+    spec: SparseSpec,
+    cores: int,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams,
+    **static: Any,
+) -> Array:
+    """Run a kernel over listed blocks on each core, and return the output, which it copies to HBM itself.
+
+    Args:
+      kind: makes the kernel's record from the refs, the list of blocks, and `static`; its method `run` is the kernel.
+      places: block specs of all operands.
+      shape: the output's.
+      buffers: scratch shapes, with those of the list in the field `list`.
+      from_hbm: names of the operands that the kernel copies from HBM itself.
+    """
+
+    def kernel(refs: Any, out_hbm: Any, its: Any) -> None:
+        blocks = listed(refs.places, its.list, spec)
+        kind(refs=refs, out_hbm=out_hbm, its=its, list=blocks, spec=spec, cores=cores, **static).run()
+
+    return launch_to_hbm(
+        kernel,
+        operands if interpret else read_from_hbm(operands, *from_hbm),
+        places,
+        shape,
+        spec.dtype_out,
+        spec,
+        scratch_shapes=(buffers,),
+        interpret=interpret,
+        grid=(cores,),
+        compiler_params=pltpu.CompilerParams(
             vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
         ),
-        "name": f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    }
+        name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
+    )
 
 
 class BlockList(NamedTuple):

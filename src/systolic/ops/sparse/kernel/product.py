@@ -15,16 +15,15 @@ In VMEM: a ring of blocks, two panels, the sums of a line, a ring of lines of th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import launch_to_hbm, read_from_hbm, vmem_shapes
+from systolic.kernels.launch import vmem_shapes
 from systolic.ops.sparse.kernel.lines import Buffers, Kernel, ProductOperands
-from systolic.ops.sparse.kernel.lists import Places, call_options, list_buffers, listed
+from systolic.ops.sparse.kernel.lists import Places, launch, list_buffers
 from systolic.ops.sparse.schedule import ProductSchedule
 from systolic.ops.sparse.spec import SparseSpec
 
@@ -48,29 +47,19 @@ def sparse_product(
         panel_sem=pltpu.SemaphoreType.DMA((its.panel_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
-
-    def kernel(refs: ProductOperands, out_hbm: Any, its: Buffers) -> None:
-        Kernel(
-            refs=refs,
-            out_hbm=out_hbm,
-            its=its,
-            list=listed(refs.places, its.list, spec),
-            spec=spec,
-            schedule=schedule,
-            cores=cores,
-            activation=activation,
-        ).run()
-
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     bias = pl.BlockSpec(memory_space=pltpu.VMEM)
-    return launch_to_hbm(
-        kernel,
-        operands if interpret else read_from_hbm(operands, "blocks", "dense"),
+    return launch(
+        Kernel,
+        operands,
         ProductOperands(Places(scalars, scalars), hbm, hbm, bias, scalars),
         (spec.m, spec.n),
-        spec.dtype_out,
-        spec,
-        scratch_shapes=(buffers,),
+        buffers,
+        from_hbm=("blocks", "dense"),
+        spec=spec,
+        schedule=schedule,
+        cores=cores,
+        activation=activation,
+        vmem_limit_bytes=vmem_limit_bytes,
         interpret=interpret,
-        **call_options(spec, cores, vmem_limit_bytes),
     )

@@ -12,16 +12,14 @@ In VMEM: the sums, two panels, a ring of blocks of lhs, a ring of blocks of the 
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import launch_to_hbm, read_from_hbm, vmem_shapes
-from systolic.ops.sparse.kernel.lists import Places, call_options, list_buffers, listed
+from systolic.kernels.launch import vmem_shapes
+from systolic.ops.sparse.kernel.lists import Places, launch, list_buffers
 from systolic.ops.sparse.kernel.samples import Buffers, Kernel, SampledOperands
 from systolic.ops.sparse.schedule import SampledSchedule
 from systolic.ops.sparse.spec import SparseSpec
@@ -53,28 +51,18 @@ def sparse_sampled(
         out_sem=pltpu.SemaphoreType.DMA((its.stages,)),
         zeros_sem=pltpu.SemaphoreType.DMA((len(its.zero_widths),)),
     )
-
-    def kernel(refs: SampledOperands, out_hbm: Any, its: Buffers) -> None:
-        Kernel(
-            refs=refs,
-            out_hbm=out_hbm,
-            its=its,
-            list=listed(refs.places, its.list, spec),
-            spec=spec,
-            schedule=schedule,
-            cores=cores,
-            band=band,
-        ).run()
-
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    return launch_to_hbm(
-        kernel,
-        operands if interpret else read_from_hbm(operands, "lhs", "rhs"),
+    return launch(
+        Kernel,
+        operands,
         SampledOperands(Places(scalars, scalars), hbm, hbm),
         (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, spec.block_rows, spec.block_columns),
-        spec.dtype_out,
-        spec,
-        scratch_shapes=(buffers,),
+        buffers,
+        from_hbm=("lhs", "rhs"),
+        spec=spec,
+        schedule=schedule,
+        cores=cores,
+        band=band,
+        vmem_limit_bytes=vmem_limit_bytes,
         interpret=interpret,
-        **call_options(spec, cores, vmem_limit_bytes),
     )

@@ -84,16 +84,8 @@ class Kernel:
 
     @property
     def _zeros(self) -> Zeros:
-        buffers = self.its
-        return Zeros(
-            list=self.list,
-            out_hbm=self.out_hbm,
-            source=buffers.zeros,
-            under_way=buffers.under_way,
-            sem=buffers.zeros_sem,
-            spec=self.spec,
-            widths=self.schedule.zero_widths,
-        )
+        widths = self.schedule.zero_widths
+        return Zeros(list=self.list, out_hbm=self.out_hbm, its=self.its, spec=self.spec, widths=widths)
 
     def run(self) -> None:
         schedule, spec = self.schedule, self.spec

@@ -19,16 +19,14 @@ class Zeros(NamedTuple):
 
     list: BlockList
     out_hbm: Any
-    source: Any  # [block rows, columns of the widest copy]
-    under_way: Any  # int32 [widths]: copies of each width
-    sem: Any  # (widths,)
+    its: Any  # the kernel's buffers, of which `zeros` is as wide as the widest copy
     spec: SparseSpec
     widths: tuple[int, ...]  # in blocks, each half of the one before, the last one 1
 
     def prepare(self) -> None:
-        self.source[...] = jnp.zeros_like(self.source)
+        self.its.zeros[...] = jnp.zeros_like(self.its.zeros)
         for number in range(len(self.widths)):
-            self.under_way[number] = 0
+            self.its.under_way[number] = 0
 
     def fill(self, turn: Any, turns: Any) -> None:
         spec = self.spec
@@ -51,7 +49,7 @@ class Zeros(NamedTuple):
                 self._copy(number, 0, 0).wait()
                 return carry
 
-            lax.fori_loop(0, self.under_way[number], one, None)
+            lax.fori_loop(0, self.its.under_way[number], one, None)
 
     def _line(self, line: Any) -> None:
         """Fill the gaps of a line: before each block, and after the last one."""
@@ -76,7 +74,7 @@ class Zeros(NamedTuple):
 
     def _start(self, number: int, where: Any, place: Any) -> None:
         self._copy(number, where, place).start()
-        self.under_way[number] += 1
+        self.its.under_way[number] += 1
 
     def _copy(self, number: int, where: Any, place: Any) -> Any:
         spec, width = self.spec, self.widths[number]
@@ -87,7 +85,7 @@ class Zeros(NamedTuple):
             target = self.out_hbm.at[part(where, spec.block_rows, spec.lines), zero_columns]
         else:
             target = self.out_hbm.at[where]
-        return pltpu.make_async_copy(self.source.at[:, pl.ds(0, columns)], target, self.sem.at[number])
+        return pltpu.make_async_copy(self.its.zeros.at[:, pl.ds(0, columns)], target, self.its.zeros_sem.at[number])
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
