@@ -52,6 +52,12 @@ REPORTS = (
         command=f"systolic explain examples/slow_products.py:product {_SQUARES} --chip v6e --tries 4",
     ),
     Report(
+        name="blocks",
+        title="A product that HBM limits",
+        words="Its blocks are large enough, but one operand is fetched eight times over.",
+        command=f"systolic explain examples/products.py:v5 {_SQUARES} --chip v6e",
+    ),
+    Report(
         name="attention",
         title="JAX's flash attention",
         words="A public kernel in blocks of 512, and its times in other blocks.",

@@ -121,6 +121,14 @@ def lesson_ratio(name: str) -> str:
     return f"{times[above] / times[below]:.2f}"
 
 
+def explained(text: str) -> str:
+    """Renew the first line that `systolic explain` prints about the kernel of README and of the page on explain."""
+    verdict = explanation("blocks").verdict
+    [indent] = re.findall(r"^( *)simulated [\d,.]+ µs .* on v6e: ", text, re.MULTILINE)
+    lines = textwrap.fill(verdict, 117, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return put(r"^ *simulated [\d,.]+ µs (?:.|\n)*?(?=\n(?:```|\n))", lines, text)
+
+
 def report_value(name: str) -> str:
     """Return a number of a report of the gallery: "small_tiles: this kernel: µs", or ": saves" in percent."""
     report, label, unit = name.split(": ")
@@ -131,7 +139,8 @@ def report_value(name: str) -> str:
 
 
 RENEWERS: dict[str, tuple[Renewer, ...]] = {
-    "README.md": (trust_sentences, readme_ratios),
+    "README.md": (trust_sentences, readme_ratios, explained),
+    "docs/explain.md": (explained,),
     "docs/matmul.md": (plan_sample,),
     "docs/results/matmul.md": (ratio_table,),
     "docs/results/quantized.md": (few_rows_table,),

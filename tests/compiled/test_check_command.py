@@ -226,7 +226,9 @@ def test_what_does_not_end_is_told_from_what_breaks_the_compiler(
     file.write_text(ENDLESS)
     limits = ["--time-limit", "8" if rule == "run" else "4", "--seeds", "1", *([] if rule == "run" else ["--no-run"])]
     code, report = checked(capsys, f"{file}:{name}", "--arg", f"f32[{shape}]", *limits)
-    assert code == 1
+    # The compiler's failure is no fault of the kernel.
+    assert code == (0 if rule == "compiler-crash" else 1)
+    assert ("no answer of the compiler" in report.conclusion) == (rule == "compiler-crash")
     found = [each for each in report.findings if each.rule == rule and words in each.value]
     assert len(found) == 1, [str(each) for each in report.findings]
     assert fix in found[0].fix

@@ -15,7 +15,7 @@ from systolic.compiler import WorkerPool
 from systolic.timing import submit_simulation
 
 MESH = systolic.slice_mesh("v6e", "2x4", model=8)
-SHARED = {"axis_name": "model", "activation": "silu"}
+SHARED: dict[str, Any] = {"axis_name": "model", "activation": "silu"}
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,7 @@ def test_commands_are_told_from_what_they_print(built: Path) -> None:
 def test_the_gallery_has_every_report(built: Path) -> None:
     page = (built / "generated" / "gallery.html").read_text("utf-8")
     reports = re.findall(r'<iframe class="report" src="\.\./(reports/\w+\.html)"', page)
-    assert len(reports) == 3
+    assert len(reports) == 4
     for report in reports:
         assert "data-plot" in (built / report).read_text("utf-8")
     assert "dropped-tail" in page

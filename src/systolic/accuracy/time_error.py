@@ -222,12 +222,12 @@ class TimeError:
     percent: Amount | None = None
     ratio_percent: Amount | None = None  # the same of the ratio of two times of the same kernel; None: not known
     programs: Count = 0  # published programs of these numbers
-    reason: str = ""  # why `percent` is not known, in few words
+    reason: str = ""  # why `percent` is not known, in few words; "" if that is not known either
 
     @property
     def words(self) -> str:
-        """Return the error after a time: "± 4 %", or "± ? (why)"."""
-        return f"± {percent_text(self.percent)}" if self.percent is not None else f"± ? ({self.reason})"
+        """Return the error after a time: "± 4 %", "± ? (why)" or "± ?"."""
+        return f"± {self.cell} ({self.reason})" if self.percent is None and self.reason else f"± {self.cell}"
 
     @property
     def cell(self) -> str:
@@ -235,7 +235,7 @@ class TimeError:
         return percent_text(self.percent) if self.percent is not None else "?"
 
 
-NOT_SAID = TimeError(reason="not said when it was simulated")
+NOT_SAID = TimeError()  # of a time that was saved without its error
 
 
 def percent_text(percent: float) -> str:

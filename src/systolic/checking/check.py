@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from systolic.analysis import argument_texts
-from systolic.checking.exception_findings import exception_finding, worker_failure
+from systolic.checking.exception_findings import NO_VERDICT, exception_finding, worker_failure
 from systolic.checking.finding import Finding
 from systolic.checking.report import CheckReport, RunSummary, in_order, without_consequences
 from systolic.checking.running import RunOutcome, run_in_worker
@@ -240,9 +240,9 @@ def _verdict(
     except CompilerError as error:
         finding = Finding(
             rule="compiler-crash",
-            grade="error",
+            grade="warning",
             value=str(error).splitlines()[0],
-            limit="the compiler came to no answer",
+            limit=NO_VERDICT,
             fix="see the text below",
             chip=chip.name,
             detail=str(error),

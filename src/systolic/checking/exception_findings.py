@@ -216,6 +216,7 @@ def trace_failure(error: Exception, chip: str = "") -> Finding:
     )
 
 
+NO_VERDICT = "the compiler gave no answer, which says nothing about the kernel"
 _NO_ANSWER = {
     "trace": "there is nothing to check: what Python does while a function is traced has to come to an end by itself",
     "run": "nothing could be said of what it visits, or of its results",
@@ -244,7 +245,7 @@ def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
         rule=rule,
         grade=grade,
         value=f"{'its process' if error.how.startswith('ended') else 'it was'} {error.how}",
-        limit=_NO_ANSWER.get(rule, "the compiler came to no answer"),
+        limit=_NO_ANSWER.get(rule, NO_VERDICT),
         fix=error.fix,
         chip=chip,
         where=error.where,
@@ -256,4 +257,5 @@ def _rule(error: WorkerEnded) -> tuple[str, Grade]:
         return "run", "error"
     if error.by_function:
         return "trace", "error"
-    return ("compiler-timeout", "warning") if isinstance(error, CompilerTimeout) else ("compiler-crash", "error")
+    # The compiler's failure is no fault of the kernel: it is not known whether another version would take it.
+    return ("compiler-timeout" if isinstance(error, CompilerTimeout) else "compiler-crash"), "warning"

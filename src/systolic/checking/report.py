@@ -123,10 +123,13 @@ class CheckReport(SavedResult):
 
     @property
     def conclusion(self) -> str:
-        """The report in few words: "ok" only where results were compared with a reference."""
+        """The report in few words: "ok" only if results were compared with a reference and the compiler answered."""
         if not self.ok:
             return "not ok"
-        return "ok" if self.compared else "no fault found, not compared with a reference"
+        missing = "not compared with a reference" * (not self.compared)
+        failed = any(finding.rule in ("compiler-crash", "compiler-timeout") for finding in self.findings)
+        missing = ", ".join(filter(None, (missing, "no answer of the compiler" * failed)))
+        return f"no fault found, {missing}" if missing else "ok"
 
     def count(self, grade: Grade) -> int:
         """Counts the findings of a grade."""

@@ -38,8 +38,9 @@ class MachineModel:
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
-    hbm_slow_period_s: float  # a program finds HBM slow whenever such a period has passed; 0: never
-    hbm_slow_s: float  # for so long
+    hbm_slow_period_s: float  # HBM may be slow at the begin of such a period, counted from the program's; 0: never
+    hbm_slow_load: float  # share of the period before in which it has to be busy for that
+    hbm_slow_s: float  # it is slow for so long
     hbm_slow_share: float  # of `hbm_bytes_per_s` that is left meanwhile
     dma_latency_cycles: int  # from a copy's last byte leaving its source to its flag being seen
     dma_issue_cycles: int  # the core is held up for each copy it starts

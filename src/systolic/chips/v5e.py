@@ -76,6 +76,7 @@ V5E = with_sources(
             hbm_bytes_per_s=sourced(0.70e12, _FIT),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
             hbm_slow_period_s=sourced(0.0, sources.NO_ROWS),
+            hbm_slow_load=sourced(1.0, sources.NO_ROWS),
             hbm_slow_s=sourced(0.0, sources.NO_ROWS),
             hbm_slow_share=sourced(1.0, sources.NO_ROWS),
             dma_latency_cycles=sourced(740, _FIT),

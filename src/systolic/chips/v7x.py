@@ -86,6 +86,7 @@ V7X = with_sources(
             ),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
             hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
+            hbm_slow_load=sourced(1.0, sources.NEVER_SLOW),
             hbm_slow_s=sourced(0.0, sources.NEVER_SLOW),
             hbm_slow_share=sourced(1.0, sources.NEVER_SLOW),
             dma_latency_cycles=sourced(2200, _REFIT),

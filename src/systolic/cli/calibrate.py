@@ -43,7 +43,7 @@ _HALVES = ("fit", "check")
     "--fit",
     "names",
     default=",".join(USUALLY_FITTED),
-    show_default=True,
+    show_default=", ".join(USUALLY_FITTED),
     help="Constants to fit, with commas; also clock_hz and result_latency_cycles.",
 )
 @click.option(

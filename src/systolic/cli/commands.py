@@ -56,11 +56,11 @@ class Commands(Group):
         """List the commands by task."""
         return [name for commands in TASKS.values() for name in commands]
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def find_command(self, ctx: click.Context, name: str) -> click.Command | None:
         """Import a command; return None if there is none of this name."""
-        if cmd_name not in self.list_commands(ctx):
+        if name not in self.list_commands(ctx):
             return None
-        module = _MODULES.get(cmd_name, cmd_name)
+        module = _MODULES.get(name, name)
         command: click.Command = getattr(importlib.import_module(f"systolic.cli.{module}"), module)
         return command
 

@@ -20,7 +20,14 @@ def shown_text(text: str) -> str:
 
 
 def complain(text: str) -> None:
-    click.echo(shown_text(text), err=True)
+    """Print a message on standard error; a terminal gets lines that fit it."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # which takes long, and is not needed for --help
+
+        out = Console(stderr=True, markup=False, highlight=False, emoji=False, no_color=True)
+        out.print(shown_text(text))
+    else:
+        click.echo(shown_text(text), err=True)
 
 
 def note(text: str, *, quiet: bool) -> None:

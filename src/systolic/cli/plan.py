@@ -12,7 +12,7 @@ from systolic.chips import Chip
 from systolic.cli.options import TileSizes, chip_option, output_options
 from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
-from systolic.cli.tables import chosen_format, console, show_table
+from systolic.cli.tables import chosen_format, console, say, show_table
 from systolic.cost import MadeWith
 from systolic.ops.op import op_of, record_of
 from systolic.ops.plan import Plan
@@ -140,12 +140,12 @@ def _show(plans: Sequence[Plan]) -> None:
         return
     for number, made in enumerate(plans):
         if number:
-            click.echo("")
+            say("")
         summary = made.summary()
-        click.echo(dataclasses.replace(summary, facts={**summary.facts, **_facts(made)}).text())
-    click.echo("")
+        say(dataclasses.replace(summary, facts={**summary.facts, **_facts(made)}).text())
+    say("")
     for provenance in dict.fromkeys(made.provenance for made in plans):
-        click.echo(f"{provenance}: {_FROM[provenance]} (jax {versions()['jax']})")
+        say(f"{provenance}: {_FROM[provenance]} (jax {versions()['jax']})")
 
 
 def _facts(made: Plan) -> dict[str, str]:

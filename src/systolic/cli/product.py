@@ -122,7 +122,13 @@ def dtype_options(command: Callable[..., int]) -> Callable[..., int]:
 def stack_options(command: Callable[..., int]) -> Callable[..., int]:
     """Add the options of fused functions, as `stack`, which makes a product's spec, and `batch`."""
 
-    @click.option("--out", "dtype_out", type=click.Choice((*DTYPES, "int32")), help="Of the result, if not the usual.")
+    @click.option(
+        "--out",
+        "dtype_out",
+        type=click.Choice((*DTYPES, "int32")),
+        metavar="DTYPE",
+        help=f"The result's dtype, if not the usual one: {', '.join((*DTYPES, 'int32'))}.",
+    )
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
     @click.option("--transpose-rhs", is_flag=True, help="rhs is stored as [n, k].")
     @click.option("--bias", is_flag=True, help="A bias [n] is added.")

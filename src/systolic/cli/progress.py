@@ -60,7 +60,7 @@ class Bar(Progress):
     def found(self, text: str) -> None:
         """Print a part of the answer that is already known."""
         if self._progress is not None:
-            self._progress.console.print(text, markup=False, soft_wrap=True)
+            self._progress.console.print(text, markup=False)
         else:
             note(text, quiet=self._quiet)
 

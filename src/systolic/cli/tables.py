@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
@@ -28,12 +29,35 @@ _CHOSEN = f"{__name__}.format"  # in the context that all commands of a call sha
 # Width of text around tables in a file or a pipe; the tables take what they need.
 _WIDTH_OF_A_FILE = 200
 _LEAST = {"text": 12, "code": 24}  # characters, to which a column may be folded
+_LONGEST_WORD = 24  # characters, up to which folding breaks no word
 _BETWEEN = 2  # columns
+# The beginning of a line, below which nothing of its folded rest stands: spaces, or a word and two spaces after it.
+_MARGIN = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,}(?=\S)|)")
 _LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
 
 
 class _PrintableConsole(Console):
-    """A console on which no file name can move the cursor or change colors."""
+    """A console on which no file name can move the cursor or change colors, and on a terminal no line breaks a word."""
+
+    def print(  # type: ignore[override]
+        self, *objects: Any, soft_wrap: bool | None = None, markup: bool | None = None, **style: Any
+    ) -> None:
+        if not self.is_terminal:
+            super().print(*objects, soft_wrap=soft_wrap, markup=markup, **style)
+            return
+        # A terminal breaks a line that is too long in the middle of a word.
+        lines = [self._folded(text, markup=markup) if isinstance(text, str) else text for text in objects]
+        super().print(*lines, **style)
+
+    def _folded(self, text: str, *, markup: bool | None) -> Text:
+        """Fold the lines of a text between words; what follows stands below the line's first word, or its value."""
+        folded: list[Text] = []
+        for line in self.render_str(text, markup=markup, emoji=False).split("\n", allow_blank=True):
+            margin = _MARGIN.match(line.plain)
+            begin = margin.end() if margin is not None and margin.end() < self.width // 2 else 0
+            first, *others = line[begin:].wrap(self, self.width - begin)
+            folded += [line[:begin] + first, *(Text(" " * begin) + other for other in others)]
+        return Text("\n").join(folded)
 
     def render_str(self, text: str, **style: Any) -> Text:  # type: ignore[override]
         return super().render_str(shown_text(text), **style)
@@ -74,8 +98,7 @@ def console() -> Console:
 
 def say(text: str) -> None:
     """Print a line between the tables."""
-    form, words = chosen_format(), shown_text(text)
-    click.echo(markdown_text(words) if form == "markdown" else words, err=form == "csv")
+    console().print(text, markup=False, soft_wrap=True)
 
 
 def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]) -> None:
@@ -135,19 +158,27 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, _BETWEEN, 0, 0), header_style="bold")
     for number, column in enumerate(columns):
         is_text = column.kind != "number"
-        longest = max((cell_len(shown_text(column.text(row))) for row in rows), default=0)
+        row_texts = [shown_text(column.text(row)) for row in rows]
+        longest = max(map(cell_len, row_texts), default=0)
         is_whole = not is_text or (number == 0 and longest <= _LONGEST_KEY)
         table.add_column(
             Text(shown_text(column.title)),
             justify="left" if is_text else "right",
             no_wrap=is_whole,
             overflow="fold",
-            # Text folds, but not to single letters; a number is whole or not there.
-            min_width=max(cell_len(column.title), longest if is_whole else min(longest, _LEAST[column.kind])),
+            # Text folds between words; a number is whole or not there.
+            min_width=max(cell_len(column.title), longest if is_whole else _folded_width(column, row_texts)),
         )
     for row in rows:
         table.add_row(*_cells(columns, row))
     return table
+
+
+def _folded_width(column: Column[Row], texts: Sequence[str]) -> int:
+    longest = max(map(cell_len, texts), default=0)
+    words = [cell_len(word) for text in texts for word in text.split()]
+    least = max([_LEAST[column.kind], *(length for length in words if length <= _LONGEST_WORD)])
+    return min(longest, least)
 
 
 def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:

@@ -74,7 +74,7 @@ class CompilerCrash(WorkerEnded):
         ending = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
         during = f" during {label or 'a task'}"
         rest = _while(stage) + (f": {words}" if words else "")
-        fix = "reduce the kernel: it breaks the compiler"
+        fix = "reduce the kernel until the compiler survives it, or try another version of libtpu"
         if stage in OF_THE_FUNCTION:
             fix = "run the function in plain JAX: it, or a library that it calls, ends the process"
         super().__init__(

@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 
 from systolic.compiler.caller_globals import SentGlobal, packed_globals
+from systolic.compiler.globals_used import resolved
 from systolic.compiler.stand_in import StandIn, imported, jitted_again
 
 
@@ -54,27 +55,11 @@ class _Pickler(cloudpickle.Pickler):
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(obj, jax.custom_vjp):
             # Its constructor wants the function that pickle hands over only later, as part of its state.
-            name = getattr(obj, "__qualname__", "")
-            if _imported(getattr(obj, "__module__", ""), name) is obj:
-                return _imported, (obj.__module__, name)
+            module, name = getattr(obj, "__module__", "__main__"), getattr(obj, "__qualname__", "")
+            if module != "__main__" and resolved(module, name) is obj:  # a worker's `__main__` is another one
+                return imported, (module, name)
             return _rebuilt, (type(obj), obj.__dict__)
         return super().reducer_override(obj)
-
-
-def _imported(module: str, name: str) -> Any:
-    value: Any = sys.modules.get(module) if module in sys.modules else _import(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
-
-
-def _import(module: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        return None
 
 
 def _rebuilt(kind: type, state: dict[str, Any]) -> Any:

@@ -34,8 +34,18 @@ class StandIn:
 
 
 def imported(module: str, name: str) -> Any:
-    """Return the original in a worker, which imports its module."""
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    """Return the original in a worker, which imports its module.
+
+    Raises:
+        ImportError: a worker cannot import the module, or it has no such name there.
+    """
+    try:
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (AttributeError, ImportError) as error:
+        raise ImportError(
+            f"a worker process cannot import {name} from {module} ({error}): install the module, or put its folder "
+            "on PYTHONPATH"
+        ) from error
 
 
 def jitted_again(function: Callable[..., Any], static_argnums: Sequence[int], static_argnames: Sequence[str]) -> Any:

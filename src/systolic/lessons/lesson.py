@@ -137,7 +137,9 @@ def _error(error: TimeError | None) -> float | str | None:
     """Return the percentage, or why it is not known."""
     if error is None:
         return None
-    return error.percent if error.percent is not None else f"? ({error.reason})"
+    if error.percent is not None:
+        return error.percent
+    return f"? ({error.reason})" if error.reason else "?"
 
 
 def _agreeing(values: Mapping[str, str]) -> str:

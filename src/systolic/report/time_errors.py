@@ -34,7 +34,7 @@ def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
     """Explain the column and its missing numbers; no lines if it is empty."""
     result = [error for error in errors if error is not None]
     reasons = dict.fromkeys(error.reason for error in result if error.percent is None)
-    return [LEGEND] * bool(result) + [f"± ?: {reason}" for reason in reasons]
+    return [LEGEND] * bool(result) + [f"± ?: {reason}" for reason in reasons if reason]
 
 
 def verdict_text(verdict: RatioVerdict, error_percent: float | None, *, same_kernel: bool = False) -> str:

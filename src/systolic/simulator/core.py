@@ -167,8 +167,7 @@ class Core:
         after = self._spent(name)
         spent = {what: after[what] - count for what, count in before.items()}
         totals.add(time, end, spent, block_counts, loop)
-        # Copies of what vector units have counted are of something unknown.
-        for operand in in_place if self._counted(name) is None else outputs:
+        for operand in in_place:
             self._overwritten(name, operand, registers)
         if self._timeline is not None:
             self._timeline.add("op", time, end, name)
@@ -236,20 +235,15 @@ class Core:
             )
 
     def _overwritten(self, name: str, operand: CallOperand, registers: Mapping[str, int | Unknown]) -> None:
-        """Mark a result as not known, unless the operation's own copies write it, or it only counts.
+        """Mark a result as not known, unless the operation's own copies write it.
 
         HBM is marked by the device's first core alone: a later one may begin the call when it has been written.
         """
         at = registers.get(operand.register, COMPUTED)
-        counted = self._counted(name)
-        if operand.space == "hbm" and self.number > 0 and counted is None:
+        if operand.space == "hbm" and self.number > 0:
             return
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
-            words = Unknown(f"what {name} computes") if counted is None else counted
-            self._define(operand.space, at, operand.padded_words, words)
-
-    def _counted(self, name: str) -> Words | None:
-        return self._setup.hlo.iotas.get(name) if self._setup.hlo is not None else None
+            self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
 
     def _define(self, space: str, pointer: int, size: int, words: Words | Unknown) -> None:
         self._memory.define(space, self._first_word(space, pointer), size, lambda: words)

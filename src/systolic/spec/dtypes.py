@@ -6,6 +6,10 @@ import ml_dtypes  # noqa: F401  registers bfloat16 and the float8 types with Num
 import numpy as np
 
 from systolic.support.call_errors import WrongCallError
+from systolic.support.choices import unknown_name
+
+# That most matrices have, for the message about a name that is none: any dtype of NumPy or ml_dtypes is a name.
+_DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int32", "int8", "int4")
 
 
 class SpecError(WrongCallError, ValueError):
@@ -26,7 +30,7 @@ def dtype_bytes(dtype: str) -> int:
     try:
         return np.dtype(dtype).itemsize
     except TypeError as error:
-        raise SpecError(f"dtype {dtype!r} is not known; use a name such as float32, bfloat16 or int8") from error
+        raise SpecError(unknown_name("dtype", dtype, _DTYPES)) from error
 
 
 def accumulator_dtype(dtype: str) -> str:

@@ -57,8 +57,9 @@ class GroupSizes:
             raise GroupSizesError(f"group_sizes={shown(name)} of {self._file} is no list of whole numbers from 0 up")
         if len(sizes) != groups or sum(sizes) > rows:
             raise GroupSizesError(
-                f"group_sizes={shown(name)} of {self._file} are {len(sizes)} groups of {sum(sizes)} rows together; the "
-                f"row says {groups} and {rows}"
+                f"group_sizes={shown(name)} of {self._file} are {len(sizes)} groups of {sum(sizes)} rows; the row of "
+                f"published times has {groups} groups of {rows} rows: name a list of {groups} sizes that add up to "
+                f"{rows} at most"
             )
         return tuple(sizes)
 

@@ -10,8 +10,8 @@ n degrees of freedom. With fewer than three there is no number.
 
 Intervals are from programs that constants may be fitted to. Among recorded operations others are held out, and it is
 counted how many of their published times lie within the interval that is printed. In CSV files none is held out, and a
-program that constants were fitted to lies closer for that: with p = 6 constants fitted to N such programs a deviation
-that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
+program that constants were fitted to lies closer for that: with p = 6 constants, 2 of links, fitted to N such programs
+a deviation that is left out of the fit is larger by 1/(1 − p/N) on average (the leverage of a row), and counts so.
 
 Two times of the same kernel share much of their errors, so their ratio has an interval of its own: by the
 same rule, of how far a program of a kernel and the one nearest in its sizes lie apart. Programs that are compared with
@@ -25,7 +25,14 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from systolic.accuracy.time_error import CheckedKind, CheckedRatio, ProgramTraits, TimeErrors, machine_digest
+from systolic.accuracy.time_error import (
+    LINKS,
+    CheckedKind,
+    CheckedRatio,
+    ProgramTraits,
+    TimeErrors,
+    machine_digest,
+)
 from systolic.chips import Chip, chip
 from systolic.timing import Measurement
 from systolic.validation.errors import WALL_CLOCK, ComparedRow
@@ -34,6 +41,7 @@ from systolic.validation.recorded.arguments import array_sizes
 _COVERED = 0.9
 _MIN_PROGRAMS = 3
 FITTED_CONSTANTS = 6  # constants that were fitted together for one chip, at the most: v6e's
+_LINK_CONSTANTS = 2  # of a generation's links: bytes a second, and the latency of a hop
 _LIKE_SIZES = 2.0 + 1e-9  # the largest factor between sizes of programs whose ratio is looked at
 # A host's dispatch time is known to a seventh of it; times with a larger share of dispatch are too uncertain.
 _MAX_DISPATCH = 0.2
@@ -125,9 +133,8 @@ def time_errors(
     records = {
         name: (chips or {}).get(name) or chip(name) for name in dict.fromkeys(program.chip for program in programs)
     }
-    widening = {program.generation: _widening(program.generation, programs) for program in programs}
     weighed = [
-        _Weighed(program, widening[program.generation] if program.fitted else 1.0)
+        _Weighed(program, _widening(program, programs) if program.fitted else 1.0)
         for program in programs
         if not program.held_out
     ]
@@ -206,10 +213,16 @@ def half_width(deviations: Sequence[float]) -> float | None:
     return float(spread * t.ppf((1 + _COVERED) / 2, count))
 
 
-def _widening(generation: str, programs: Sequence[Compared]) -> float:
-    """Return the factor on deviations of fitted programs; infinite if there are no more programs than constants."""
-    seen = sum(program.fitted and program.generation == generation for program in programs)
-    return seen / (seen - FITTED_CONSTANTS) if seen > FITTED_CONSTANTS else math.inf
+def _widening(fitted: Compared, programs: Sequence[Compared]) -> float:
+    """Return the factor on a fitted program's deviation; infinite if there are no more programs than constants."""
+    constants = _LINK_CONSTANTS if fitted.traits.resource == LINKS else FITTED_CONSTANTS
+    seen = sum(
+        program.fitted
+        and program.generation == fitted.generation
+        and (program.traits.resource == LINKS) == (fitted.traits.resource == LINKS)
+        for program in programs
+    )
+    return seen / (seen - constants) if seen > constants else math.inf
 
 
 def _checked(place: tuple[str, str], alike: Sequence[_Weighed]) -> CheckedKind:

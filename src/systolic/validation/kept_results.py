@@ -54,8 +54,8 @@ class KeptResults:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __contains__(self, program: PublishedProgram) -> bool:
-        """True if the program has a result of any chip record, packages and simulator."""
+    def __contains__(self, program: PublishedProgram | str) -> bool:
+        """True if the program, or its text, has a result of any chip record, packages and simulator."""
         return str(program) in self._programs
 
     def result(self, program: PublishedProgram, chip: Chip) -> Measurement | str | None:

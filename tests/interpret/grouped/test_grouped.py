@@ -371,5 +371,5 @@ def test_vmap_and_scan() -> None:
 
 
 def test_known_sizes_above_m_are_refused() -> None:
-    with pytest.raises(SpecError, match="17 rows together"):
+    with pytest.raises(SpecError, match="17 rows, more than the 16 of lhs; use the number"):
         systolic.grouped_matmul(jnp.ones((16, 8)), jnp.ones((2, 8, 8)), np.array([8, 9]))

@@ -9,6 +9,7 @@ import pytest
 
 from systolic.accuracy.time_error import (
     FULL_GROUP,
+    NOT_SAID,
     CheckedKind,
     CheckedRatio,
     ProgramTraits,
@@ -23,6 +24,7 @@ from systolic.accuracy.time_error import (
     time_error,
 )
 from systolic.chips import CHIPS, Chip, chip
+from systolic.report.time_errors import error_lines
 
 V5E, V6E = chip("v5e"), chip("v6e")
 KERNEL = ProgramTraits(
@@ -207,3 +209,8 @@ def test_the_shipped_errors_are_those_of_the_shipped_constants() -> None:
         for fields in ({}, {"hbm_share": 0.9}, {"pallas_share": 0.0}):
             assert time_error(chip(name), changed(time_us=1e4, **fields)).percent is not None, (name, fields)
     assert time_error(chip("v4"), KERNEL).reason
+
+
+def test_a_time_without_its_error_is_followed_by_no_reason() -> None:
+    assert (NOT_SAID.words, TimeError(reason="too short").words) == ("± ?", "± ? (too short)")
+    assert error_lines([NOT_SAID, TimeError(reason="too short")])[1:] == ["± ?: too short"]

@@ -14,9 +14,11 @@ import pytest
 import systolic.cli.validate
 import systolic.timing.runner
 from systolic.accuracy.kind_errors import KindErrorsTable
+from systolic.accuracy.time_error import TimeErrors
 from systolic.chips import Chip, chip
 from systolic.compiler import CompilerRefusal, CompilerTimeout
-from systolic.simulator import CoreRun, SimulatedRun
+from systolic.simulator import CoreRun, SimulatedRun, SliceRun
+from systolic.simulator.slice.records import DeviceClass
 from systolic.timing import Measurement
 from systolic.validation.errors import PublishedProgram
 from systolic.validation.kept_results import KeptResults
@@ -141,6 +143,50 @@ def test_a_stopped_comparison_goes_on_where_it_was(
     second, third = (json.loads((tmp_path / name).read_text()) for name in ("second.json", "third.json"))
     for name in ("predicted_us", "error", "reason"):
         assert [row[name] for row in second["rows"]] == [row[name] for row in third["rows"]]
+
+
+def test_intervals_of_the_kept_rows_alone(run: Run, recorded: Path, simulations: list[int], tmp_path: Path) -> None:
+    kept, intervals = tmp_path / "kept.jsonl", tmp_path / "intervals.json"
+    resume = ("validate", recorded, "--resume", kept, "-q")
+    run(*resume, "--json", tmp_path / "first.json", "--only", "gated_linear_unit", "--sample", 11)
+    drawn = {row for row in simulations if row != 8}  # what took too long is not kept
+    simulations.clear()
+    run(*resume, "--kept", "--intervals", intervals, "--json", tmp_path / "second.json")
+    document = json.loads((tmp_path / "second.json").read_text())
+    assert simulations == []
+    assert {int(row["published_us"] / SLOWER + 0.5) for row in document["rows"]} == drawn
+    errors = TimeErrors.from_json(intervals.read_text())
+    assert errors.command.endswith("--kept --resume kept.jsonl --dispatch-us 115 --intervals intervals.json")
+    (narrow,) = (kind for kind in errors.kinds if kind.generation and kind.kind.startswith("XLA"))
+    rows = [row for row in document["rows"] if row["counted"]]
+    assert narrow.programs == sum(row["in_view"] for row in rows)
+    assert narrow.held_out == narrow.covered == sum(not row["in_view"] for row in rows)
+    assert narrow.error_percent is not None
+    assert {row["time_error"]["percent"] for row in rows} == {narrow.error_percent}  # that of this comparison
+    assert run("validate", recorded, "--kept")[0] == 2
+
+
+def test_a_kept_slice_comes_back(tmp_path: Path) -> None:
+    known = chip("v6e")
+    run = planted_run(known, 5)
+    program = PublishedProgram(chip="v6e", what="psum", topology="2x4", function=print, arguments=())
+    slice_run = SliceRun(
+        chip="v6e",
+        topology="2x4",
+        clock_hz=run.clock_hz,
+        assignment=(0, 1),
+        way="all devices",
+        classes=(DeviceClass(devices=(0, 1), run=run),),
+        links=(),
+        collectives=(),
+        link_bytes_per_s=1e9,
+    )
+    result = Measurement(chip="v6e", provenance="simulated", time_us=run.time_us, run=run, slice_run=slice_run)
+    KeptResults(tmp_path / "kept.jsonl", {"jax": "1"}).keep(program, known, result)
+    kept = KeptResults(tmp_path / "kept.jsonl", {"jax": "1"}).result(program, known)
+    assert isinstance(kept, Measurement)
+    assert kept.slice_run is not None
+    assert (kept.time_us, kept.slice_run.classes[0].devices) == (run.time_us, (0, 1))
 
 
 def test_a_kept_time_is_of_one_chip_record(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import click
 import pytest
 from rich.console import Console
 
+from systolic.cli.complaints import complain
 from systolic.cli.main import cli
 from systolic.cli.tables import TableFormat, choose_format, console, say, show_table
 from systolic.report.columns import Column, numeric, textual
@@ -99,3 +100,36 @@ def test_a_table_in_a_file_is_as_wide_as_its_numbers(capsys: pytest.CaptureFixtu
     out = capsys.readouterr().out
     assert len(out.splitlines()) == 2
     assert all(f"{number:,.1f}" in out for number in numbers)
+
+
+class Terminal(io.StringIO):
+    """A terminal that has no columns of its own: the environment says how many."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+LONG = "times are simulated: compiled for the chip, executed on its model of the hardware"
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_no_line_on_a_terminal_breaks_a_word(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys." + stream, terminal)
+    monkeypatch.setenv("COLUMNS", "41")
+    monkeypatch.setenv("TERM", "xterm")
+    if stream == "stdout":
+        say(LONG)
+        console().print(LONG, soft_wrap=True)
+    else:
+        complain(LONG)
+        complain(LONG)
+    lines = terminal.getvalue().splitlines()
+    assert max(map(len, lines)) <= 41
+    assert " ".join(line.strip() for line in lines) == f"{LONG} {LONG}"
+
+
+def test_a_column_is_not_folded_inside_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    out = Console(width=40, force_terminal=True, color_system=None, highlight=False)
+    show_table(out, COLUMNS, [("rows of a product", 1.0, "convolution_fusion and tanh")])
+    assert "convolution_fusion" in capsys.readouterr().out

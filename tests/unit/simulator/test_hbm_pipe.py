@@ -1,4 +1,4 @@
-"""The pipe to HBM: when it has carried a copy's bytes, also where HBM is slow for a part of each period."""
+"""The pipe to HBM: when it has carried a copy's bytes, also where a busy period is followed by a slow one."""
 
 from __future__ import annotations
 
@@ -11,55 +11,61 @@ from simulator_listings import V5E
 from systolic.chips import MachineModel, chip
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 
-PERIOD, SLOW, SHARE = 1000, 400, 0.5  # cycles; slow from 1000 to 1400, from 2000 to 2400, …
+PERIOD, SLOW, SHARE, LOAD = 1000, 400, 0.5, 0.75  # cycles; shares
 
 
 def slowing(**changes: float) -> MachineModel:
     hz = V5E.machine.clock_hz
-    periods = {"hbm_slow_period_s": PERIOD / hz, "hbm_slow_s": SLOW / hz, "hbm_slow_share": SHARE}
-    return replace(V5E.machine, **{**periods, **changes})
+    periods = {"hbm_slow_period_s": PERIOD / hz, "hbm_slow_s": SLOW / hz}
+    return replace(V5E.machine, **{**periods, "hbm_slow_share": SHARE, "hbm_slow_load": LOAD, **changes})
 
 
 @pytest.mark.parametrize(
-    ("begin", "cycles", "end"),
+    ("copies", "end"),
     [
-        (0, 1000, 1000),  # the first period is never slow
-        (900, 200, 1200),  # 100 cycles' worth of bytes at the full rate, the rest at half
-        (900, 400, 1500),  # and the last 100 after the slow part
-        (1000, 200, 1400),
-        (1400, 600, 2000),
-        (0, 1000 + 200 + 600 + 200 + 1, 2401),
+        ([(0, 1000)], 1000),  # nothing comes before the first period
+        ([(0, 1100)], 1200),  # bytes of 100 cycles take 200
+        ([(0, 1300)], 1500),  # 400 cycles at half the rate, and 100 at the full one
+        ([(0, 1000 + 200 + 600 + 200 + 1)], 2401),
+        ([(0, 700), (900, 200)], 1200),  # busy for 800 of 1,000 cycles
+        ([(0, 600), (900, 200)], 1100),  # busy for 700 of 1,000 cycles: too little
+        ([(0, 1000), (1500, 400), (2000, 100)], 2100),  # after a period with 400 busy cycles
+        ([(0, 1000), (2000, 100)], 2100),  # and after one with none
+        ([(0, 1000), (1000, 400), (1500, 300)], 1900),
     ],
 )
-def test_bytes_take_longer_while_hbm_is_slow(begin: int, cycles: int, end: int) -> None:
+def test_hbm_is_slow_after_a_busy_period(copies: list[tuple[int, int]], end: int) -> None:
     pipe = HbmPipe(slowing())
-    assert pipe.carry(begin, cycles) == begin
+    for time, cycles in copies:
+        assert pipe.carry(time, cycles) >= time
     assert pipe.free == end
 
 
-def test_copies_follow_each_other_in_time_that_cycle_counts_confirm() -> None:
-    pipe = HbmPipe(slowing(), free=350.0)
-    sizes = [37.5, 800.0, 3.25, 1234.0, 90.0] * 7
-    for size in sizes:
-        assert pipe.carry(0, size) >= 350.0
-    work, now = sum(sizes), 350.0
-    while work > 0:  # quarter by quarter of a cycle
-        work -= 0.25 * (SHARE if now >= PERIOD and now % PERIOD < SLOW else 1.0)
-        now += 0.25
-    assert pipe.free == pytest.approx(now, abs=0.5)
+def test_time_that_it_is_busy_counts_and_not_bytes() -> None:
+    # In slow periods bytes of 800 cycles are carried.
+    pipe = HbmPipe(slowing(hbm_slow_load=0.9))
+    for _ in range(100):
+        pipe.carry(0, 50)
+    assert pipe.free == 1000 + 5 * 1000  # 1,000 in the first period, and 800 in each of five
 
 
-@pytest.mark.parametrize("never", [{"hbm_slow_period_s": 0.0}, {"hbm_slow_s": 0.0}, {"hbm_slow_share": 1.0}])
+@pytest.mark.parametrize(
+    "never", [{"hbm_slow_period_s": 0.0}, {"hbm_slow_s": 0.0}, {"hbm_slow_share": 1.0}, {"hbm_slow_load": 1.0}]
+)
 def test_without_a_slow_part_the_rate_is_the_same_all_the_time(never: dict[str, float]) -> None:
     pipe = HbmPipe(slowing(**never))
     pipe.carry(10, 1e6)
     assert pipe.free == 1e6 + 10
 
 
-def test_a_given_rate_lasts() -> None:
-    pipe = HbmPipe(slowing(), rate=0.25)
-    pipe.carry(0, 5000)
-    assert (pipe.free, pipe.rate(7)) == (20000, (0.25, math.inf))
+def test_a_given_rate_lasts_and_can_be_repeated() -> None:
+    alone = HbmPipe(slowing(), rate=0.5)
+    alone.carry(100, 100)
+    assert (alone.free, alone.rate(7)) == (300, (0.5, math.inf))
+    pipe = HbmPipe(slowing())
+    pipe.carry(0, 1000)
+    pipe.repeat(1050, alone)
+    assert (pipe.free, pipe.busy_cycles) == (1350, 200)
 
 
 def test_only_v6e_is_slow() -> None:

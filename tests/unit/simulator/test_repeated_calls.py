@@ -73,7 +73,7 @@ def test_a_pipe_that_is_still_busy_counts(alone: list[bool]) -> None:
 
 def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool]) -> None:
     # A call takes 1.6 µs, or 2.7 where HBM is slow: from 4.2 to 8.3 µs, and again from 8.4 on.
-    slowing = replace(V5E.machine, hbm_slow_period_s=4.2e-6, hbm_slow_s=4.1e-6, hbm_slow_share=0.5)
+    slowing = replace(V5E.machine, hbm_slow_period_s=4.2e-6, hbm_slow_load=0.5, hbm_slow_s=4.1e-6, hbm_slow_share=0.5)
     run = both_ways(*copied(24000), on=replace(V5E, machine=slowing))
     calls = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
     assert max(calls) > 1.5 * min(calls)

@@ -84,37 +84,6 @@ def test_registers_are_handed_to_a_called_program() -> None:
     assert loop.first_cycles + loop.steady_cycles + loop.last_cycles == op.cycles
 
 
-@pytest.mark.parametrize(
-    ("shape", "layout", "dimension", "row", "number"),
-    [
-        ("s32[2048,128]", "1,0:T(8,128)", 0, 3, 3),
-        ("s32[256]", "0:T(256)", 0, 1, 128),
-        ("s32[8,128]", "1,0:T(8,128)", 1, 1, None),
-    ],
-)
-def test_the_contents_of_an_iota_are_known(
-    shape: str, layout: str, dimension: int, row: int, number: int | None
-) -> None:
-    hlo = (
-        f"ENTRY %m {{\n  %iota.1 = {shape}{{{layout}}} iota(), iota_dimension={dimension}\n"
-        '  %op.1 = s32[4]{0} custom-call(%iota.1), custom_call_target="tpu_custom_call"\n}\n'
-    )
-    calls = ("%3 = inlined_call %s1_s0 /* %iota.1 = iota() */", "%4 = inlined_call %s1_s0 /* %op.1 = f(%iota.1) */")
-    output = f"%s7_s0 = inlined_call_operand.vmem [shape: {shape}, index: 0, kind: output, shape index: {{}}]"
-    load = (f"%v1_v1 = vld [vmem:[%s7_s0 + ${row:#x}] sm:$0xff]", "%13 = vpush %v1_v1", "%s10_s10 = spop %13")
-    listings = {
-        "TLP": listing("%s1_s0 = smov [#allocation3]", *calls),
-        "iota.1": listing(output),
-        "op.1": listing(output.replace("output", "input"), *load, *LOOP[1:]),
-    }
-    prepared = prepare_listings(listings, V5E, hlo_text=hlo)
-    if number is None:  # along lanes: the order of memory is another
-        with pytest.raises(UnknownValueError):
-            prepared.run(V5E)
-    else:
-        assert prepared.run(V5E).cores[0].copies == number
-
-
 def test_contents_can_be_given_for_an_operand() -> None:
     operand = "%s7_s0 = inlined_call_operand.smem [shape: s32[4], index: 0, kind: input, shape index: {}]"
     body = (operand, "%s10_s10 = sld [smem:[%s7_s0 + $0x2]]", *LOOP[1:])

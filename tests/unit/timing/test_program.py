@@ -83,8 +83,10 @@ def came_of(program: Program, machine: MachineModel) -> SimulatedRun | str:
 
 @pytest.mark.parametrize("name", [field.name for field in fields(MachineModel)])
 def test_every_constant_counts_or_is_refused(name: str) -> None:
-    # HBM that is slow half of the time, by turns of 2 ns; on chips the turns take milliseconds.
-    slowing = replace(V5E.machine, hbm_slow_period_s=4e-9, hbm_slow_s=2e-9, hbm_slow_share=0.5)
+    # HBM that is slow in every cycle after a busy one; on chips the turns take milliseconds.
+    cycle_s = 1 / V5E.machine.clock_hz
+    turns = {"hbm_slow_period_s": cycle_s, "hbm_slow_load": 0.5, "hbm_slow_s": cycle_s, "hbm_slow_share": 0.25}
+    slowing = replace(V5E.machine, **turns)
     program = everything(replace(V5E, machine=slowing))
     value = getattr(slowing, name)
     other = {kind: 2 * rate for kind, rate in value.items()} if isinstance(value, dict) else 2 * value or 7

@@ -127,6 +127,13 @@ def test_programs_in_view_count_as_if_left_out_of_the_fit() -> None:
     assert time_errors(too_few, command="c", versions={}).kinds == ()
 
 
+def test_links_have_fewer_constants() -> None:
+    waits = [replace(one, traits=replace(one.traits, link_share=0.9)) for one in [program(0.01, in_view=True)] * 4]
+    (kind, _) = time_errors(waits, command="c", versions={}).kinds
+    assert kind.kind == "program bound by links"
+    assert kind.error_percent == pytest.approx(2.0 * float(t.ppf(0.95, 4)), abs=0.01)  # 1/(1 − 2/4)
+
+
 def test_ratios_are_of_one_kernel_and_like_sizes() -> None:
     alike = [program(0.10 + 0.001 * at, size=1024 + at) for at in range(12)]
     ratio, kind = ratio_of(alike), kind_of(alike)

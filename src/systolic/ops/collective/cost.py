@@ -18,16 +18,15 @@ from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
 
 _DTYPES = ("bfloat16", "float32")
-_MAX_BLOCK = 2048  # columns multiplied at once: a block's sum of 512 rows takes 4 MiB
+_MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
-# Rows' worth of time that a pass takes in addition for its weights, which the matrix unit loads. Simulated on v6e: 64
-# rows reach 0.46 of the peak (facts of the prototypes).
-_WEIGHT_ROWS = 75
+# Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
+# rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
+_WEIGHT_ROWS = 45
 # A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8
-# passes took 17 µs longer on v6e, 5 blocks more with 8 copies each in 2 passes 8 µs. Simulated with libtpu 0.0.42.1.
-_BLOCK_US = 0.05
-_COPY_US = 0.08
-_ADD_US = 0.2  # adding a block of sums to a product, and starting its copies; simulated likewise
+# passes took 17 µs longer on v6e, and 4 blocks more with 16 copies each 2 µs. Simulated with libtpu 0.0.42.1.
+_BLOCK_US = 0.2
+_COPY_US = 0.12
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
 _MAX_SEMAPHORES = 224
 # VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
@@ -90,7 +89,8 @@ def vmem_limit_bytes(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> in
 
 def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     buffers_of = schedule.scatter_buffers if sizes.scatters else schedule.gather_buffers
-    value_bytes = schedule.pass_rows * schedule.block * dtype_bytes("float32")  # the sum of a block
+    slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
+    value_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")  # the sum of a block
     return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + value_bytes
 
 
@@ -104,7 +104,9 @@ def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
 class _Times:
     """Times in µs of what a schedule consists of."""
 
-    block: float  # product of the rows of a pass and a block of columns
+    row: float  # product of a row and a block of columns
+    block: float  # what that product takes in addition, for any number of rows
+    copy: float  # of a part of its result
     weights: float  # of a block of w, from HBM
     sent: float  # what a step sends at once in one direction: a piece of x, or a block of sums
     hop: float
@@ -113,18 +115,17 @@ class _Times:
     def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
         assert chip.links is not None  # a rule of `_violations`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
-        flops = 2 * sizes.k * multiplied * (schedule.pass_rows + _WEIGHT_ROWS)
-        sent_bytes = (
+        # One TensorCore of the device runs the kernel.
+        row = 2 * sizes.k * multiplied / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
+        width_bytes = (
             schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
         )
-        copies = WAYS * schedule.slots_at_once
         return _Times(
-            # One TensorCore of the device runs the kernel.
-            block=flops / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
-            + _BLOCK_US
-            + copies * _COPY_US,
+            row=row,
+            block=_WEIGHT_ROWS * row + _BLOCK_US,
+            copy=_COPY_US,
             weights=sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
-            sent=schedule.piece_rows * sent_bytes / chip.links.bytes_per_s * 1e6,
+            sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
 
@@ -144,35 +145,55 @@ class _Link:
 def _gather_us(schedule: RingSchedule, times: _Times) -> float:
     link, now = _Link(times), times.hop  # of the barrier
     arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, schedule.steps))]
+    pass_us = schedule.blocks * (
+        schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
+    )
     for group in range(schedule.groups):
         for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
             if slot >= schedule.own_slots:
                 now = max(now, arrivals[slot - schedule.own_slots])
                 if len(arrivals) < schedule.steps:
                     arrivals.append(link.arrival(now))
-        for block in range(schedule.blocks):
-            now = max(now, 0.0 if group else (block + 1) * times.weights) + times.block
+        if group == 0:  # its last part waits for the last weights
+            parts = schedule.columns // schedule.first_block
+            now = max(now, schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
+        now += pass_us
     return now
 
 
 def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
     link, now = _Link(times), times.hop
+    slot_rows = WAYS * schedule.piece_rows
     arrivals: dict[tuple[int, int], float] = {}
-    for group in range(schedule.groups):
-        slots = range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once)
-        for block in range(schedule.blocks):
-            now = max(now, 0.0 if group else (block + 1) * times.weights) + times.block
-            for slot in slots:
-                if slot < min(schedule.pieces, schedule.steps):
-                    arrivals[slot, block] = link.arrival(now)
+    for block in range(schedule.blocks):
+        product = schedule.first_slots * slot_rows * times.row + times.block
+        now = max(now, (block + 1) * times.weights) + product
+        for slot in range(schedule.fresh_slots):
+            now += WAYS * times.copy
+            arrivals[slot, block] = link.arrival(now)
+
+    def add(slot: int, block: int) -> None:
+        nonlocal now
+        # The last sums come in the steps before the device's own rows are finished.
+        before = min(slot, schedule.steps) - schedule.pieces
+        now = max(now, arrivals.get((before, block), 0.0)) + WAYS * times.copy
+        if slot < schedule.steps:
+            arrivals[slot, block] = link.arrival(now)
+
+    def add_all(slots: range) -> None:
         for slot in slots:
-            # The last sums come in the steps before the device's own rows are finished.
-            before = min(slot, schedule.steps) - schedule.pieces
-            for block in range(schedule.blocks if slot >= min(schedule.pieces, schedule.steps) else 0):
-                now = max(now, arrivals.get((before, block), 0.0)) + _ADD_US
-                if slot < schedule.steps:
-                    arrivals[slot, block] = link.arrival(now)
-    return max(now, *arrivals.values()) + _ADD_US
+            for block in range(schedule.blocks):
+                add(slot, block)
+
+    add_all(range(schedule.fresh_slots, schedule.first_slots))
+    for first in range(schedule.first_slots, schedule.slots, schedule.slots_at_once):
+        for block in range(schedule.blocks):
+            now += schedule.slots_at_once * slot_rows * times.row + times.block
+            if schedule.adds_at_once:
+                add(first, block)
+        if not schedule.adds_at_once:
+            add_all(range(first, first + schedule.slots_at_once))
+    return max(now, *arrivals.values())
 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
@@ -194,7 +215,8 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                 except IllegalTilesError:
                     continue
                 fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)
-                fits &= not sizes.scatters or schedule.scatter_semaphores <= _MAX_SEMAPHORES
+                if sizes.scatters:
+                    fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= _MAX_SEMAPHORES
                 if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
                     yield schedule
 

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 
 from systolic.schedule import VmemBuffer
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
+from systolic.schedule.sizes import largest_divisor
 from systolic.spec import dtype_bytes
 
 _REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of bfloat16
+# A copy of this many columns still reaches HBM's rate, in pieces of 16 KiB, and their product with 256 rows 0.9 of the
+# matrix unit's rate.
+_MAX_FIRST_BLOCK = 512
 WAYS = 2  # round the ring
 OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
@@ -26,7 +30,8 @@ class RingSchedule:
       columns: of the device's weights.
       dtype: of x.
       pieces: pieces of a chunk. It is even, because each direction brings half of the opposite device's chunk.
-      slots_at_once: slots that are multiplied at once.
+      slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
+        follow, they are multiplied one by one.
       block: columns that are multiplied at once.
 
     Raises:
@@ -92,6 +97,11 @@ class RingSchedule:
         return self.columns // self.block
 
     @property
+    def first_block(self) -> int:
+        """Columns that the first pass of all-gather × matmul multiplies at once: it waits for these weights."""
+        return largest_divisor(self.block, LANES, _MAX_FIRST_BLOCK)
+
+    @property
     def pass_rows(self) -> int:
         """Rows that are multiplied at once."""
         return self.slots_at_once * WAYS * self.piece_rows
@@ -100,6 +110,34 @@ class RingSchedule:
     def scatter_semaphores(self) -> int:
         """Semaphores of matmul × reduce-scatter."""
         return self.slots + self.blocks + WAYS + WAYS * self.steps * self.blocks + 1
+
+    @property
+    def fresh_slots(self) -> int:
+        """Steps of reduce-scatter that send sums which begin on this device."""
+        return min(self.pieces, self.steps)
+
+    @property
+    def first_slots(self) -> int:
+        """Slots of the first pass of reduce-scatter."""
+        return max(self.fresh_slots, self.slots_at_once)
+
+    @property
+    def later_passes(self) -> int:
+        """Passes of reduce-scatter after the first."""
+        return (self.slots - self.first_slots) // self.slots_at_once
+
+    @property
+    def scatters_evenly(self) -> bool:
+        """True if the later passes of reduce-scatter multiply all other slots."""
+        return (self.slots - self.first_slots) % self.slots_at_once == 0
+
+    @property
+    def adds_at_once(self) -> bool:
+        """True if a device adds a block to the sums that have arrived before it multiplies the next block.
+
+        If a pass multiplies rows of several steps, a step may need sums that another device sends in the same pass.
+        """
+        return self.slots_at_once == 1
 
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
@@ -112,7 +150,8 @@ class RingSchedule:
         `sums` has a slot for each step, from which that step sends, and then slots for the last pieces that arrive.
         """
         blocks = (WAYS, self.blocks, self.piece_rows, self.block)
-        products = (self.blocks, self.slots_at_once, WAYS, self.piece_rows, self.block)
+        kept_blocks = 1 if self.adds_at_once else self.blocks
+        products = (kept_blocks, self.first_slots, WAYS, self.piece_rows, self.block)
         return (
             *self._operand_buffers(k),
             _buffer("sums", (self.steps + self.pieces, *blocks), dtype_out),

@@ -15,6 +15,7 @@ from systolic.compat import interpret_mode_is_forced, interpreted_effects
 from systolic.ops.engine.target import for_a_tpu, target_chip
 from systolic.schedule import KernelConfig, Tiles
 from systolic.spec import SpecError
+from systolic.support.choices import unknown_name
 
 Implementation = Literal["pallas", "xla", "interpret"] | pltpu.InterpretParams | None
 _IMPLEMENTATIONS = (None, "pallas", "xla", "interpret")
@@ -82,9 +83,10 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
-        raise SpecError(f"implementation={implementation!r} is not known; choose from pallas, xla, interpret and None")
+        names = (name for name in _IMPLEMENTATIONS if name is not None)
+        raise SpecError(f"{unknown_name('implementation=', implementation, names)}, or leave it out")
     if chip is not None and not isinstance(chip, (str, Chip)):
-        raise SpecError(f"chip={chip!r} is not known; use a name such as v5e, or a systolic.Chip")
+        raise SpecError(f"chip={chip!r} is no chip; use a name such as v5e, or a systolic.Chip")
     named_chip = None if chip is None else chip_named(chip)
     if named_chip is None and implementation != "xla":
         named_chip = target_chip()

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from systolic.spec import PASSES, PrecisionName, SpecError
+from systolic.support.choices import unknown_name
 
 _BFLOAT16, _FLOAT32 = np.dtype("bfloat16"), np.dtype("float32")
 # Strings are the names of `jax.lax.Precision` and of presets. libtpu 0.0.42.1 compiles these presets to the same
@@ -29,7 +30,9 @@ _PRECISIONS: dict[str, PrecisionName] = {
 _ALGORITHMS: dict[lax.DotAlgorithm, PrecisionName] = {
     lax.DotAlgorithm(_BFLOAT16, _BFLOAT16, _FLOAT32, num_primitive_operations=PASSES[name]): name for name in PASSES
 }
-_FIX = "use default, high or highest, of one, three or six bfloat16 passes"
+_CHOICES = ("default", "high", "highest")
+_MEANING = ", of one, three and six bfloat16 passes"
+_FIX = f"choose from {', '.join(_CHOICES)}{_MEANING}"
 
 
 def precision_named(precision: Any) -> PrecisionName:
@@ -58,7 +61,7 @@ def precision_named(precision: Any) -> PrecisionName:
         return _PRECISIONS[name.lower()]
     if isinstance(name, str) and name.upper() in lax.DotAlgorithmPreset.__members__:
         raise SpecError(f"{source}={name}: no TPU has this algorithm; {_FIX}")
-    raise SpecError(f"{source}={precision!r} is not known; {_FIX}")
+    raise SpecError(unknown_name(f"{source}=", name, _CHOICES, aliases=_PRECISIONS) + _MEANING)
 
 
 def is_precision(precision: Any) -> bool:

@@ -128,7 +128,10 @@ def _sizes(value: Any, m: int) -> Array:
         if sizes and min(sizes) < 0:
             raise SpecError(f"group_sizes has {min(sizes)}; a group has 0 rows or more")
         if sum(sizes) > m:
-            raise SpecError(f"group_sizes are {sum(sizes)} rows together, lhs has m={m}")
+            raise SpecError(
+                f"group_sizes add up to {sum(sizes)} rows, more than the {m} of lhs; use the number of rows of each "
+                "group, not where groups end, or pad lhs"
+            )
     # An int32 offset needs no operation before the kernel, which clips it.
     return jnp.asarray(value) if dtype == "int32" else _clipped(value, dtype, 0, m)
 

@@ -191,7 +191,7 @@ class DmaEngine:
     def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
         """Count a program's recorded activity again, with the pipe and its own flags."""
         self.counts[core].add(alone.counts[0])
-        self.pipe.free = time + alone.pipe.free
+        self.pipe.repeat(time, alone.pipe)
         self._flags.reset_own_flags(core, program, alone.own_flags(0, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import SimulationError
-from systolic.simulator.reading.iota import IotaWords, iota_words
 from systolic.simulator.reading.operation_kinds import OperationKinds
 
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
@@ -55,7 +54,6 @@ class TopLevelHlo:
     aliases: Mapping[int, int] = field(default_factory=dict)
     launches: tuple[str, ...] = ()  # names of the instructions that start SparseCores, in the order of the schedule
     module: str = ""  # the module's name, such as "jit_f"
-    iotas: Mapping[str, IotaWords] = field(default_factory=dict)  # contents of instructions that only count
     kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
 
     def flops(self, instruction: str) -> int | None:
@@ -85,7 +83,6 @@ def parse_hlo(text: str) -> TopLevelHlo:
     kernels: set[str] = set()
     results = None
     launches: list[str] = []
-    iotas: dict[str, IotaWords] = {}
     kinds = OperationKinds()
     in_entry = False
     name = ""
@@ -109,8 +106,6 @@ def parse_hlo(text: str) -> TopLevelHlo:
         shape = _shape(shape_text)
         if shape is not None:
             shapes[name] = shape
-            if opcode == "iota" and (words := iota_words(shape.dtype, shape.sizes, shape.layout, rest)) is not None:
-                iotas[name] = words
         operands[name] = tuple(_OPERAND.findall(rest.split(")", 1)[0]))
         kinds.add(name, opcode, rest)
         scope = _OP_NAME.search(rest)
@@ -141,7 +136,6 @@ def parse_hlo(text: str) -> TopLevelHlo:
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
         launches=tuple(launches),
-        iotas=iotas,
         module=module[1] if module is not None else "",
         kinds=kinds,
     )

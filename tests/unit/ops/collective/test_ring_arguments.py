@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,17 @@ def shape_of(multiply: Callable[..., Any], x: Any, w: Any, **options: Any) -> An
     mapped = jax.shard_map(run, mesh=MESH, in_specs=(whole, whole), out_specs=whole, check_vma=False)
     jax.eval_shape(jax.jit(mapped), x, w)
     return shapes[0]
+
+
+@pytest.mark.parametrize(("chip", "has_kernel"), [("v6e", True), ("v5p", False), ("v4", False)])
+def test_a_chip_with_two_cores_multiplies_by_xla_unless_told(chip: str, has_kernel: bool) -> None:
+    whole = PartitionSpec()
+    for implementation, expected in ((None, has_kernel), ("xla", False)):
+        multiply = functools.partial(
+            systolic.matmul_reduce_scatter, axis_name="model", chip=chip, implementation=implementation
+        )
+        mapped = jax.shard_map(multiply, mesh=MESH, in_specs=(whole, whole), out_specs=whole, check_vma=False)
+        assert ("pallas_call" in str(jax.make_jaxpr(jax.jit(mapped))(zeros(8, 128), zeros(128, 128)))) == expected
 
 
 def zeros(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:

@@ -7,12 +7,14 @@ multiplies it. After devices / 2 hops every row has reached every device; each d
 device's rows. So a link carries (devices − 1) / 2 chunks in each direction, the least for a ring.
 
 Rows lie in VMEM in order of arrival. Each piece has a slot of its own, so no device has to signal that a slot is free.
-The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another.
+The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another;
+the first ones by smaller blocks, as these weights arrive.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -40,7 +42,7 @@ def all_gather_matmul(operands: RingOperands, kernel: RingKernel) -> Array:
         buffers=schedule.gather_buffers(operands.x.shape[1], kernel.dtype_out),
         semaphores={
             "own_sem": pltpu.SemaphoreType.DMA,
-            "w_sem": pltpu.SemaphoreType.DMA((schedule.blocks,)),
+            "w_sem": pltpu.SemaphoreType.DMA((schedule.columns // schedule.first_block,)),
             "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
             "recv_sem": pltpu.SemaphoreType.DMA((WAYS, schedule.steps)),
             "out_sem": pltpu.SemaphoreType.DMA((OUT_SLOTS,)),
@@ -56,7 +58,7 @@ def _body(
     w_vmem,  # [blocks, k, block]
     out_vmem,  # [2, slots_at_once · directions, piece_rows, block]
     own_sem,
-    w_sem,  # [blocks]
+    w_sem,  # [columns / first_block]
     send_sem,  # [directions]
     recv_sem,  # [directions, steps]
     out_sem,  # [2]
@@ -65,13 +67,21 @@ def _body(
     schedule, x_hbm, w_hbm = kernel.schedule, refs.x, refs.w
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
+    first_block = schedule.first_block
+    parts = block // first_block
     walk = Walk(kernel.axis_name, refs.ring)
 
     def columns_of(number: Any) -> Any:
         return pl.ds(pl.multiple_of(number * block, LANES), block)
 
-    def weights(number: Any) -> Any:
-        return pltpu.make_async_copy(w_hbm.at[:, columns_of(number)], w_vmem.at[number], w_sem.at[number])
+    def weights(number: Any, part: Any) -> Any:
+        columns = pl.ds(pl.multiple_of(number * block + part * first_block, LANES), first_block)
+        return pltpu.make_async_copy(
+            w_hbm.at[:, columns], w_vmem.at[number, :, part_of(part)], w_sem.at[number * parts + part]
+        )
+
+    def part_of(part: Any) -> Any:
+        return pl.ds(pl.multiple_of(part * first_block, LANES), first_block)
 
     def own(piece: int) -> Any:
         slot, way = divmod(piece, WAYS)
@@ -108,8 +118,11 @@ def _body(
 
     for piece in range(pieces):
         own(piece).start()
-    for number in range(blocks):
-        weights(number).start()
+
+    def each_part(number: Any, act: Any) -> None:
+        lax.fori_loop(0, parts, lambda part, _: act(number, part), None)
+
+    lax.fori_loop(0, blocks, lambda number, _: each_part(number, lambda *at: weights(*at).start()), None)
     walk.barrier()
     for step in range(min(pieces, schedule.steps)):
         for direction in DIRECTIONS:
@@ -128,21 +141,41 @@ def _body(
                 later = step + pieces
                 pl.when(later < schedule.steps)(functools.partial(_start, forwarded, later, direction))
 
-    def multiply(group: Any, _: None) -> None:
+    def multiply(group: Any, columns: Callable[[Any, Any], None]) -> None:
         lax.fori_loop(group * at_once, (group + 1) * at_once, arrive, None)
 
         def column(number: Any, _: None) -> None:
-            pl.when(group == 0)(lambda: weights(number).wait())
             at = group * blocks + number
             out.reserve(at)
-            x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * WAYS * rows, x_vmem.shape[-1])
-            total = kernel.finished(kernel.dot(x, w_vmem[number]), None if refs.bias is None else refs.bias[number])
-            out_vmem[out.slot(at)] = total.reshape(at_once * WAYS, rows, block)
+            columns(number, out.slot(at))
             out.start(at)
 
         lax.fori_loop(0, blocks, column, None)
 
-    lax.fori_loop(0, schedule.groups, multiply, None)
+    def product(group: Any, number: Any, columns: Any) -> Any:
+        x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+        bias = None if refs.bias is None else refs.bias[number, :, columns]
+        total = kernel.finished(kernel.dot(x, w_vmem[number, :, columns]), bias)
+        return total.reshape(at_once * WAYS, rows, total.shape[-1])
+
+    def multiply_first(number: Any, place: Any) -> None:
+        """Multiply each part of a block as soon as its weights are in VMEM."""
+
+        def multiply_part(number: Any, part: Any) -> None:
+            weights(number, part).wait()
+            out_vmem[place, :, :, part_of(part)] = product(0, number, part_of(part))
+
+        each_part(number, multiply_part)
+
+    multiply(0, multiply_first)
+
+    def following(group: Any, _: None) -> None:
+        def whole(number: Any, place: Any) -> None:
+            out_vmem[place] = product(group, number, slice(None))
+
+        multiply(group, whole)
+
+    lax.fori_loop(1, schedule.groups, following, None)
     out.drain(schedule.groups * blocks)
     for _ in range(schedule.steps):
         for direction in DIRECTIONS:

@@ -8,12 +8,17 @@ chunks of the result in each direction, the least for a ring.
 
 A sum travels block by block of columns, in the dtype of the result; a device adds in float32 and rounds what it passes
 on. Each block has a place of its own in VMEM, in which it arrives, is added to, and from which it is sent. The weights
-and x are copied to VMEM once. A pass multiplies the rows of some steps by all columns and adds afterwards, so that the
-products do not wait for sums that are still on their way.
+and x are copied to VMEM once.
+
+The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
+Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few
+rows one pass multiplies all of them, and the sums follow.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,6 +37,7 @@ _ROW_ALIGNMENT = 8
 def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> Array:
     """Return `activation(out + bias)`, [rows, columns]; x has devices · rows rows."""
     schedule = kernel.schedule
+    assert schedule.scatters_evenly, schedule
     return kernel.launch(
         _body,
         operands,
@@ -55,7 +61,7 @@ def _body(
     x_vmem,  # [slots, directions, piece_rows, k], in the order of the steps, the device's own rows last
     w_vmem,  # [blocks, k, block]
     sums_vmem,  # [steps + pieces, directions, blocks, piece_rows, block]
-    products_vmem,  # [blocks, slots_at_once, directions, piece_rows, block] float32
+    products_vmem,  # [blocks or 1, slots of a pass, directions, piece_rows, block] float32
     x_sem,  # [slots]
     w_sem,  # [blocks]
     send_sem,  # [directions]
@@ -67,6 +73,9 @@ def _body(
     rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     walk = Walk(kernel.axis_name, refs.ring)
+
+    def kept(number: Any) -> Any:
+        return 0 if schedule.adds_at_once else number
 
     def columns_of(number: Any) -> Any:
         return pl.ds(pl.multiple_of(number * block, LANES), block)
@@ -99,7 +108,7 @@ def _body(
     def pass_on(slot: Any, index: Any, number: Any, *, is_first: bool) -> None:
         """Add this device's product to a block of the sums that have arrived, and send it."""
         for direction in DIRECTIONS:
-            total = products_vmem[number, index, direction]
+            total = products_vmem[kept(number), index, direction]
             if not is_first:
                 sent(slot - pieces, direction, number).wait_recv()
                 total += sums_vmem[slot, direction, number].astype(jnp.float32)
@@ -114,7 +123,7 @@ def _body(
         """Add the sums that have arrived from both directions to this device's own product, and store the result."""
         for half in range(WAYS):
             piece = WAYS * (slot - steps) + half
-            total = products_vmem[number, index, half]
+            total = products_vmem[kept(number), index, half]
             places = []
             for direction in DIRECTIONS:
                 # The step whose sums are of this piece, the mirror image of `rows_of`.
@@ -126,48 +135,56 @@ def _body(
             places[0][...] = kernel.finished(total, None if refs.bias is None else refs.bias[number])
             stored(piece, number, places[0]).start()
 
-    for number in range(blocks):
-        weights(number).start()
-        if number == 0:
-            lax.fori_loop(0, schedule.slots, lambda slot, _: _each(rows_of(slot), "start"), None)
+    def each_slot(begin: Any, end: Any, act: str) -> None:
+        lax.fori_loop(begin, end, lambda slot, _: _each(rows_of(slot), act), None)
+
+    def each_block(act: Callable[[Any], None]) -> None:
+        lax.fori_loop(0, blocks, lambda number, _: act(number), None)
+
+    def multiply(first: Any, count: int, number: Any) -> None:
+        x = x_vmem[pl.ds(first, count)].reshape(count * WAYS * rows, x_vmem.shape[-1])
+        products_vmem[kept(number), :count] = kernel.dot(x, w_vmem[number]).reshape(count, WAYS, rows, block)
+
+    def add(slot: Any, index: Any, number: Any) -> None:
+        pl.when(slot < steps)(lambda: pass_on(slot, index, number, is_first=False))
+        pl.when(slot >= steps)(lambda: finish(slot, index, number))
+
+    def begin(number: Any) -> None:
+        """Multiply a block as soon as its weights are in VMEM, and send the sums that begin here."""
+        weights(number).wait()
+        multiply(0, schedule.first_slots, number)
+        for slot in range(schedule.fresh_slots):
+            pass_on(slot, slot, number, is_first=True)
+
+    each_slot(0, schedule.first_slots, "start")
+    each_block(lambda number: weights(number).start())
+    each_slot(schedule.first_slots, schedule.slots, "start")
     walk.barrier()
+    each_slot(0, schedule.first_slots, "wait")
+    each_block(begin)
+    for slot in range(schedule.fresh_slots, schedule.first_slots):
+        each_block(functools.partial(add, slot, slot))
 
-    def multiply(group: Any, _: None) -> None:
-        first = group * at_once
-        lax.fori_loop(first, first + at_once, lambda slot, _: _each(rows_of(slot), "wait"), None)
-        x = x_vmem.at[pl.ds(first, at_once)]
+    def proceed(group: Any, _: None) -> None:
+        first = schedule.first_slots + group * at_once
+        each_slot(first, first + at_once, "wait")
 
-        def column(number: Any, _: None) -> None:
-            pl.when(group == 0)(lambda: weights(number).wait())
-            total = kernel.dot(x[...].reshape(at_once * WAYS * rows, x_vmem.shape[-1]), w_vmem[number])
-            products_vmem[number] = total.reshape(at_once, WAYS, rows, block)
-            for index in range(min(at_once, pieces)):  # sums begin as soon as there is a product
-                slot = first + index
-                is_sum = slot < min(pieces, steps)
-                pl.when(is_sum)(lambda slot=slot, index=index: pass_on(slot, index, number, is_first=True))
+        def column(number: Any) -> None:
+            multiply(first, at_once, number)
+            if schedule.adds_at_once:
+                add(first, 0, number)
 
-        lax.fori_loop(0, blocks, column, None)
+        each_block(column)
+        for index in range(0 if schedule.adds_at_once else at_once):
+            each_block(functools.partial(add, first + index, index))
 
-        def add(index: Any, _: None) -> None:
-            slot = first + index
-
-            def each_block(act: Any) -> None:
-                lax.fori_loop(0, blocks, lambda number, _: act(slot, index, number), None)
-
-            is_between = (slot >= pieces) & (slot < steps)
-            pl.when(is_between)(lambda: each_block(lambda *at: pass_on(*at, is_first=False)))
-            pl.when(slot >= steps)(lambda: each_block(finish))
-
-        lax.fori_loop(0, at_once, add, None)
-
-    lax.fori_loop(0, schedule.groups, multiply, None)
+    lax.fori_loop(0, schedule.later_passes, proceed, None)
 
     def drain(number: Any, _: None) -> None:
         for piece in range(pieces):
             stored(piece, number, sums_vmem.at[steps, 0, number]).wait()
-        for _ in range(steps):
-            for direction in DIRECTIONS:
-                sent(0, direction, number).wait_send()  # all sends of a direction are equally long
+        for direction in DIRECTIONS * steps:
+            sent(0, direction, number).wait_send()  # all sends of a direction are equally long
 
     lax.fori_loop(0, blocks, drain, None)
 
