@@ -67,8 +67,8 @@ V5P = with_sources(
             clock_hz=sourced(1.75e9, sources.SPARSE_CLOCK),
             stream_bytes_per_s=sourced(
                 17.8e9,
-                "fitted to one published time, XLA's gather and sum of 8192 rows of bf16[8192,4096] in 215 µs "
-                "(tokamax' device times); of gathers that were not fitted to, 4096 rows of bf16[2048,8192] are 3 % off",
+                "fitted to one published time, XLA's gather and sum of 8192 rows of bf16[8192,4096] in 215 µs (of "
+                "tokamax' device times); of gathers that were not fitted to, 4096 rows of bf16[2048,8192] are 3 % off",
             ),
             stream_latency_cycles=sourced(1195, sources.SPARSE_LATENCY),
             index_cycles=sourced(1.0, sources.SPARSE_INDICES),

@@ -62,6 +62,12 @@ class OneForAll:
         """Return every device's target of a signal."""
         return self._target(self.addresses.of_signal, address)
 
+    def sparse_copy_target(self, sender: int, word: int, flag: int) -> RemoteTarget:
+        raise AssertionError("programs with SparseCores are executed on all devices")
+
+    def sparse_signal_target(self, sender: int, address: int) -> RemoteTarget:
+        raise AssertionError("programs with SparseCores are executed on all devices")
+
     def _target(self, read: Callable[..., RemoteTarget], *words: Any) -> RemoteTarget:
         if not lanes_in(words) and self.addresses.routes is None:
             targets = read(0, *words)
