@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, PartitionSpec
 
 import systolic
+from systolic.ops.engine.backend import Implementation
 from systolic.schedule import IllegalTilesError
 from systolic.spec import SpecError
 
@@ -35,7 +36,8 @@ def shape_of(multiply: Callable[..., Any], x: Any, w: Any, **options: Any) -> An
 @pytest.mark.parametrize(("chip", "has_kernel"), [("v6e", True), ("v5p", False), ("v4", False)])
 def test_a_chip_with_two_cores_multiplies_by_xla_unless_told(chip: str, has_kernel: bool) -> None:
     whole = PartitionSpec()
-    for implementation, expected in ((None, has_kernel), ("xla", False)):
+    cases: tuple[tuple[Implementation, bool], ...] = ((None, has_kernel), ("xla", False))
+    for implementation, expected in cases:
         multiply = functools.partial(
             systolic.matmul_reduce_scatter, axis_name="model", chip=chip, implementation=implementation
         )
