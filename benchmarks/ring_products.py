@@ -9,11 +9,11 @@ time leaves out the copy of the result that XLA adds if it is the program's resu
 
 from __future__ import annotations
 
-import argparse
 import functools
 from collections.abc import Iterator
 from typing import Any
 
+import click
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,14 +86,21 @@ def rows(chip: str, topology: str, tokens: int) -> Iterator[str]:
         yield f"| {kind} {layer} | {tokens} | {times} | {ratios} |"
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chip", default="v6e")
-    parser.add_argument("--topology", default="2x4")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 2048])
-    options = parser.parse_args()
+@click.command()
+@click.option("--chip", default="v6e", show_default=True)
+@click.option("--topology", default="2x4", show_default=True, help="Chips of the slice, such as 2x4.")
+@click.option("--tokens", "counts", type=int, multiple=True, default=(256, 2048), show_default=True)
+def main(chip: str, topology: str, counts: tuple[int, ...]) -> None:
+    """Print a table of times in microseconds, each from a simulation.
+
+    Example: python benchmarks/ring_products.py --chip v6e --topology 2x4 --tokens 256 --tokens 2048
+    """
     columns = ("product", "tokens", "ours", "its kernel", "XLA", "XLA, serial", "× ours", "× its kernel")
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for tokens in options.tokens:
-        for row in rows(options.chip, options.topology, tokens):
-            print(row, flush=True)
+    click.echo(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for tokens in counts:
+        for row in rows(chip, topology, tokens):
+            click.echo(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -62,7 +62,7 @@ SLOW = (
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes
-    "systolic check benchmarks/",  # thirty-two subcores
+    "systolic check examples/subcores.py",  # thirty-two subcores
     "systolic check examples/",  # three chips
     "python benchmarks/exhaustive_sweep.py model",
     "python benchmarks/foreign_kernels.py",

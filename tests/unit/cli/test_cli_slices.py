@@ -43,6 +43,8 @@ def test_bad_calls(function: str, options: tuple[str, ...], what: str, capsys: p
 def test_chips_show_their_links(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chips", "--json", "-"]) == 0
     for row in json.loads(capsys.readouterr().out)["rows"]:
+        if row["name"] not in CHIPS:  # for a roofline only
+            continue
         links = CHIPS[row["name"]].links
         assert links is not None
         assert row["links"]["bytes_per_s"] == links.bytes_per_s

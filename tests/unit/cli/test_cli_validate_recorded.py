@@ -122,7 +122,7 @@ def test_a_sample_of_one_kind(run: Run, recorded: Path, simulations: list[int], 
     assert simulations[4:] == first
     code, _, err = run("validate", recorded, "--only", "normalization")
     assert code == 2
-    assert "no row is of this kind; there are gated_linear_unit, fused_moe" in err
+    assert "no row is of this kind; choose from gated_linear_unit, fused_moe" in err
 
 
 def test_a_stopped_comparison_goes_on_where_it_was(

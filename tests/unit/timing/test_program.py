@@ -173,7 +173,7 @@ def test_a_file_keeps_the_constants_unless_a_chip_is_given(tmp_path: Path) -> No
 def test_a_file_keeps_all_of_the_chip_that_a_run_reads() -> None:
     texts = [path.read_text() for path in Path(systolic.simulator.__file__).parent.rglob("*.py")]
     read = {name for text in texts for name in re.findall(r"\bchip\.([a-z]\w*)", text)}
-    assert read == {"name", "cores_per_device", *_KEPT}
+    assert read == {"name", "cores_per_device", "devices_per_chip", *_KEPT}
 
 
 def test_a_chip_of_ones_own_has_to_be_given(tmp_path: Path) -> None:

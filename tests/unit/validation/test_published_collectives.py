@@ -148,6 +148,6 @@ def test_the_page_has_collectives_apart(tmp_path: Path) -> None:
     )
     page = trust_page(facts)
     assert "| v6e | v6e-8 (8 chips) | ppermute (ring neighbour) | 16,384 B | device | 17.0 | 25.5 | +50.0 % |" in page
-    assert "- 1 of them is not counted: too many copies" in page
+    assert "- 1 row is not counted: too many copies" in page
     assert "No row could be compared." in page  # of one device
     assert "| v6e, all |" not in page

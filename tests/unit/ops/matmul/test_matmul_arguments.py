@@ -118,7 +118,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 CHOICES = {
-    "unknown precision": ({"precision": "medium"}, ("'medium'", "default, high or highest")),
+    "unknown precision": ({"precision": "medium"}, ("'medium'", "choose from default, high, highest")),
     "a precision for each": ({"precision": ("high", "default")}, ("('high', 'default')", "highest")),
     "a number as precision": ({"precision": 3}, ("precision=3",)),
     "unknown implementation": ({"implementation": "cuda"}, ("'cuda'", "pallas, xla, interpret")),
