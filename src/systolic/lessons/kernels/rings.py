@@ -70,7 +70,7 @@ def barrier() -> None:
     """Wait until both neighbors have entered the kernel."""
     semaphore = pltpu.get_barrier_semaphore()
     for way in (1, -1):
-        pl.semaphore_signal(semaphore, device_id=_place(way), device_id_type=pl.DeviceIdType.MESH)
+        pl.semaphore_signal(semaphore, device_id=_place(way))
     pl.semaphore_wait(semaphore, 2)
 
 
@@ -109,9 +109,7 @@ def all_gather_kernel(
 
 
 def _remote_copy(source: Any, destination: Any, send_sem: Any, recv_sem: Any, way: int) -> Any:
-    return pltpu.make_async_remote_copy(
-        source, destination, send_sem, recv_sem, device_id=_place(way), device_id_type=pl.DeviceIdType.MESH
-    )
+    return pltpu.make_async_remote_copy(source, destination, send_sem, recv_sem, device_id=_place(way))
 
 
 def all_gather(x: Array, *, ways: tuple[int, ...] = (1,), waits: bool = True, in_turn: bool = False) -> Array:

@@ -44,7 +44,7 @@ class Walk:
         """Wait until both neighbors are in the kernel too: before that their memory may be in use."""
         semaphore = pltpu.get_barrier_semaphore()
         for direction in DIRECTIONS:
-            pl.semaphore_signal(semaphore, device_id=self.neighbor(direction), device_id_type=pl.DeviceIdType.MESH)
+            pl.semaphore_signal(semaphore, device_id=self.neighbor(direction))
         pl.semaphore_wait(semaphore, len(DIRECTIONS))
 
     def copy_on(self, source: Any, destination: Any, send_sem: Any, recv_sem: Any, direction: int) -> Any:
@@ -55,5 +55,4 @@ class Walk:
             send_sem,
             recv_sem,
             device_id=self.neighbor(direction),
-            device_id_type=pl.DeviceIdType.MESH,
         )
