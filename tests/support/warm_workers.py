@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ class WarmWorkers:
 
     def __init__(self) -> None:
         self._spare: list[WorkerProcess] = []
+        self._lock = threading.Lock()  # a pool takes workers in several threads
         self._started_in: dict[int, Surroundings] = {}
 
     @contextmanager
@@ -34,9 +36,11 @@ class WarmWorkers:
         def close_but_keep(pool: WorkerPool) -> None:
             with pool._lock:
                 idle, pool._idle = pool._idle, []
-            self._spare += idle
-            while len(self._spare) > _MAX_SPARE:
-                self._spare.pop(0).end()
+            with self._lock:
+                self._spare += idle
+                ended, self._spare = self._spare[:-_MAX_SPARE], self._spare[-_MAX_SPARE:]
+            for worker in ended:
+                worker.end()
             close(pool)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -51,10 +55,11 @@ class WarmWorkers:
 
     def _take(self) -> WorkerProcess:
         surroundings = _surroundings()
-        for worker in reversed(self._spare):
-            if worker.alive and self._started_in[worker.pid] == surroundings:
-                self._spare.remove(worker)
-                return worker
+        with self._lock:
+            for worker in reversed(self._spare):
+                if worker.alive and self._started_in[worker.pid] == surroundings:
+                    self._spare.remove(worker)
+                    return worker
         worker = WorkerProcess()
         self._started_in[worker.pid] = surroundings
         return worker
