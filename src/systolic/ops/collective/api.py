@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Shaped
 
+    from systolic.ops.collective.product import Kind
     from systolic.ops.engine.backend import Implementation
 
 
@@ -62,28 +63,20 @@ def all_gather_matmul(
       IllegalTilesError: implementation="pallas" or "interpret", and the kernel cannot compute it; the message has each
         reason.
     """
-    import jax
-
-    from systolic.ops.collective.arguments import canonical
-    from systolic.ops.collective.derivative import computed
-    from systolic.ops.engine.backend import backend_of
-
-    with jax.named_scope("systolic"):
-        return computed(
-            canonical(
-                "gather",
-                x,
-                w,
-                axis_name=axis_name,
-                bias=bias,
-                activation=activation,
-                precision=precision,
-                preferred_element_type=preferred_element_type,
-                ring=ring,
-                collective_id=collective_id,
-                backend=backend_of(implementation, chip, None),
-            )
-        )
+    return _computed(
+        "gather",
+        x,
+        w,
+        implementation,
+        chip,
+        axis_name=axis_name,
+        bias=bias,
+        activation=activation,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        ring=ring,
+        collective_id=collective_id,
+    )
 
 
 def matmul_reduce_scatter(
@@ -125,28 +118,20 @@ def matmul_reduce_scatter(
     Raises:
       SpecError, IllegalTilesError: as `all_gather_matmul`; also if all_rows do not divide among the devices.
     """
-    import jax
-
-    from systolic.ops.collective.arguments import canonical
-    from systolic.ops.collective.derivative import computed
-    from systolic.ops.engine.backend import backend_of
-
-    with jax.named_scope("systolic"):
-        return computed(
-            canonical(
-                "scatter",
-                x,
-                w,
-                axis_name=axis_name,
-                bias=bias,
-                activation=activation,
-                precision=precision,
-                preferred_element_type=preferred_element_type,
-                ring=ring,
-                collective_id=collective_id,
-                backend=backend_of(implementation, chip, None),
-            )
-        )
+    return _computed(
+        "scatter",
+        x,
+        w,
+        implementation,
+        chip,
+        axis_name=axis_name,
+        bias=bias,
+        activation=activation,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        ring=ring,
+        collective_id=collective_id,
+    )
 
 
 def matmul_all_reduce(
@@ -180,3 +165,16 @@ def matmul_all_reduce(
     padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
     parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, **options)
     return all_gather_alike(parts, axis_name)[:rows]
+
+
+def _computed(
+    kind: Kind, x: Any, w: Any, implementation: Implementation, chip: str | Chip | None, **options: Any
+) -> Any:
+    import jax
+
+    from systolic.ops.collective.arguments import canonical
+    from systolic.ops.collective.derivative import computed
+    from systolic.ops.engine.backend import backend_of
+
+    with jax.named_scope("systolic"):
+        return computed(canonical(kind, x, w, backend=backend_of(implementation, chip, None), **options))
