@@ -63,5 +63,5 @@ from systolic.compiler.stage import at_stage
 from systolic.compiler.stand_in import StandIn
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
-from systolic.compiler.typical import typical
+from systolic.compat.typical import typical
 from systolic.support.versions import versions

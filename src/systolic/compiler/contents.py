@@ -19,7 +19,7 @@ from systolic.compat.jaxprs import CALLS, called_function, equations, function_o
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
-from systolic.compiler.typical import PRIMITIVE, typical_value
+from systolic.compat.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
 _JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone
