@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def moe(
     x: Shaped[Array | np.ndarray, "*tokens d"],
-    routing: Float[Array, "*tokens experts"] | tuple[Int[Array, "*tokens k"], Float[Array, "*tokens k"]],
+    routing: Float[Array | np.ndarray, "*tokens experts"]
+    | tuple[Int[Array | np.ndarray, "*tokens k"], Float[Array | np.ndarray, "*tokens k"]],
     w_gate: Shaped[Array | np.ndarray, "experts d f"],
     w_up: Shaped[Array | np.ndarray, "experts d f"] | None,
     w_down: Shaped[Array | np.ndarray, "experts f d"],
@@ -29,7 +30,7 @@ def moe(
     bias_gate: ArrayLike | None = None,
     bias_up: ArrayLike | None = None,
     bias_down: ArrayLike | None = None,
-    shared: tuple[Array, Array, Array] | None = None,
+    shared: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
     capacity: int | None = None,
     axis_name: str | None = None,
     precision: Any = None,
@@ -92,7 +93,7 @@ def moe(
         else:
             out = over_devices(call, experts, axis_name, activation, options)
         if shared is not None:
-            gate, up, down = shared
+            gate, up, down = map(jax.numpy.asarray, shared)
             hidden = gated_matmul(call.x, gate, up, activation=activation, **options)
             out = matmul(hidden, down, residual=out, **options)
         return out.reshape(x.shape)

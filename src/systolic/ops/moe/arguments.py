@@ -27,7 +27,16 @@ class Call:
 
 
 def canonical(
-    x: Any, routing: Any, w_gate: Any, w_up: Any, w_down: Any, *, top_k: Any, renormalize: bool, capacity: Any, axis: Any
+    x: Any,
+    routing: Any,
+    w_gate: Any,
+    w_up: Any,
+    w_down: Any,
+    *,
+    top_k: Any,
+    renormalize: bool,
+    capacity: Any,
+    axis: Any,
 ) -> Call:
     """Check shapes, and choose experts; raise SpecError for what does not match."""
     rows = operand(x, "x")
