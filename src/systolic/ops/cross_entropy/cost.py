@@ -1,0 +1,76 @@
+"""The time of the loss kernels by arithmetic, and the configurations to choose from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.ops.cross_entropy.schedule import MAX_STRETCH_CYCLES, ROWS, LossSchedule, stretch_cycles
+from systolic.ops.cross_entropy.spec import CrossEntropySpec
+from systolic.schedule import LANES, KernelConfig, Tiles
+from systolic.schedule.sizes import padded
+from systolic.spec import dtype_bytes
+
+_TILE_ROWS = (128, 256, 512, 1024, 2048)
+_TILE_COLUMNS = (128, 256, 512, 1024)
+_SUBTILES = (128, 256, 512, 1024, 2048)
+# Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
+# (simulated on v6e: 290 and 100).
+_STRETCH_CYCLES, _STEP_CYCLES = 300, 100
+
+
+def configs(spec: CrossEntropySpec, chip: Chip) -> list[TimedConfig]:
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
+    return list(_configs(spec, chip))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a spec
+def _configs(spec: CrossEntropySpec, chip: Chip) -> tuple[TimedConfig, ...]:
+    legal = legal_configs(_space(spec, chip), lambda config: timed(spec, config, chip))
+    return tuple(sorted(legal, key=lambda candidate: candidate.modelled.time_us))
+
+
+def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
+    schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
+    grid_m, grid_n = schedule.grid
+    step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip) + _STEP_CYCLES
+    step += config.subtiles * _STRETCH_CYCLES
+    if spec.kind == "gradients":
+        products = 2 * stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip)
+        step += products + 2 * schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
+    us = 1e6 / machine.clock_hz
+    bytes_per_us = machine.hbm_bytes_per_s / 1e6
+    first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
+    cores = chip.cores_per_device if spec.kind == "forward" else 1
+    compute_us = -(-grid_m // cores) * grid_n * step * us
+    copy_us = schedule.hbm_bytes / bytes_per_us
+    ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
+    modelled = ModelledTime(
+        time_us=ramp_us + max(compute_us, copy_us), compute_us=compute_us, copy_us=copy_us, ramp_us=ramp_us
+    )
+    return TimedConfig(config=config, modelled=modelled, provenance="modelled")
+
+
+def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
+    rows, columns = padded(spec.m, ROWS), padded(spec.n, LANES)
+    depth = padded(spec.k, LANES)
+    for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
+        for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
+            tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
+            for subtile_m in dict.fromkeys(min(subtile, tile_m) for subtile in _SUBTILES):
+                for subtile_n in dict.fromkeys((min(256, tile_n), min(512, tile_n))):
+                    if tile_m % subtile_m or tile_n % subtile_n:
+                        continue
+                    cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
+                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[0]:
+                        continue
+                    yield KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
+
+
+def _max_cycles(spec: CrossEntropySpec) -> int:
+    """Return the most cycles of a stretch: the kernel of the gradients has three different ones."""
+    return MAX_STRETCH_CYCLES if spec.kind == "forward" else MAX_STRETCH_CYCLES // 2
