@@ -32,7 +32,7 @@ def linear_cross_entropy(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
-) -> Float[Array, "..."]:
+) -> Float[Array, ...]:
     """Return the softmax cross entropy of the logits `x @ w`, which are never written to memory.
 
     On a TPU one kernel computes the loss, and one both gradients, from logits that it computes again. They are float32,

@@ -20,7 +20,6 @@ from systolic.compat import varying_alike
 from systolic.ops.cross_entropy.loss import Loss
 from systolic.ops.cross_entropy.pallas import gradients_by_pallas, statistics_by_pallas
 from systolic.ops.cross_entropy.xla import gradients_by_xla, statistics_by_xla
-from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dispatch import dispatched, each_of_batch
 
 Statistics = tuple[Array, Array, Array]
@@ -59,7 +58,8 @@ def _gradients(loss: Loss, residuals: tuple[Array, ...], cotangents: Statistics)
             *given,
         )
 
-    dx, dw = _batchable(run, None)(loss, x, w, labels, lse, tuple(cotangents))
+    # The caller's tiles are the forward kernel's; this one keeps more in VMEM.
+    dx, dw = _batchable(run, None)(loss.anew(), x, w, labels, lse, tuple(cotangents))
     return dx, dw, np.zeros(labels.shape, jax.dtypes.float0)
 
 

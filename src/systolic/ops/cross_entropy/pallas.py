@@ -65,8 +65,7 @@ def _planned(plans: Plans, loss: Loss, x: Array, w: Array, kind: LossKind) -> tu
     chip = loss.backend.chip
     assert chip is not None
     spec = loss.spec(*x.shape, w.shape[1], x.dtype.name, kind)
-    # Tiles of the caller's are for the forward kernel; the other one keeps more in VMEM.
-    plan = plans(spec, chip, loss.backend.tiles if kind == "forward" else None)
+    plan = plans(spec, chip, loss.backend.tiles)
     return LossSchedule.of(spec, plan.config, chip), plan.vmem_limit_bytes
 
 

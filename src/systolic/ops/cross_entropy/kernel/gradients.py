@@ -4,13 +4,14 @@
 
 Grid: tiles of rows, then all tiles of the vocabulary. A tile of x and its float32 gradient stay in VMEM while w passes
 once. A tile of dw is one sum over the tiles of rows: the kernel reads what the tiles before have added up, adds its part,
-and writes it, with copies of its own that take place during the products. The errors are in VMEM only, in the operands'
-dtype.
+and writes it, with copies of its own that take place during the products: in float32, for the last tile of rows in w's
+dtype. The errors are in VMEM only, in the operands' dtype.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,6 +30,8 @@ from systolic.schedule.sizes import largest_divisor
 
 # Columns of `rows`: a row's label, log-sum-exp, and the cotangents of log-sum-exp, label's logit and sum of logits.
 LABEL, LSE, DLSE, DPICKED, DTOTAL = range(5)
+_DW = DW_SLOTS - 1  # slots of the gradient in its own dtype, which is only written
+_LAST_ROWS = 256  # of the last subtile's errors at once: no product hides them, and short loops leave units idle
 _CLEARED_ROWS = 512  # of w's last tile at once
 
 
@@ -42,7 +45,7 @@ def loss_gradients(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array]:
-    """Return dx [rows, depth] and dw [depth, columns], both float32.
+    """Return dx [rows, depth] in float32, and dw [depth, columns] in its own dtype.
 
     Args:
       x: [rows, depth]; padding is zero.
@@ -52,7 +55,7 @@ def loss_gradients(
     spec, config, tiles = schedule.spec, schedule.config, schedule.config.tiles
     inputs = [x, w, rows]
     once = pl.Buffered(1)  # it changes with the tile of rows, and a second copy would take the room of larger tiles
-    return pl.pallas_call(
+    dx, dw, _ = pl.pallas_call(
         functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
         grid=schedule.grid,
         in_specs=[
@@ -63,15 +66,18 @@ def loss_gradients(
         out_specs=[
             pl.BlockSpec((tiles.tile_m, schedule.depth), lambda i, j: (i, 0), pipeline_mode=once),
             pl.BlockSpec(memory_space=pltpu.HBM),
+            pl.BlockSpec(memory_space=pltpu.HBM),
         ],
         out_shape=[
             shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, inputs),
-            shape_with_mesh_axes((schedule.depth, schedule.columns), jnp.float32, inputs),
+            shape_with_mesh_axes((schedule.depth, schedule.columns), w.dtype, inputs),
+            shape_with_mesh_axes(schedule.sums_shape, jnp.float32, inputs),
         ],
         scratch_shapes=[
             pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
             pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
+            pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), w.dtype),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
         ],
@@ -84,6 +90,7 @@ def loss_gradients(
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
     )(from_hbm(x), from_hbm(w), rows)
+    return dx, dw
 
 
 def _kernel(
@@ -91,10 +98,12 @@ def _kernel(
     w_vmem: Any,  # [depth, tile_n]
     rows_vmem: Any,  # [tile_m, 8] float32
     dx_vmem: Any,  # [tile_m, depth] float32
-    dw_hbm: Any,  # [depth, columns] float32
+    dw_hbm: Any,  # [depth, columns]
+    sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
     logits_vmem: Any,  # [subtile_m, subtile_n] float32
     errors_vmem: Any,  # [tile_m, tile_n]
-    dw_vmem: Any,  # [slots, depth, tile_n] float32
+    sums_vmem: Any,  # [slots, depth, tile_n] float32
+    dw_vmem: Any,  # [slots, depth, tile_n]
     read_sem: Any,
     write_sem: Any,
     *,
@@ -105,7 +114,7 @@ def _kernel(
     i, j = pl.program_id(0), pl.program_id(1)
     step = i * grid_n + j
     slot = lax.rem(step, jnp.int32(DW_SLOTS))
-    copies = _Copies(schedule, dw_hbm, dw_vmem, read_sem, write_sem)
+    copies = _Copies(schedule, (sums_hbm, sums_vmem), (dw_hbm, dw_vmem), read_sem, write_sem)
 
     # The slot of the next step is free once the copy of the step two before has left it.
     @pl.when(step >= DW_SLOTS - 1)
@@ -124,7 +133,6 @@ def _kernel(
 
     _clear_padding(schedule, w_vmem, j)
     _errors(schedule, soft_cap, x_vmem, w_vmem, rows_vmem, logits_vmem, errors_vmem, j)
-    _add_dx(schedule, w_vmem, errors_vmem, dx_vmem)
 
     if grid_m > 1:
 
@@ -132,7 +140,7 @@ def _kernel(
         def _() -> None:
             copies.each(step, "read", "wait")
 
-    _add_dw(schedule, x_vmem, errors_vmem, dw_vmem.at[slot], i)
+    _add(schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], dw_vmem.at[lax.rem(step, jnp.int32(_DW))], i)
     copies.each(step, "write", "start")
 
     @pl.when(step == grid_m * grid_n - 1)
@@ -144,26 +152,35 @@ def _kernel(
 class _Copies:
     """Copies of dw's tiles between HBM and the slots; the last tile of the vocabulary is narrower."""
 
-    def __init__(self, schedule: LossSchedule, dw_hbm: Any, dw_vmem: Any, read_sem: Any, write_sem: Any) -> None:
-        self._schedule, self._dw_hbm, self._dw_vmem = schedule, dw_hbm, dw_vmem
+    def __init__(
+        self, schedule: LossSchedule, sums: tuple[Any, Any], dw: tuple[Any, Any], read_sem: Any, write_sem: Any
+    ) -> None:
+        self._schedule, self._sums, self._dw = schedule, sums, dw
         self._sems = {"read": read_sem, "write": write_sem}
 
     def each(self, step: Any, direction: str, action: str) -> None:
-        """Start a copy of a step's tile, or wait for it."""
-        grid_n, tile_n = self._schedule.grid[1], self._schedule.config.tiles.tile_n
-        j, slot = lax.rem(step, jnp.int32(grid_n)), lax.rem(step, jnp.int32(DW_SLOTS))
+        """Start a copy of a step's tile, or wait for it: of sums, or for the last tile of rows of the gradient."""
+        (grid_m, grid_n), tile_n = self._schedule.grid, self._schedule.config.tiles.tile_n
+        j, last = lax.rem(step, jnp.int32(grid_n)), self._schedule.last_columns
+        is_final = step >= (grid_m - 1) * grid_n
 
-        def act(columns: int) -> None:
-            in_hbm = self._dw_hbm.at[:, pl.ds(times(j, tile_n), columns)]
-            in_vmem = self._dw_vmem.at[slot, :, pl.ds(0, columns)]
-            ends = (in_hbm, in_vmem) if direction == "read" else (in_vmem, in_hbm)
-            getattr(pltpu.make_async_copy(*ends, self._sems[direction].at[slot]), action)()
+        def act(kind: str, columns: int) -> None:
+            (in_hbm, in_vmem), slots = (self._dw, _DW) if kind == "dw" else (self._sums, DW_SLOTS)
+            semaphore = self._sems[direction].at[lax.rem(step, jnp.int32(DW_SLOTS))]
+            ends = (
+                in_hbm.at[:, pl.ds(times(j, tile_n), columns)],
+                in_vmem.at[lax.rem(step, jnp.int32(slots)), :, pl.ds(0, columns)],
+            )
+            getattr(pltpu.make_async_copy(*(ends if direction == "read" else ends[::-1]), semaphore), action)()
 
-        if self._schedule.last_columns == tile_n:
-            act(tile_n)
-            return
-        pl.when(j < grid_n - 1)(lambda: act(tile_n))
-        pl.when(j == grid_n - 1)(lambda: act(self._schedule.last_columns))
+        widths = [(j < grid_n - 1, tile_n), (j == grid_n - 1, last)] if last != tile_n else [(j >= 0, tile_n)]
+        for of_width, columns in widths:
+            if direction == "read":
+                pl.when(of_width)(functools.partial(act, "sums", columns))
+                continue
+            pl.when(of_width & is_final)(functools.partial(act, "dw", columns))
+            if grid_m > 1:
+                pl.when(of_width & ~is_final)(functools.partial(act, "sums", columns))
 
 
 def _clear_padding(schedule: LossSchedule, w_vmem: Any, j: Any) -> None:
@@ -235,29 +252,38 @@ def _errors(
     # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
     loop(subtiles, step)
     place = place_of(subtiles - 1, schedule)
-    loop(config.subtile_m // rows_at_once, lambda number: convert(place, times(number, rows_at_once)))
+    at_once = math.gcd(config.subtile_m, _LAST_ROWS)
+
+    def rest(number: Any) -> None:
+        for chunk in range(0, at_once, rows_at_once):
+            convert(place, times(number, at_once) + chunk)
+
+    loop(config.subtile_m // at_once, rest)
 
 
 def times_of(column: Any, group: int) -> Any:
     return column + group if isinstance(column, int) else pl.multiple_of(column + group, LANES)
 
 
-def _add_dx(schedule: LossSchedule, w_vmem: Any, errors_vmem: Any, dx_vmem: Any) -> None:
-    columns_at_once = schedule.gradient_part
+def _add(
+    schedule: LossSchedule,
+    x_vmem: Any,
+    w_vmem: Any,
+    errors_vmem: Any,
+    dx_vmem: Any,
+    sums_vmem: Any,
+    dw_vmem: Any,
+    i: Any,
+) -> None:
+    """Add a tile's part to both gradients; both products of some of k are one stretch of code, which drains once."""
+    size = schedule.gradient_part
 
     def part(number: Any) -> None:
-        columns = pl.ds(times(number, columns_at_once), columns_at_once)
-        dx_vmem[:, columns] += dot(errors_vmem[...], w_vmem[columns, :], (1, 1), schedule.spec)
+        features = pl.ds(times(number, size), size)
+        dx_vmem[:, features] += dot(errors_vmem[...], w_vmem[features, :], (1, 1), schedule.spec)
+        before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
+        total = before + dot(x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
+        sums_vmem[features, :] = total
+        dw_vmem[features, :] = total.astype(dw_vmem.dtype)
 
-    loop(schedule.depth // columns_at_once, part)
-
-
-def _add_dw(schedule: LossSchedule, x_vmem: Any, errors_vmem: Any, dw_vmem: Any, i: Any) -> None:
-    rows_at_once = schedule.gradient_part
-
-    def part(number: Any) -> None:
-        rows = pl.ds(times(number, rows_at_once), rows_at_once)
-        before = jnp.where(i > 0, dw_vmem[rows, :], 0.0)
-        dw_vmem[rows, :] = before + dot(x_vmem[:, rows], errors_vmem[...], (0, 0), schedule.spec)
-
-    loop(schedule.depth // rows_at_once, part)
+    loop(schedule.depth // size, part)
