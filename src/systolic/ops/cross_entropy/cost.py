@@ -14,9 +14,10 @@ from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.sizes import padded
 from systolic.spec import dtype_bytes
 
-_TILE_ROWS = (128, 256, 512, 1024, 2048)
-_TILE_COLUMNS = (128, 256, 512, 1024)
-_SUBTILES = (128, 256, 512, 1024, 2048)
+# The smallest last: if nothing is legal, its reasons are those that are reported.
+_TILE_ROWS = (2048, 1024, 512, 256, 128)
+_TILE_COLUMNS = (1024, 512, 256, 128)
+_SUBTILES = (2048, 1024, 512, 256, 128)
 # Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
 # (simulated on v6e: 290 and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 300, 100
@@ -67,14 +68,14 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
         for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
             tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
             for subtile_m in dict.fromkeys(min(subtile, tile_m) for subtile in _SUBTILES):
-                for subtile_n in dict.fromkeys((min(256, tile_n), min(512, tile_n))):
+                for subtile_n in dict.fromkeys((min(512, tile_n), min(256, tile_n))):
                     if tile_m % subtile_m or tile_n % subtile_n:
                         continue
                     config = KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
-                    if spec.kind == "gradients" and config.subtiles == 1 and tile_m > _SUBTILES[0]:
+                    if spec.kind == "gradients" and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
                         continue  # the errors of a lone subtile have no products beside them (v7x: 118 ms for 76)
                     cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
-                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[0]:
+                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[-1]:
                         continue
                     yield config
 
