@@ -62,7 +62,9 @@ class Reference:
         probability = np.exp(self.logits - self.lse[:, None])
         chosen = np.arange(self.logits.shape[1]) == self.labels[:, None]
         errors = dlse * probability + np.where(chosen, dpicked, 0) + dtotal
-        exponent = self.logit_error + self.lse_error[:, None] + UNIT * (np.abs(self.logits - self.lse[:, None]) + _FUNCTION)
+        exponent = (
+            self.logit_error + self.lse_error[:, None] + UNIT * (np.abs(self.logits - self.lse[:, None]) + _FUNCTION)
+        )
         off = np.abs(dlse) * probability * np.expm1(exponent)
         off = off + 4 * UNIT * (np.abs(dlse) * probability + np.abs(dpicked) + np.abs(dtotal))
         # A capped logit's slope is 1 - t², whose t is as far off as the logit, over the cap that is at least 1 here.

@@ -69,7 +69,7 @@ def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: f
     x, w, labels = operands(*sizes)
     reference = Reference.of(x, w, labels, soft_cap)
     random = np.random.default_rng(1)
-    cotangents = tuple(jnp.asarray(random.normal(size=sizes[0]), jnp.float32) for _ in range(3))
+    cotangents: Any = tuple(jnp.asarray(random.normal(size=sizes[0]), jnp.float32) for _ in range(3))
     dx, dw = gradients_by_pallas(
         loss(tiles, soft_cap), x, w, labels, jnp.asarray(reference.lse, jnp.float32), cotangents
     )

@@ -64,8 +64,8 @@ def linear_cross_entropy(
       The loss in float32: a scalar, or with reduction none one for each token.
 
     Raises:
-      SpecError: shapes or dtypes that do not match, an option that is none of its values; when the program is lowered, a
-        kernel requested without a TPU.
+      SpecError: shapes or dtypes that do not match, an option that is none of its values; when the program is lowered,
+        a kernel requested without a TPU.
       UnsupportedDtypeError: the chip does not multiply this dtype; the message names the dtypes that it takes.
       IllegalTilesError: `tiles` break rules; the message has each of them.
     """

@@ -55,8 +55,8 @@ def canonical(
         raise SpecError(f"w of shape {list(columns.shape)} has to be a matrix, [features, vocabulary]")
     if rows.shape[-1] != columns.shape[0]:
         raise SpecError(
-            f"x{list(rows.shape)} has {rows.shape[-1]} features, w{list(columns.shape)} has {columns.shape[0]}: they have "
-            "to agree; for a table [vocabulary, features] of embeddings use w.T"
+            f"x{list(rows.shape)} has {rows.shape[-1]} features, w{list(columns.shape)} has {columns.shape[0]}: they "
+            "have to agree; for a table [vocabulary, features] of embeddings use w.T"
         )
     tokens = rows.shape[:-1]
     label_dtype = given_dtype(labels, "labels")

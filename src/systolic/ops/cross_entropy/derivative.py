@@ -50,26 +50,25 @@ def _with_residuals(loss: Loss, x: Array, w: Array, labels: Array) -> tuple[Stat
 def _gradients(loss: Loss, residuals: tuple[Array, ...], cotangents: Statistics) -> tuple[Array, Array, Any]:
     x, w, labels, lse = residuals
 
-    def run(loss: Loss, *given: Any) -> tuple[Array, Array]:
-        return dispatched(
-            loss.backend,
-            functools.partial(gradients_by_pallas, loss),
-            functools.partial(gradients_by_xla, loss),
-            *given,
-        )
-
     # The caller's tiles are the forward kernel's; this one keeps more in VMEM.
-    dx, dw = _batchable(run, None)(loss.anew(), x, w, labels, lse, tuple(cotangents))
+    dx, dw = _batchable(_backward, None)(loss.anew(), x, w, labels, lse, tuple(cotangents))
     return dx, dw, np.zeros(labels.shape, jax.dtypes.float0)
 
 
 _statistics.defvjp(_with_residuals, _gradients)
 
 
-def _forward(loss: Loss, *given: Array) -> Statistics:
-    return dispatched(
-        loss.backend, functools.partial(statistics_by_pallas, loss), functools.partial(statistics_by_xla, loss), *given
-    )
+def _forward(loss: Loss, *given: Array) -> Any:
+    return _dispatched(loss, (statistics_by_pallas, statistics_by_xla), given)
+
+
+def _backward(loss: Loss, *given: Any) -> Any:
+    return _dispatched(loss, (gradients_by_pallas, gradients_by_xla), given)
+
+
+def _dispatched(loss: Loss, forms: tuple[Any, Any], given: tuple[Any, ...]) -> Any:
+    pallas, xla = (functools.partial(form, loss) for form in forms)
+    return dispatched(loss.backend, pallas, xla, *given)
 
 
 def _batchable(run: Any, by_rows: tuple[bool, ...] | None) -> Any:

@@ -64,7 +64,8 @@ def gradients_by_pallas(
 def _planned(plans: Plans, loss: Loss, x: Array, w: Array, kind: LossKind) -> tuple[LossSchedule, int]:
     chip = loss.backend.chip
     assert chip is not None
-    spec = loss.spec(*x.shape, w.shape[1], x.dtype.name, kind)
+    (m, k), n = x.shape, w.shape[1]
+    spec = loss.spec(m, k, n, x.dtype.name, kind)
     plan = plans(spec, chip, loss.backend.tiles)
     return LossSchedule.of(spec, plan.config, chip), plan.vmem_limit_bytes
 

@@ -17,7 +17,7 @@ from systolic.spec import dtype_bytes
 ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
 ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
 DW_SLOTS = 3  # one is read, one is computed with, one is written
-# Cycles of the matrix units in one stretch of straight code. One bundle takes at least a cycle, so this bounds the code;
+# Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
 # stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
 MAX_STRETCH_CYCLES = 8192
 

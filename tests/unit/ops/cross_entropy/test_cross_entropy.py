@@ -97,9 +97,7 @@ def test_float8_is_multiplied_in_bfloat16() -> None:
 
 def test_leading_dimensions_are_tokens() -> None:
     x, labels = X.reshape(5, 6, K), LABELS.reshape(5, 6)
-    losses = systolic.linear_cross_entropy(
-        x, W, labels, reduction="none", implementation="xla", precision="highest"
-    )
+    losses = systolic.linear_cross_entropy(x, W, labels, reduction="none", implementation="xla", precision="highest")
     np.testing.assert_array_equal(losses, np.asarray(loss(reduction="none")).reshape(5, 6))
 
 
@@ -141,7 +139,7 @@ def test_every_planned_configuration_is_legal(name: str, kind: Any, sizes: tuple
     m, k, n = sizes
     spec = CrossEntropySpec(m=m, k=k, n=n, dtype="bfloat16", kind=kind)
     if (name, kind, k) == ("v4", "gradients", 8192):
-        with pytest.raises(IllegalTilesError, match="tiles 128/8192/128.*there are 14.08 MiB"):
+        with pytest.raises(IllegalTilesError, match=r"tiles 128/8192/128.*there are 14\.08 MiB"):
             systolic.plan(spec, name)
         return
     plan = systolic.plan(spec, name)

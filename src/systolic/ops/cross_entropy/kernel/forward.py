@@ -1,9 +1,9 @@
 """Softmax statistics of `x @ w` by rows: log-sum-exp, the label's logit, and the sum of all logits.
 
-Grid: tiles of rows, then all tiles of the vocabulary. A tile of x stays in VMEM while w passes once. A step computes its
-logits subtile by subtile. Beside the products of one subtile, the logits of the one before update a running maximum and a
-sum of exponentials for each row and lane (online softmax, Milakov and Gimelshein 2018); lanes are joined after the last
-tile. Logits are never in HBM.
+Grid: tiles of rows, then all tiles of the vocabulary. A tile of x stays in VMEM while w passes once. A step computes
+its logits subtile by subtile. During the products of one subtile, the logits of the one before update a running maximum
+and a sum of exponentials for each row and lane (online softmax, Milakov and Gimelshein 2018); lanes are joined after
+the last tile. Logits are never in HBM.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Gradients of x and w from logits that are computed again, in one pass: three products.
 
-    errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal       dx = errors @ wᵀ       dw = xᵀ @ errors
+    errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal
+    dx = errors @ wᵀ          dw = xᵀ @ errors
 
 Grid: tiles of rows, then all tiles of the vocabulary. A tile of x and its float32 gradient stay in VMEM while w passes
-once. A tile of dw is one sum over the tiles of rows: the kernel reads what the tiles before have added up, adds its part,
-and writes it, with copies of its own that take place during the products: in float32, for the last tile of rows in w's
+once. A tile of dw is one sum over the tiles of rows: the kernel reads the sum of the tiles before, adds its part, and
+writes it, with copies of its own that take place during the products: in float32, for the last tile of rows in w's
 dtype. The errors are in VMEM only, in the operands' dtype.
 """
 
@@ -140,7 +141,9 @@ def _kernel(
         def _() -> None:
             copies.each(step, "read", "wait")
 
-    _add(schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], dw_vmem.at[lax.rem(step, jnp.int32(_DW))], i)
+    _add(
+        schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], dw_vmem.at[lax.rem(step, jnp.int32(_DW))], i
+    )
     copies.each(step, "write", "start")
 
     @pl.when(step == grid_m * grid_n - 1)
@@ -171,7 +174,8 @@ class _Copies:
                 in_hbm.at[:, pl.ds(times(j, tile_n), columns)],
                 in_vmem.at[lax.rem(step, jnp.int32(slots)), :, pl.ds(0, columns)],
             )
-            getattr(pltpu.make_async_copy(*(ends if direction == "read" else ends[::-1]), semaphore), action)()
+            source, target = ends if direction == "read" else ends[::-1]
+            getattr(pltpu.make_async_copy(source, target, semaphore), action)()
 
         widths = [(j < grid_n - 1, tile_n), (j == grid_n - 1, last)] if last != tile_n else [(j >= 0, tile_n)]
         for of_width, columns in widths:

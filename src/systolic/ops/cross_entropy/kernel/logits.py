@@ -76,7 +76,8 @@ def multiply_beside(
     """Return the logits of a subtile, float32; `work(first, last)` does the elementwise work of some of its rows.
 
     Args:
-      work: takes a range of the subtile's rows, and returns a number for each of them that is not negative: [rows, 128].
+      work: takes a range of the subtile's rows, and returns numbers that depend on all of them and are not negative:
+        [rows, 128].
     """
     config, spec = schedule.config, schedule.spec
     rows = pl.ds(place.row, config.subtile_m)
