@@ -36,8 +36,10 @@ def config(*tiles: int, subtile: tuple[int, int]) -> KernelConfig:
     return KernelConfig(tiles=whole, subtile_m=subtile[0], subtile_n=subtile[1])
 
 
-def loss(tiles: KernelConfig | None = None, soft_cap: float | None = None, total: bool = True) -> Loss:
-    backend = Backend(implementation=CAREFUL, chip=chip("v6e"), tiles=tiles)
+def loss(
+    tiles: KernelConfig | None = None, soft_cap: float | None = None, total: bool = True, name: str = "v6e"
+) -> Loss:
+    backend = Backend(implementation=CAREFUL, chip=chip(name), tiles=tiles)
     return Loss(backend=backend, precision="highest", soft_cap=soft_cap, total=total)
 
 
@@ -63,15 +65,15 @@ def test_statistics(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: 
     assert_near(total, reference.logits.sum(1), sums)
 
 
-@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
 @pytest.mark.parametrize(("sizes", "tiles"), CASES)
-def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None) -> None:
+def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str) -> None:
     x, w, labels = operands(*sizes)
     reference = Reference.of(x, w, labels, soft_cap)
     random = np.random.default_rng(1)
     cotangents: Any = tuple(jnp.asarray(random.normal(size=sizes[0]), jnp.float32) for _ in range(3))
     dx, dw = gradients_by_pallas(
-        loss(tiles, soft_cap), x, w, labels, jnp.asarray(reference.lse, jnp.float32), cotangents
+        loss(tiles, soft_cap, name=name), x, w, labels, jnp.asarray(reference.lse, jnp.float32), cotangents
     )
     wanted_dx, dx_error, wanted_dw, dw_error = reference.gradients(*cotangents, unit=UNIT)
     assert_near(dx, wanted_dx, dx_error)

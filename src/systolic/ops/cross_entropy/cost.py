@@ -22,7 +22,8 @@ _SUBTILES = (2048, 1024, 512, 256, 128)
 # (simulated on v6e: 290 and 100).
 _STRETCH_CYCLES, _STEP_CYCLES = 300, 100
 # Of the shorter one of products and copies, as if it were not hidden. Chosen by one pair of tiles on v7x: gradients of
-# 16384·4096·151936 took 76 ms with 1,024 rows and 256 columns, and 78 with 512 of each and twice the copies (simulated).
+# 16384·4096·151936 took 76 ms with 1,024 rows and 256 columns, and 78 ms with 512 of each, which copies twice as much
+# (simulated).
 _COPY_SHARE = 0.1
 
 
@@ -54,8 +55,7 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
     us = 1e6 / machine.clock_hz
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
-    cores = chip.cores_per_device if spec.kind == "forward" else 1
-    compute_us = -(-grid_m // cores) * grid_n * step * us
+    compute_us = -(-grid_m // chip.cores_per_device) * grid_n * step * us
     copy_us = schedule.hbm_bytes / bytes_per_us
     ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
     modelled = ModelledTime(
@@ -89,9 +89,9 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
 def _max_rows(chip: Chip) -> int:
     """Return the most rows of a subtile.
 
-    Chips that load weights quickly sum results in a buffer of 1,024 rows, and sums of more are spilled: v7x takes 22.2 ms
-    for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e takes
-    25.0 and 24.4 (simulated).
+    Chips that load weights quickly sum results in a buffer of 1,024 rows, and sums of more are spilled: v7x takes 22.2
+    ms for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e
+    takes 25.0 and 24.4 (simulated).
     """
     return 1024 if chip.machine.weight_push_cycles < 1 else _SUBTILES[0]
 

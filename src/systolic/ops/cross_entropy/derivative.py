@@ -43,7 +43,7 @@ def _statistics(loss: Loss, x: Array, w: Array, labels: Array) -> Statistics:
 
 
 def _with_residuals(loss: Loss, x: Array, w: Array, labels: Array) -> tuple[Statistics, tuple[Array, ...]]:
-    results = _statistics(loss, x, w, labels)
+    results: Any = _statistics(loss, x, w, labels)
     return results, (x, w, labels, results[0])
 
 

@@ -47,12 +47,8 @@ class CrossEntropyOp(ListedOp):
     def remarks(self, spec: CrossEntropySpec, chip: Chip) -> list[str]:
         if chip.cores_per_device == 1:
             return []
-        shared = (
-            "both cores share the rows"
-            if spec.kind == "forward"
-            else "one core computes, for both sum into w's gradient"
-        )
-        return [shared]
+        sums = ", and XLA adds their gradients of w" if spec.kind == "gradients" else ""
+        return [f"both cores share the rows{sums}"]
 
     def programs(self, spec: CrossEntropySpec, chip: Chip) -> Programs:
         from systolic.ops.cross_entropy.programs import programs_of  # needs JAX

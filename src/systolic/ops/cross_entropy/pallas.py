@@ -58,7 +58,8 @@ def gradients_by_pallas(
             interpret=loss.backend.interpret,
         )
     (m, k), n = x.shape, w.shape[1]
-    return dx[:m, :k].astype(x.dtype), dw[:k, :n].astype(w.dtype)
+    total = dw[0] if schedule.cores == 1 else dw.sum(0)
+    return dx[:m, :k].astype(x.dtype), total[:k, :n].astype(w.dtype)
 
 
 def _planned(plans: Plans, loss: Loss, x: Array, w: Array, kind: LossKind) -> tuple[LossSchedule, int]:

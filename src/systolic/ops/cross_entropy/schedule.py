@@ -27,7 +27,7 @@ class LossSchedule:
     """A configuration's grid: tiles of rows, and for each of them all tiles of the vocabulary.
 
     Attributes:
-      rows: padded to whole tiles.
+      rows: padded to whole tiles, for gradients as many on each core.
       depth: k, in whole registers.
       columns: n, in whole registers.
     """
@@ -37,14 +37,19 @@ class LossSchedule:
     rows: int
     depth: int
     columns: int
+    cores: int  # that sum into gradients of w of their own
 
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
         """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
+        tile_m = config.tiles.tile_m
+        # One tile of rows is one core's; the forward kernel's cores write to nothing that they share.
+        cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
         schedule = cls(
             spec=spec,
             config=config,
-            rows=padded(spec.m, config.tiles.tile_m),
+            cores=cores,
+            rows=padded(spec.m, tile_m * cores),
             depth=padded(spec.k, LANES),
             columns=padded(spec.n, LANES),
         )
@@ -55,6 +60,11 @@ class LossSchedule:
     def grid(self) -> tuple[int, int]:
         """Tiles of rows and of the vocabulary."""
         return self.rows // self.config.tiles.tile_m, -(-self.spec.n // self.config.tiles.tile_n)
+
+    @property
+    def core_grid(self) -> tuple[int, int, int]:
+        """Cores, the tiles of rows of each, and the tiles of the vocabulary."""
+        return self.cores, self.grid[0] // self.cores, self.grid[1]
 
     @property
     def last_columns(self) -> int:
@@ -71,7 +81,12 @@ class LossSchedule:
     @property
     def sums_shape(self) -> tuple[int, int]:
         """Rows and columns of w's gradient in float32, between tiles of rows; a register if there is only one."""
-        return (self.depth, self.columns) if self.grid[0] > 1 else (8, LANES)
+        return (self.cores * self.depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
+
+    @property
+    def dw_dtype(self) -> str:
+        """The dtype of w's gradient from the kernel: of several cores it is still to be summed."""
+        return self.spec.dtype if self.cores == 1 else "float32"
 
     @property
     def hbm_bytes(self) -> int:
@@ -81,7 +96,8 @@ class LossSchedule:
         forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows
         if self.spec.kind == "forward":
             return forward
-        return forward + 4 * x + 8 * w * (grid_m - 1) + w * item
+        sums = 8 * w * (grid_m - self.cores)
+        return forward + 4 * x + sums + w * self.cores * dtype_bytes(self.dw_dtype)
 
     @property
     def buffers(self) -> tuple[VmemBuffer, ...]:
@@ -99,7 +115,7 @@ class LossSchedule:
         errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=1)
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
-        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=DW_SLOTS - 1)
+        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=DW_SLOTS - 1)
         return rows, x, w, logits, errors, dx, sums, dw
 
     def _violations(self) -> Iterator[Violation]:
@@ -132,7 +148,7 @@ class LossSchedule:
                 limit="rows are computed by registers",
                 fix=f"use subtile_m={padded(self.config.subtile_m, ROWS)}",
             )
-        grid_m, grid_n = self.grid
+        _, grid_m, grid_n = self.core_grid
         if self.spec.kind == "gradients" and grid_m > 1 and grid_n < DW_SLOTS:
             yield Violation(
                 rule="dw-in-order",

@@ -46,7 +46,7 @@ def loss_gradients(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array]:
-    """Return dx [rows, depth] in float32, and dw [depth, columns] in its own dtype.
+    """Return dx [rows, depth] in float32, and dw [cores, depth, columns] in its own dtype, or in float32 if cores > 1.
 
     Args:
       x: [rows, depth]; padding is zero.
@@ -55,35 +55,40 @@ def loss_gradients(
     """
     spec, config, tiles = schedule.spec, schedule.config, schedule.config.tiles
     inputs = [x, w, rows]
+    dw_dtype = jnp.dtype(schedule.dw_dtype)
+
+    def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
+        return core * schedule.core_grid[1] + i, 0
+
     once = pl.Buffered(1)  # it changes with the tile of rows, and a second copy would take the room of larger tiles
     dx, dw, _ = pl.pallas_call(
         functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
-        grid=schedule.grid,
+        grid=schedule.core_grid,
         in_specs=[
-            pl.BlockSpec((tiles.tile_m, schedule.depth), lambda i, j: (i, 0), pipeline_mode=once),
-            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda i, j: (0, j)),
-            pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), lambda i, j: (i, 0)),
+            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, j)),
+            pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
         ],
         out_specs=[
-            pl.BlockSpec((tiles.tile_m, schedule.depth), lambda i, j: (i, 0), pipeline_mode=once),
+            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
             pl.BlockSpec(memory_space=pltpu.HBM),
             pl.BlockSpec(memory_space=pltpu.HBM),
         ],
         out_shape=[
             shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, inputs),
-            shape_with_mesh_axes((schedule.depth, schedule.columns), w.dtype, inputs),
+            shape_with_mesh_axes((schedule.cores * schedule.depth, schedule.columns), dw_dtype, inputs),
             shape_with_mesh_axes(schedule.sums_shape, jnp.float32, inputs),
         ],
         scratch_shapes=[
             pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
             pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
-            pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), w.dtype),
+            pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), dw_dtype),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+            dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
         ),
         cost_estimate=pl.CostEstimate(
             flops=spec.flops * spec.passes, transcendentals=spec.m * spec.n, bytes_accessed=schedule.hbm_bytes
@@ -91,7 +96,7 @@ def loss_gradients(
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
     )(from_hbm(x), from_hbm(w), rows)
-    return dx, dw
+    return dx, dw.reshape(schedule.cores, schedule.depth, schedule.columns)
 
 
 def _kernel(
@@ -111,11 +116,11 @@ def _kernel(
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
-    grid_m, grid_n = schedule.grid
-    i, j = pl.program_id(0), pl.program_id(1)
+    _, grid_m, grid_n = schedule.core_grid
+    core, i, j = (pl.program_id(axis) for axis in range(3))
     step = i * grid_n + j
     slot = lax.rem(step, jnp.int32(DW_SLOTS))
-    copies = _Copies(schedule, (sums_hbm, sums_vmem), (dw_hbm, dw_vmem), read_sem, write_sem)
+    copies = _Copies(schedule, core, (sums_hbm, sums_vmem), (dw_hbm, dw_vmem), read_sem, write_sem)
 
     # The slot of the next step is free once the copy of the step two before has left it.
     @pl.when(step >= DW_SLOTS - 1)
@@ -156,14 +161,21 @@ class _Copies:
     """Copies of dw's tiles between HBM and the slots; the last tile of the vocabulary is narrower."""
 
     def __init__(
-        self, schedule: LossSchedule, sums: tuple[Any, Any], dw: tuple[Any, Any], read_sem: Any, write_sem: Any
+        self,
+        schedule: LossSchedule,
+        core: Any,
+        sums: tuple[Any, Any],
+        dw: tuple[Any, Any],
+        read_sem: Any,
+        write_sem: Any,
     ) -> None:
-        self._schedule, self._sums, self._dw = schedule, sums, dw
+        self._schedule, self._core, self._sums, self._dw = schedule, core, sums, dw
         self._sems = {"read": read_sem, "write": write_sem}
 
     def each(self, step: Any, direction: str, action: str) -> None:
         """Start a copy of a step's tile, or wait for it: of sums, or for the last tile of rows of the gradient."""
-        (grid_m, grid_n), tile_n = self._schedule.grid, self._schedule.config.tiles.tile_n
+        (_, grid_m, grid_n), tile_n = self._schedule.core_grid, self._schedule.config.tiles.tile_n
+        rows = pl.ds(times(self._core, self._schedule.depth), self._schedule.depth)
         j, last = lax.rem(step, jnp.int32(grid_n)), self._schedule.last_columns
         is_final = step >= (grid_m - 1) * grid_n
 
@@ -171,7 +183,7 @@ class _Copies:
             (in_hbm, in_vmem), slots = (self._dw, _DW) if kind == "dw" else (self._sums, DW_SLOTS)
             semaphore = self._sems[direction].at[lax.rem(step, jnp.int32(DW_SLOTS))]
             ends = (
-                in_hbm.at[:, pl.ds(times(j, tile_n), columns)],
+                in_hbm.at[rows, pl.ds(times(j, tile_n), columns)],
                 in_vmem.at[lax.rem(step, jnp.int32(slots)), :, pl.ds(0, columns)],
             )
             source, target = ends if direction == "read" else ends[::-1]
