@@ -15,7 +15,7 @@ from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand
 from systolic.ops.engine.precision import precision_named
 from systolic.ops.engine.shapes import broadcasts_to
-from systolic.spec import SpecError
+from systolic.spec import SpecError, dtype_bytes
 from systolic.support.choices import unknown_name
 
 REDUCTIONS = ("none", "sum", "mean")
@@ -70,6 +70,8 @@ def canonical(
             raise SpecError(f"weights of shape {list(weights.shape)} do not broadcast to the labels' {list(tokens)}")
         weights = jnp.broadcast_to(weights, tokens).reshape(-1).astype(jnp.float32)
     dtype = common_dtype(rows.dtype.name, columns.dtype.name)
+    if dtype_bytes(dtype) == 1:
+        dtype = "bfloat16"  # gradients are products of errors, of which eight bits would lose most
     loss = Loss(
         backend=backend,
         precision=precision_named(precision),

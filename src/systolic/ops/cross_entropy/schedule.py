@@ -89,6 +89,11 @@ class LossSchedule:
         return self.spec.dtype if self.cores == 1 else "float32"
 
     @property
+    def converts_dw(self) -> bool:
+        """True if the last sums become another dtype in VMEM of their own, from which they are written."""
+        return self.dw_dtype != "float32"
+
+    @property
     def hbm_bytes(self) -> int:
         """Bytes that the kernel reads and writes."""
         item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
@@ -116,7 +121,7 @@ class LossSchedule:
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=DW_SLOTS - 1)
-        return rows, x, w, logits, errors, dx, sums, dw
+        return rows, x, w, logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:
         tiles = self.config.tiles

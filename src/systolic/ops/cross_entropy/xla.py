@@ -44,7 +44,7 @@ def gradients_by_xla(
         errors = errors + dtotal[:, None] if loss.total else errors
         if loss.soft_cap is not None:
             errors = errors * (1 - jnp.square(logits / loss.soft_cap))
-        errors = errors.astype(_multiplied(x.dtype))
+        errors = errors.astype(x.dtype)
         dx = _dot(loss, errors, w, (1, 1)).astype(x.dtype)
         return dw + _dot(loss, x, errors, (0, 0)), dx
 
@@ -75,14 +75,9 @@ def _logits(loss: Loss, x: Array, w: Array) -> Array:
 
 def _dot(loss: Loss, lhs: Array, rhs: Array, contracted: tuple[int, int]) -> Array:
     return lax.dot_general(
-        lhs.astype(_multiplied(lhs.dtype)),
-        rhs.astype(_multiplied(rhs.dtype)),
+        lhs,
+        rhs,
         (((contracted[0],), (contracted[1],)), ((), ())),
         precision=lax.Precision[loss.precision.upper()],
         preferred_element_type=jnp.float32,
     )
-
-
-def _multiplied(dtype: Any) -> Any:
-    """Return the dtype in which operands are multiplied: errors of eight bits would be lost, so float8 is converted."""
-    return jnp.bfloat16 if jnp.dtype(dtype).itemsize == 1 else dtype

@@ -90,7 +90,10 @@ def test_float8_is_multiplied_in_bfloat16() -> None:
     x, w = (array.astype(jnp.float8_e4m3fn) for array in (X, W))
     labels = np.maximum(LABELS, 0)
     wanted = Reference.of(x.astype(jnp.float32), w.astype(jnp.float32), labels)
-    losses = systolic.linear_cross_entropy(x, w, labels, reduction="none", implementation="xla")
+    losses, pull = jax.vjp(
+        lambda x, w: systolic.linear_cross_entropy(x, w, labels, reduction="none", implementation="xla"), x, w
+    )
+    assert [gradient.dtype for gradient in pull(losses)] == [x.dtype, w.dtype]
     error = wanted.lse_error + wanted.logit_error.max(1) + 4 * UNIT * np.abs(wanted.lse)
     assert_near(losses, wanted.lse - wanted.picked, error)
 

@@ -83,9 +83,9 @@ def loss_gradients(
             pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
             pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
-            pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), dw_dtype),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
+            *([pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), dw_dtype)] if schedule.converts_dw else []),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
@@ -109,9 +109,9 @@ def _kernel(
     logits_vmem: Any,  # [subtile_m, subtile_n] float32
     errors_vmem: Any,  # [tile_m, tile_n]
     sums_vmem: Any,  # [slots, depth, tile_n] float32
-    dw_vmem: Any,  # [slots, depth, tile_n]
     read_sem: Any,
     write_sem: Any,
+    dw_vmem: Any = None,  # [slots, depth, tile_n], if the sums are converted
     *,
     schedule: LossSchedule,
     soft_cap: float | None,
@@ -120,7 +120,9 @@ def _kernel(
     core, i, j = (pl.program_id(axis) for axis in range(3))
     step = i * grid_n + j
     slot = lax.rem(step, jnp.int32(DW_SLOTS))
-    copies = _Copies(schedule, core, (sums_hbm, sums_vmem), (dw_hbm, dw_vmem), read_sem, write_sem)
+    copies = _Copies(
+        schedule, core, (sums_hbm, sums_vmem), (dw_hbm, sums_vmem if dw_vmem is None else dw_vmem), read_sem, write_sem
+    )
 
     # The slot of the next step is free once the copy of the step two before has left it.
     @pl.when(step >= DW_SLOTS - 1)
@@ -146,9 +148,8 @@ def _kernel(
         def _() -> None:
             copies.each(step, "read", "wait")
 
-    _add(
-        schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], dw_vmem.at[lax.rem(step, jnp.int32(_DW))], i
-    )
+    converted = None if dw_vmem is None else dw_vmem.at[lax.rem(step, jnp.int32(_DW))]
+    _add(schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], converted, i)
     copies.each(step, "write", "start")
 
     @pl.when(step == grid_m * grid_n - 1)
@@ -177,10 +178,11 @@ class _Copies:
         (_, grid_m, grid_n), tile_n = self._schedule.core_grid, self._schedule.config.tiles.tile_n
         rows = pl.ds(times(self._core, self._schedule.depth), self._schedule.depth)
         j, last = lax.rem(step, jnp.int32(grid_n)), self._schedule.last_columns
+        dw_slots = _DW if self._schedule.converts_dw else DW_SLOTS
         is_final = step >= (grid_m - 1) * grid_n
 
         def act(kind: str, columns: int) -> None:
-            (in_hbm, in_vmem), slots = (self._dw, _DW) if kind == "dw" else (self._sums, DW_SLOTS)
+            (in_hbm, in_vmem), slots = (self._dw, dw_slots) if kind == "dw" else (self._sums, DW_SLOTS)
             semaphore = self._sems[direction].at[lax.rem(step, jnp.int32(DW_SLOTS))]
             ends = (
                 in_hbm.at[rows, pl.ds(times(j, tile_n), columns)],
@@ -300,6 +302,7 @@ def _add(
         before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
         total = before + dot(x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
         sums_vmem[features, :] = total
-        dw_vmem[features, :] = total.astype(dw_vmem.dtype)
+        if dw_vmem is not None:
+            dw_vmem[features, :] = total.astype(dw_vmem.dtype)
 
     loop(schedule.depth // size, part)
