@@ -17,6 +17,7 @@ from systolic.spec import dtype_bytes
 ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
 ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
 DW_SLOTS = 3  # one is read, one is computed with, one is written
+CONVERTED_SLOTS = DW_SLOTS - 1  # of sums in w's dtype, which are not read again
 # Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
 # stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
 MAX_STRETCH_CYCLES = 8192
@@ -120,7 +121,7 @@ class LossSchedule:
         errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=1)
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
-        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=DW_SLOTS - 1)
+        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
         return rows, x, w, logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:

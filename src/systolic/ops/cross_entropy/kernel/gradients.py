@@ -25,13 +25,13 @@ from systolic.kernels.dots import dot
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
 from systolic.ops.cross_entropy.kernel.logits import Place, chunk_rows, multiply_beside, place_of, soft_capped
-from systolic.ops.cross_entropy.schedule import DW_SLOTS, ROW_COLUMNS, LossSchedule
+from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
+from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, LossSchedule
 from systolic.schedule import LANES
 from systolic.schedule.sizes import largest_divisor
 
 # Columns of `rows`: a row's label, log-sum-exp, and the cotangents of log-sum-exp, label's logit and sum of logits.
 LABEL, LSE, DLSE, DPICKED, DTOTAL = range(5)
-_DW = DW_SLOTS - 1  # slots of the gradient in its own dtype, which is only written
 _LAST_ROWS = 256  # of the last subtile's errors at once: no product hides them, and short loops leave units idle
 _CLEARED_ROWS = 512  # of w's last tile at once
 
@@ -85,7 +85,7 @@ def loss_gradients(
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
-            *([pltpu.VMEM((_DW, schedule.depth, tiles.tile_n), dw_dtype)] if schedule.converts_dw else []),
+            *([pltpu.VMEM((CONVERTED_SLOTS, schedule.depth, tiles.tile_n), dw_dtype)] if schedule.converts_dw else []),
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
@@ -116,11 +116,11 @@ def _kernel(
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
-    _, grid_m, grid_n = schedule.core_grid
+    grid_m, grid_n = schedule.core_grid[1:]
     core, i, j = (pl.program_id(axis) for axis in range(3))
     step = i * grid_n + j
     slot = lax.rem(step, jnp.int32(DW_SLOTS))
-    copies = _Copies(
+    copies = SumCopies(
         schedule, core, (sums_hbm, sums_vmem), (dw_hbm, sums_vmem if dw_vmem is None else dw_vmem), read_sem, write_sem
     )
 
@@ -148,7 +148,7 @@ def _kernel(
         def _() -> None:
             copies.each(step, "read", "wait")
 
-    converted = None if dw_vmem is None else dw_vmem.at[lax.rem(step, jnp.int32(_DW))]
+    converted = None if dw_vmem is None else dw_vmem.at[lax.rem(step, jnp.int32(CONVERTED_SLOTS))]
     _add(schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], converted, i)
     copies.each(step, "write", "start")
 
@@ -156,49 +156,6 @@ def _kernel(
     def _() -> None:
         for before in range(min(DW_SLOTS - 1, grid_m * grid_n) - 1, -1, -1):
             copies.each(step - before, "write", "wait")
-
-
-class _Copies:
-    """Copies of dw's tiles between HBM and the slots; the last tile of the vocabulary is narrower."""
-
-    def __init__(
-        self,
-        schedule: LossSchedule,
-        core: Any,
-        sums: tuple[Any, Any],
-        dw: tuple[Any, Any],
-        read_sem: Any,
-        write_sem: Any,
-    ) -> None:
-        self._schedule, self._core, self._sums, self._dw = schedule, core, sums, dw
-        self._sems = {"read": read_sem, "write": write_sem}
-
-    def each(self, step: Any, direction: str, action: str) -> None:
-        """Start a copy of a step's tile, or wait for it: of sums, or for the last tile of rows of the gradient."""
-        (_, grid_m, grid_n), tile_n = self._schedule.core_grid, self._schedule.config.tiles.tile_n
-        rows = pl.ds(times(self._core, self._schedule.depth), self._schedule.depth)
-        j, last = lax.rem(step, jnp.int32(grid_n)), self._schedule.last_columns
-        dw_slots = _DW if self._schedule.converts_dw else DW_SLOTS
-        is_final = step >= (grid_m - 1) * grid_n
-
-        def act(kind: str, columns: int) -> None:
-            (in_hbm, in_vmem), slots = (self._dw, dw_slots) if kind == "dw" else (self._sums, DW_SLOTS)
-            semaphore = self._sems[direction].at[lax.rem(step, jnp.int32(DW_SLOTS))]
-            ends = (
-                in_hbm.at[rows, pl.ds(times(j, tile_n), columns)],
-                in_vmem.at[lax.rem(step, jnp.int32(slots)), :, pl.ds(0, columns)],
-            )
-            source, target = ends if direction == "read" else ends[::-1]
-            getattr(pltpu.make_async_copy(source, target, semaphore), action)()
-
-        widths = [(j < grid_n - 1, tile_n), (j == grid_n - 1, last)] if last != tile_n else [(j >= 0, tile_n)]
-        for of_width, columns in widths:
-            if direction == "read":
-                pl.when(of_width)(functools.partial(act, "sums", columns))
-                continue
-            pl.when(of_width & is_final)(functools.partial(act, "dw", columns))
-            if grid_m > 1:
-                pl.when(of_width & ~is_final)(functools.partial(act, "sums", columns))
 
 
 def _clear_padding(schedule: LossSchedule, w_vmem: Any, j: Any) -> None:
