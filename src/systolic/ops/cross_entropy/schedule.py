@@ -18,6 +18,8 @@ ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
 ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
 DW_SLOTS = 3  # one is read, one is computed with, one is written
 CONVERTED_SLOTS = DW_SLOTS - 1  # of sums in w's dtype, which are not read again
+# Multiple of k for gradients: 2,880 in whole registers is 23 × 128, whose only parts have 128 columns.
+_DEPTH = 256
 # Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
 # stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
 MAX_STRETCH_CYCLES = 8192
@@ -29,7 +31,7 @@ class LossSchedule:
 
     Attributes:
       rows: padded to whole tiles, for gradients as many on each core.
-      depth: k, in whole registers.
+      depth: k, in whole registers, for gradients in parts of equal size.
       columns: n, in whole registers.
     """
 
@@ -51,7 +53,7 @@ class LossSchedule:
             config=config,
             cores=cores,
             rows=padded(spec.m, tile_m * cores),
-            depth=padded(spec.k, LANES),
+            depth=padded(spec.k, _DEPTH if spec.kind == "gradients" and spec.k > _DEPTH else LANES),
             columns=padded(spec.n, LANES),
         )
         require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
