@@ -8,7 +8,8 @@ The three kernels are in files of their own. Each device has a chunk of x, 256 Ã
 the rows of all devices times its columns.
 
 Overlap alone does not win: XLA's all-gather of step 1 sends both ways, so step 2 hides the products but takes twice as
-long on the links. Whether it is ahead depends on the chip: on a v5e a product takes about as long as its hop.
+long on the links. On a v6e and a v7x that makes it slower than step 1; on a v5e, with slower matrix units and more to
+hide, it is level.
 
 Faults are in the waits again, and the time praises one of them:
 
@@ -24,8 +25,8 @@ The times include the copy that XLA makes of a collective kernel's result: one m
 time of the bytes over one link, "product" that of all products at the rate of the matrix units of a device. On v5p a
 device has two cores, and the kernels use one of them.
 
-This follows the collective matmul of Wang et al., "Overlap Communication with Dependent Computation via Decomposition in
-Large Deep Learning Models" (ASPLOS 2023), which XLA also has, as windowed einsum.
+This follows Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning
+Models" (ASPLOS 2023). XLA has it too, as windowed einsum.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ A remote copy runs while the core computes, as a copy from HBM does. So the kern
 right neighbor first, and multiplies the chunk then. A hop takes the longer of both, not their sum. The first chunk is
 the device's own, and the last one goes nowhere.
 
-Every chunk has a slot of its own in VMEM, in order of arrival: a neighbor may write into slot h + 1 whenever it likes,
-because nothing else ever lies there. With two slots in turn it would have to be told that one is free. A chunk's rows of
-the result depend on the device that it came from.
+Every chunk has a slot of its own in VMEM, in order of arrival: a neighbor may write to slot h + 1 at any time, because
+nothing else is ever stored there. With two slots in turn, the receiver would have to signal that one is free. A chunk's
+rows of the result depend on the device that it came from.
 
 In VMEM: all chunks, w, and two blocks of the result, of which one is computed while the other is copied to HBM.
 
