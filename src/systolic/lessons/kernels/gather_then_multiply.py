@@ -1,4 +1,6 @@
-"""Step 1: gather, then multiply. XLA sends, and then a Pallas kernel computes.
+"""Across chips · Step 1: gather, then multiply.
+
+XLA sends, and then a Pallas kernel computes:
 
     out[count · m, n] = all_gather(x[m, k]) @ w[k, n]        on each of `count` devices, whose w differ
 
