@@ -102,7 +102,8 @@ def _chunked(spec: CrossEntropySpec, x: Array, w: Array, labels: Array) -> Array
 
 
 def _token_losses(spec: CrossEntropySpec, w: Array, x: Array, labels: Array) -> Array:
-    logits = jnp.matmul(x, w, precision=lax.Precision[spec.precision.upper()], preferred_element_type=jnp.float32)
+    # Rounded to the operands' dtype, as people write it: of float32 logits XLA moves twice the bytes.
+    logits = jnp.matmul(x, w, precision=lax.Precision[spec.precision.upper()]).astype(jnp.float32)
     if spec.soft_cap:
         logits = _SOFT_CAP * jnp.tanh(logits / _SOFT_CAP)
     logs = jax.nn.log_softmax(logits, axis=-1)
