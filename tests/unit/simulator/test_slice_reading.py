@@ -165,6 +165,16 @@ def test_words_of_a_sparse_cores_descriptor_say_which_device_it_is() -> None:
     }
 
 
+def test_a_pointer_to_results_is_no_table_of_devices_though_it_stands_in_its_place() -> None:
+    code = (
+        "%s3_s3 = sld [smem:[#allocation3]]",
+        "%9 = sst [smem:[#allocation36 + $0x50]] %s3_s3",
+        "%s4_s3 = sld [smem:[#allocation3]]",
+        "%s5_s3 = int_to_ptr.hbm [resolvable:$false] %s4_s3",
+    )
+    assert "allocation3" not in identity_words(program(*SIGNALS, *code), remote=True, top_level=True)
+
+
 def test_words_that_are_loaded_through_an_address_selected_before() -> None:
     code = (
         "%s1_s1 = scalar_select %p1_p1, [#allocation4], [#allocation6]",
