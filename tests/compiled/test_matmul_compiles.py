@@ -223,7 +223,8 @@ def test_activations_stay_in_vmem_between_products(pool: WorkerPool, name: str) 
     """Nothing copies the first result to HBM for the second product: only the last one is written."""
     shapes = ((256, 4096), (4096, 4096), (4096, 4096))
     arguments = [jax.ShapeDtypeStruct(shape, BF16) for shape in shapes]
-    run = submit_simulation(pool, in_a_row, arguments, chip(name), label=f"two products on {name}").result().run
+    job: Any = submit_simulation(pool, in_a_row, arguments, chip(name), label=f"two products on {name}")
+    run = job.result().run
     assert run.hbm_written_bytes == 2 * 256 * 4096
 
 
