@@ -19,7 +19,9 @@ Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
-# The activations of 256 tokens of Llama-3 8B have 3.5 Mi elements, and XLA keeps them in VMEM between two products.
+# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements. Of more
+# rows a product gains little, and on v7x loses where it comes first: XLA brings its operand to VMEM before the call.
+_MOST_ROWS = 256
 _MOST_ACTIVATIONS = 4 * 2**20
 
 
@@ -29,7 +31,8 @@ def place_to_copy_from(array: Array, side: Side) -> Any:
     What the operation before has left in VMEM would first be copied to HBM, and nothing runs meanwhile. Weights are
     not left to XLA: no operation has just made them, and it would copy small ones to VMEM before the call.
     """
-    return pl.ANY if side != "rhs" and array.size <= _MOST_ACTIVATIONS else pltpu.HBM
+    is_small = array.size <= _MOST_ACTIVATIONS and min(array.shape[-2:], default=1) <= _MOST_ROWS
+    return pl.ANY if side != "rhs" and is_small else pltpu.HBM
 
 
 def from_hbm(array: Array, place: Any = pltpu.HBM) -> Array:
