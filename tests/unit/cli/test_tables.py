@@ -83,9 +83,9 @@ def test_columns_that_may_be_dropped_give_way_before_a_long_first_column_is_fold
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = "tiles 256/512/512, manual DMA, 2 stages, grid order m, 2 fill chunks"
-    columns = (*COLUMNS, *(numeric(f"figure number {at}", lambda row: row[1], droppable=True) for at in range(3)))
+    figures: list[Column[Row]] = [numeric(f"figure number {at}", lambda row: row[1], droppable=True) for at in range(3)]
     out = Console(width=80, force_terminal=True, color_system=None, highlight=False)
-    show_table(out, columns, [(name, 1.0, "copies")])
+    show_table(out, (*COLUMNS, *figures), [(name, 1.0, "copies")])
     _, first, second, *_ = capsys.readouterr().out.splitlines()
     assert first.startswith("tiles 256/512/512, manual DMA, 2 ")
     assert second.startswith("stages, grid order m, 2 fill")
