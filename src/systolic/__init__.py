@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from systolic.ops.grouped import grouped_matmul
     from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
+    from systolic.ops.moe import moe
     from systolic.ops.plan import Plan
     from systolic.ops.planner import Planner, plan, use
     from systolic.ops.quantized import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
@@ -86,6 +87,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "matmuls",
+    "moe",
     "plan",
     "prepare",
     "quantize",
@@ -117,6 +119,7 @@ _DOORS = {
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
+    "systolic.ops.moe": ("moe",),
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.report": ("Comparison", "compare"),

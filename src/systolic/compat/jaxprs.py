@@ -16,7 +16,7 @@ from typing import Any
 PLAIN_CALLS = frozenset(("closed_call", "jit", "remat2", "xla_metadata_call"))
 # or but for a transformation or a platform, for which somebody has defined something else.
 CALLS = PLAIN_CALLS | frozenset(
-    ("composite", "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call", "custom_vmap_call")
+    ("composite", "custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call", "custom_vmap_call", "kernel_or_xla")
 )
 
 

@@ -6,6 +6,7 @@ The compiler runs in worker processes, which may crash without harm:
         program = submit_compilation(pool, fn, args, target, cache=ProgramCache()).result()
 """
 
+from systolic.compat.typical import typical
 from systolic.compiler.arguments import MAX_ARGUMENT_BYTES, PlacedArray, abstract_arguments, argument_values
 from systolic.compiler.blame import is_kernel_code, short_place, source_line, written_at
 from systolic.compiler.cache import CacheWarning, ProgramCache, cache_folder
@@ -63,5 +64,4 @@ from systolic.compiler.stage import at_stage
 from systolic.compiler.stand_in import StandIn
 from systolic.compiler.submit import submit_compilation, tracing_settings
 from systolic.compiler.tracing import traced_jaxpr, under_settings
-from systolic.compiler.typical import typical
 from systolic.support.versions import versions

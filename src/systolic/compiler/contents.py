@@ -17,9 +17,9 @@ import numpy as np
 from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compat.mesh_values import MESH_VALUE
+from systolic.compat.typical import PRIMITIVE, typical_value
 from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
-from systolic.compiler.typical import PRIMITIVE, typical_value
 
 _PALLAS = "pallas_call"
 _JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone

@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+import systolic
 from systolic import typical
 from systolic.compiler import (
     DeviceExecutions,
@@ -273,3 +274,13 @@ def test_wrapped_functions_travel() -> None:
         again = pickle.loads(dumps(fn))
         assert again(3.0) == value
         assert jax.grad(again)(3.0) == slope
+
+
+def test_the_sizes_of_a_product_whose_backend_is_left_open_are_followed() -> None:
+    def layer(x: jax.Array, chosen: jax.Array, matrices: jax.Array) -> jax.Array:
+        sizes = (chosen[:, None] == jnp.arange(4)).astype(jnp.int32).sum(0)
+        return systolic.grouped_matmul(x, matrices, typical(sizes, np.array([9, 0, 3, 4])), chip="v6e")
+
+    arrays = [jax.ShapeDtypeStruct(*of) for of in (((16, 128), "f4"), ((16,), "i4"), ((4, 128, 128), "f4"))]
+    (call,) = pallas_operands(jax.make_jaxpr(layer)(*arrays), arrays, ["x", "chosen", "matrices"])
+    np.testing.assert_array_equal(call.operands[0].get(), [9, 0, 3, 4])

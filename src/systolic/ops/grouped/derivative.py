@@ -76,12 +76,13 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
     When it is differentiated, it is one kernel only if the derivative does not need the sum.
     """
 
-    def kernel(operands: tuple[Array, Array, Fused]) -> Array:
-        lhs, rhs, fused = operands
+    # The grouping is an operand: a function in `jax.jit` that closed over it could not be differentiated outside.
+    def kernel(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
+        lhs, rhs, grouping, fused = operands
         return _product(product, lhs, rhs, grouping, fused)
 
-    def in_two(operands: tuple[Array, Array, Fused]) -> Array:
-        lhs, rhs, fused = operands
+    def in_two(operands: tuple[Array, Array, Grouping, Fused]) -> Array:
+        lhs, rhs, grouping, fused = operands
         plain = product.plain.anew(dtype_out=_kept_dtype(lhs))
         total = multiply(plain, lhs, rhs, grouping)
         up = multiply(plain, lhs, fused.up, grouping) if fused.up is not None else None
@@ -90,7 +91,7 @@ def multiply_fused(product: GroupedProduct, lhs: Array, rhs: Array, grouping: Gr
             return sharded_finish(mesh, product, total, up, rhs.shape[0], grouping, fused)
         return finished(product, total, up, rows_of(lhs.shape[0], rhs.shape[0], grouping), fused)
 
-    return fused_after_sum(kernel, in_two, not product.is_linear(fused), (lhs, rhs, fused))
+    return fused_after_sum(kernel, in_two, not product.is_linear(fused), (lhs, rhs, grouping, fused))
 
 
 def _kept_dtype(lhs: Array) -> str:

@@ -1,0 +1,99 @@
+"""`systolic.moe`. JAX is imported by its first call, so that `import systolic` stays quick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from systolic.chips import Chip
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax import Array
+    from jax.typing import ArrayLike
+    from jaxtyping import Float, Int, Shaped
+
+    from systolic.ops.engine.backend import Implementation
+
+
+def moe(
+    x: Shaped[Array | np.ndarray, "*tokens d"],
+    routing: Float[Array | np.ndarray, "*tokens experts"]
+    | tuple[Int[Array | np.ndarray, "*tokens k"], Float[Array | np.ndarray, "*tokens k"]],
+    w_gate: Shaped[Array | np.ndarray, "experts d f"],
+    w_up: Shaped[Array | np.ndarray, "experts d f"] | None,
+    w_down: Shaped[Array | np.ndarray, "experts f d"],
+    *,
+    top_k: int | None = None,
+    renormalize: bool = True,
+    activation: str | Callable[[Array], Array] | None = "silu",
+    bias_gate: ArrayLike | None = None,
+    bias_up: ArrayLike | None = None,
+    bias_down: ArrayLike | None = None,
+    shared: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
+    capacity: int | None = None,
+    axis_name: str | None = None,
+    precision: Any = None,
+    implementation: Implementation = None,
+    chip: str | Chip | None = None,
+) -> Shaped[Array, "*tokens d"]:
+    """Return a mixture of experts: for each token the weighted sum of `(activation(x @ gate) · (x @ up)) @ down`.
+
+    Rows are sorted by expert and multiplied by two kernels of `systolic.grouped_matmul`, then added up in float32.
+
+    It is differentiable in both modes with regard to x, the weights of experts and the router, and works under `jit`,
+    `checkpoint`, `scan` and `shard_map`. `systolic.simulate` times it with the sizes of groups of a router that sends
+    as many tokens to each expert, drawn at random, unless it knows the router's result.
+
+    Args:
+      x: [..., d], the tokens.
+      routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
+        An id of -1 is no expert; in a traced array so is any id out of range.
+      w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
+        gated.
+      top_k: experts of a token, those with the largest logits; the first of equal ones.
+      renormalize: weights are a softmax of the chosen logits, and add up to one; False: of all.
+      activation: of the gate, as in `systolic.grouped_matmul`.
+      bias_gate, bias_up, bias_down: [experts, f], [experts, f] and [experts, d].
+      shared: (w_gate, w_up, w_down) of an MLP that every token passes through, [d, n], [d, n] and [n, d].
+      capacity: rows of an expert at most. Of more, the last in the order of tokens are dropped: that expert adds
+        nothing to them. None: no token is dropped.
+      axis_name: mesh axis over which experts are cut, in `jax.shard_map`. x and routing are of this device's tokens,
+        routing over the experts of all devices, matrices and biases of this device's experts; `shared` is whole.
+      precision, implementation, chip: as in `systolic.grouped_matmul`.
+
+    Raises:
+      SpecError: shapes or dtypes that do not match, known expert_ids out of range, or a top_k that is not from 1 to the
+        number of experts.
+      UnsupportedDtypeError: the chip does not multiply this dtype.
+    """
+    import jax
+
+    from systolic.ops.gated import gated_matmul
+    from systolic.ops.matmul import matmul
+    from systolic.ops.moe.arguments import canonical
+    from systolic.ops.moe.layer import Experts, experts_sum, over_devices
+
+    call = canonical(
+        x,
+        routing,
+        w_gate,
+        w_up,
+        w_down,
+        top_k=top_k,
+        renormalize=renormalize,
+        capacity=capacity,
+        axis=axis_name,
+    )
+    experts = Experts(w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
+    options = {"precision": precision, "implementation": implementation, "chip": chip}
+    with jax.named_scope("moe"):
+        if axis_name is None:
+            out = experts_sum(call, experts, activation, options)
+        else:
+            out = over_devices(call, experts, axis_name, activation, options)
+        if shared is not None:
+            gate, up, down = map(jax.numpy.asarray, shared)
+            hidden = gated_matmul(call.x, gate, up, activation=activation, **options)
+            out = matmul(hidden, down, residual=out, **options)
+        return out.reshape(x.shape)
