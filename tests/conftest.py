@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from quick_compilation import compile_quickly
 from selection import mark_exhaustive, register_profiles
 from warm_workers import WarmWorkers
 
@@ -43,7 +44,7 @@ def _workers_are_shared(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _quickly_compiled(request: pytest.FixtureRequest) -> Iterator[None]:
-    # See above: optimizing takes half of the time.
+    # Optimizing takes half of the time.
     if _folder(request) not in ("unit", "interpret"):
         yield
         return
@@ -70,3 +71,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 register_profiles()
+compile_quickly()

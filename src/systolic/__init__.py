@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from systolic.compiler import slice_devices, slice_mesh, typical
     from systolic.explaining import Explanation, explain
     from systolic.ops.collective import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+    from systolic.ops.cross_entropy import linear_cross_entropy
+    from systolic.ops.cross_entropy.spec import CrossEntropySpec
     from systolic.ops.gated import gated_matmul
     from systolic.ops.gated.spec import GatedSpec
     from systolic.ops.grouped import grouped_matmul
@@ -42,6 +44,7 @@ __all__ = [
     "CheckReport",
     "Chip",
     "Comparison",
+    "CrossEntropySpec",
     "Explanation",
     "FunctionTuning",
     "GatedSpec",
@@ -78,6 +81,7 @@ __all__ = [
     "from_qwix",
     "gated_matmul",
     "grouped_matmul",
+    "linear_cross_entropy",
     "load_program",
     "matmul",
     "matmul_all_reduce",
@@ -111,6 +115,7 @@ _DOORS = {
     "systolic.ops.plan": ("Plan",),
     "systolic.ops.planner": ("Planner", "plan", "use"),
     "systolic.ops.collective": ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"),
+    "systolic.ops.cross_entropy": ("linear_cross_entropy",),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
@@ -122,6 +127,7 @@ _DOORS = {
     "systolic.schedule": ("Tiles",),
     "systolic.simulator": ("SimulatedRun",),
     "systolic.simulator.slice.records": ("SliceRun",),
+    "systolic.ops.cross_entropy.spec": ("CrossEntropySpec",),
     "systolic.ops.gated.spec": ("GatedSpec",),
     "systolic.ops.grouped.spec": ("GroupedGradientSpec", "GroupedSpec"),
     "systolic.ops.quantized.spec": ("QuantizedSpec",),

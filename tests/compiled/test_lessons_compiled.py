@@ -53,3 +53,12 @@ def test_a_race_costs_nothing_and_a_wait_too_many_does() -> None:
     assert 0.9 < times["all-gather, a wait too few"] / times["all-gather, one way"] <= 1
     # One direction after the other takes the bytes as long as one way does.
     assert times["all-gather, a wait too many"] > times["all-gather, one way"]
+
+
+@pytest.mark.slow
+def test_a_ring_both_ways_hides_products_unless_it_waits_first() -> None:
+    rows: list[dict[str, Any]] = [dict(row) for row in told("across_chips", "v6e").rows]
+    times = {row["part"]: row["simulated_us"] for row in rows}
+    assert all(row["simulated_us"] > max(row["wire_us"], row["product_us"]) for row in rows)
+    assert times["ring, both ways"] < 0.8 * times["gather, then multiply"] < times["ring, one way"]
+    assert times["both ways, late"] <= times["ring, both ways"] < 0.8 * times["both ways, in turn"]

@@ -157,3 +157,11 @@ def test_a_step_is_traced_under_its_mesh() -> None:
     assert [each.kind for each in run.slice_run.collectives] == ["all-to-all"]
     with pytest.raises(RuntimeError, match="mesh"):
         systolic.step(replace(step, mesh=None), chip="v6e", topology="2x2")
+
+
+@pytest.mark.exhaustive
+def test_a_step_on_v7x_whose_collectives_are_sparse_core_programs_in_loops(capsys: pytest.CaptureFixture[str]) -> None:
+    on = ("--chip", "v7x", "--topology", "2x2x1", "--workers", "1", "-q")
+    assert main(["step", f"{EXAMPLE}:train", *on, *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert all(kind in said for kind in ("all-gather", "reduce-scatter", "SparseCores"))

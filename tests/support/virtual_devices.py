@@ -1,4 +1,4 @@
-"""Scripts that need several devices, in a process of their own whose CPU is five: JAX counts them when it starts."""
+"""Scripts that need several devices, in a process of their own whose CPU is several: JAX counts them when it starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from quick_compilation import quick_flags
 
-def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str) -> None:
-    """Runs a script, and fails with what it wrote to standard error if it does."""
+
+def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str, devices: int = 4) -> None:
+    """Runs a script on up to `devices` devices, and fails with what it wrote to standard error if it does."""
     file = tmp_path / "script.py"
     file.write_text(script)
-    # A mesh has four of them: interpret mode can hang on one that has all.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=5"
+    # One more than a mesh has: interpret mode can hang on one that has all.
+    flags = f"{quick_flags()} --xla_force_host_platform_device_count={devices + 1}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, file, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

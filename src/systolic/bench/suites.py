@@ -11,6 +11,7 @@ from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.contest import OF_OP, Contest
 from systolic.bench.contests import LayersContest, MoeContest, PatternContest, ShardedContest
 from systolic.bench.layers import LayersSpec
+from systolic.bench.losses import losses
 from systolic.bench.moe import moe
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import sharded
@@ -250,6 +251,7 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "moe": lambda dtype, _precision: moe(dtype),
     "quantized": _quantized,
     "sparse": lambda dtype, _precision: sparse(dtype),
+    "loss": lambda dtype, _precision: losses(dtype),
     SHARDED: lambda dtype, _precision: sharded(dtype),
 }
 _CONTESTS: dict[str, Contest] = {

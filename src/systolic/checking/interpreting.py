@@ -33,6 +33,7 @@ from systolic.compat import (
     interpreted_failure,
     interpreted_subcores,
     interpreter_reports,
+    operands_without_transfers,
     races_found,
     unkind_interpreter,
     watched_interpreter,
@@ -165,6 +166,7 @@ class Interpreter:
                 unkind_interpreter(left_over),
                 copies_between_devices_in_order(),
                 empty_copies(),
+                operands_without_transfers(),
                 interpreter_reports() as reports,
             ):
                 # The others are up to the watch.

@@ -8,6 +8,7 @@ from systolic.chips.constants import is_cycles
 from systolic.cli.output import SIMULATED, heading
 from systolic.cli.published import PROGRAM, reason_lines
 from systolic.cli.tables import console, show_table
+from systolic.cli.validation_tables import ERROR_COLUMNS, error_of
 from systolic.report.columns import NOTHING, Column, numeric, of_part, textual
 from systolic.validation.calibration import BRACKET, SPLIT, Calibration, FittedConstant
 from systolic.validation.errors import ComparedRow, ErrorStatistics
@@ -83,14 +84,11 @@ _HALVES: tuple[Column[_Half], ...] = (
     textual("half", lambda its: its[0]),
     numeric("rows", lambda its: its[1].rows),
     numeric("programs", lambda its: its[1].programs),
-    numeric("median", lambda its: its[1].median_error, ".1%"),
-    numeric("→", lambda its: its[2].median_error, ".1%"),
-    numeric("90th percentile", lambda its: its[1].p90_error, ".1%"),
-    numeric("→", lambda its: its[2].p90_error, ".1%"),
-    numeric("worst", lambda its: its[1].worst_error, ".1%"),
-    numeric("→", lambda its: its[2].worst_error, ".1%"),
-    numeric("bias", lambda its: its[1].bias, "+.1%"),
-    numeric("→", lambda its: its[2].bias, "+.1%"),
+    *(
+        numeric(title, error_of(part, name), form)
+        for label, name, form in ERROR_COLUMNS
+        for title, part in ((label, 1), ("→", 2))
+    ),
 )
 # A row with the fitted constants, with the shipped ones, and the half that its program was in.
 _Pair = tuple[ComparedRow, ComparedRow, str | None]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from systolic.chips import Chip, SliceError, SliceShape
-from systolic.cli.function import AskedFunction, StaticParameter, function_options, named
+from systolic.cli.function import AskedFunction, function_options, named
 from systolic.cli.options import (
     FiniteFloat,
     Workers,
@@ -23,6 +23,16 @@ from systolic.cli.options import (
 from systolic.cli.output import check_drawing_target, check_target, give
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.slice_options import AskedSlice, slice_options
+from systolic.cli.step_choices import (
+    MESH,
+    Change,
+    Changes,
+    changes_of,
+    check_names,
+    choice_options,
+    label_of,
+    slice_for,
+)
 from systolic.cli.step_output import AskedStep, StepAnswer, show_steps, step_record, write_pages, write_traces
 from systolic.cli.trace_option import trace_option
 from systolic.compiler import NamedFunction, NamedFunctionError, check_available
@@ -30,19 +40,9 @@ from systolic.compiler.named_shardings import mesh_axes
 from systolic.steps import TIME_LIMIT_S, Step, StepMaker, submit_step
 from systolic.timing.outcome import Outcome
 
-_MESH = "mesh"
 _SPANS_OF_A_PAGE = 2_000
 _SPANS_OF_A_TRACE = 20_000  # of each kind, from the beginning and from the end: what a picture can show
 _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of their own
-
-
-class _Trial(StaticParameter):
-    """NAME=VALUE, or mesh=NAME=SIZE,…"""
-
-    def read(self, value: str) -> tuple[str, Any]:
-        if value.startswith(f"{_MESH}="):
-            return _MESH, value.removeprefix(f"{_MESH}=")
-        return super().read(value)
 
 
 @click.command()
@@ -59,14 +59,7 @@ class _Trial(StaticParameter):
     "--flops", type=FiniteFloat(min=0), default=0.0, help="With --arg: the model's operations, on all devices."
 )
 @click.option("--parts", default="", metavar="NAME,…", help="With --arg: names of parts, by jax.named_scope.")
-@click.option(
-    "--try",
-    "trials",
-    type=_Trial(),
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Simulate the step with another parameter too: remat=minimal, or mesh=fsdp=4,tensor=2. Repeat it for more.",
-)
+@choice_options
 @trace_option
 @page_option
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
@@ -82,7 +75,9 @@ def step(
     tokens: int,
     flops: float,
     parts: str,
-    trials: tuple[tuple[str, Any], ...],
+    trials: tuple[Change, ...],
+    grids: tuple[Changes, ...],
+    prices: Mapping[str, float],
     trace_file: Path | None,
     page: Path | None,
     workers: Workers,
@@ -101,6 +96,8 @@ def step(
     Examples:
       systolic step examples/transformer:train --config llama3.1-8b --chip v6e --topology 2x4 --batch 1 --seq 2048
       systolic step examples/transformer:decode --config mistral-7b --chip v5e --topology 2x2 --mesh tensor=4 --batch 8
+      systolic step examples/transformer:train --config llama3.1-8b --chip v6e,v5p --topology v6e=2x4,v5p=2x2x2 \\
+        --batch 1 --grid 'remat=full|minimal' --price v6e=2.7,v5p=4.2
       systolic step step.py:step --chip v6e --topology 2x4 --mesh data=8 --arg "bf16[8192,4096]@data" --tokens 8192
     """
     check_target(json_file)
@@ -108,21 +105,27 @@ def step(
     short_parameters = {"config": config, "batch": batch, "seq": seq, "remat": remat}
     parameters = asked.parameters
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
-    if trials and asked.arguments:
-        raise click.UsageError("--try changes parameters of a function that makes the step: leave --arg out")
-    maker = named(asked.text, parameters, len(asked.arguments) or 1, [name for name, _ in trials if name != _MESH])
+    if (trials or grids) and asked.arguments:
+        raise click.UsageError("--try and --grid change parameters of a function that makes the step: leave --arg out")
+    check_names("--price", prices, chips)
+    variants = changes_of(trials, grids)
+    changed = dict.fromkeys(name for changes in variants for name, _ in changes if name != MESH)
+    maker = named(asked.text, parameters, len(asked.arguments) or 1, list(changed))
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
-    asked_slice.check(chips)
+    slices = {chip.name: slice_for(asked_slice, chip) for chip in chips}
+    for chip in chips:
+        slices[chip.name].check([chip])
     check_available()
     steps: list[AskedStep] = []
     for chip in chips:
+        asked_slice = slices[chip.name]
         if asked.arguments:
             fn, args = asked_slice.call(maker, asked.arguments, chip)
             names = tuple(filter(None, parts.split(",")))
             source = Step(fn=fn, args=tuple(args), tokens=tokens, flops=flops, flops_causal=flops, parts=names)
             steps.append(AskedStep(label=asked.text, chip=chip, topology=asked_slice.topology, source=source))
             continue
-        steps += [_made(maker, chip, asked_slice, trial) for trial in (None, *trials)]
+        steps += [_made(maker, chip, asked_slice, changes) for changes in variants]
     spans = _SPANS_OF_A_TRACE if trace_file is not None else _SPANS_OF_A_PAGE if page is not None else 0
     answers = _answers(steps, workers, spans, quiet=quiet)
     for answer in answers:
@@ -133,24 +136,20 @@ def step(
     if page is not None:
         write_pages(answers, page, several=len(chips) > 1, quiet=quiet)
     summary = {"provenance": "simulated", "mfu": "flops / (time × devices × published bfloat16 peak of a device)"}
-    give(json_file, "step", map(step_record, answers), summary, lambda: show_steps(answers))
+    records = (step_record(answer, prices) for answer in answers)
+    give(json_file, "step", records, summary, lambda: show_steps(answers, prices))
     return 1 if any(answer.run is None for answer in answers) else 0
 
 
-def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, trial: tuple[str, Any] | None) -> AskedStep:
-    """Return the step, or one that differs in one parameter."""
-    mesh, parameters = asked_slice.mesh, dict(maker.parameters)
-    if trial is not None and trial[0] == _MESH:
-        mesh = trial[1]
-    elif trial is not None:
-        parameters[trial[0]] = trial[1]
-    topology = asked_slice.topology
+def _made(maker: NamedFunction, chip: Chip, asked_slice: AskedSlice, changes: Changes) -> AskedStep:
+    """Return the step with these changes."""
+    parameters = {**maker.parameters, **dict(changes)}
+    mesh, topology = parameters.pop(MESH, asked_slice.mesh), asked_slice.topology
     axes = mesh_axes(mesh) if mesh else {}
     if topology is not None and not axes:
         axes = {"fsdp": len(SliceShape.parse(chip, topology).devices)}
     source = StepMaker(function=replace(maker, parameters=parameters), topology=topology, axes=axes)
-    label = maker.text if trial is None else f"{trial[0]}={trial[1]}"
-    return AskedStep(label=label, chip=chip, topology=topology, source=source)
+    return AskedStep(label=label_of(changes) or maker.text, chip=chip, topology=topology, source=source)
 
 
 def _answers(asked: list[AskedStep], workers: Workers, spans: int, *, quiet: bool) -> list[StepAnswer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from systolic.chips import Chip, flags_text
 from systolic.cli.output import SIMULATED, heading, note, write_text
 from systolic.cli.tables import console, show_section
 from systolic.cli.trace_option import write_trace
+from systolic.report.step_comparison import ComparedStep, comparison_table
 from systolic.report.step_tables import (
     Prediction,
     changes_table,
@@ -49,7 +50,7 @@ class StepAnswer:
     outcome: Outcome | None  # None: there is a run
 
 
-def step_record(answer: StepAnswer) -> dict[str, Any]:
+def step_record(answer: StepAnswer, prices: Mapping[str, float]) -> dict[str, Any]:
     run, outcome = answer.run, answer.outcome
     row: dict[str, Any] = {
         "step": answer.asked.label,
@@ -66,6 +67,7 @@ def step_record(answer: StepAnswer) -> dict[str, Any]:
         "devices": run.devices,
         "time_us": run.time_us,
         "tokens_per_s_per_device": run.tokens_per_s_per_device,
+        "million_tokens_cost": _compared(answer, prices).million_tokens_cost,
         "mfu": run.mfu,
         "mfu_causal": run.mfu_causal,
         "hbm_needed_bytes": run.memory.needed_bytes,
@@ -96,25 +98,49 @@ def write_pages(answers: Sequence[StepAnswer], path: Path, *, several: bool, qui
             note(f"page {target}", quiet=quiet)
 
 
-def show_steps(answers: Sequence[StepAnswer]) -> None:
+def show_steps(answers: Sequence[StepAnswer], prices: Mapping[str, float]) -> None:
+    """Print each chip's first step in full, its other steps in a line each, and all side by side."""
     out = console()
-    heading(out, (answer.asked.chip.name for answer in answers), SIMULATED, flags=answers[0].asked.chip.given_flags)
-    first: dict[str, StepRun | None] = {}
-    for answer in answers:
+    chips = list(dict.fromkeys(answer.asked.chip.name for answer in answers))
+    heading(out, chips, SIMULATED, flags=answers[0].asked.chip.given_flags)
+    for chip in chips:
+        base, *others = (answer for answer in answers if answer.asked.chip.name == chip)
         out.print("")
-        is_first = answer.asked.chip.name not in first
-        base = first.setdefault(answer.asked.chip.name, answer.run)
-        if answer.run is None:
-            assert answer.outcome is not None
-            title = f"{answer.asked.chip.name} {answer.asked.label}: {answer.outcome.status}: {answer.outcome.details}"
-            out.print(title, markup=False, soft_wrap=True)
+        if base.run is None:
+            _show_failure(out, base)
         else:
-            _show_verdict(out, answer.asked.label, answer.run, None if is_first else base)
-            if is_first:
-                _show_tables(out, answer.run)
+            _show_verdict(out, base.asked.label, base.run)
+            _show_tables(out, base.run)
+        for answer in others:
+            out.print("")
+            if answer.run is None:
+                _show_failure(out, answer)
+            else:
+                _show_verdict(out, answer.asked.label, answer.run, base.run)
+    if len(answers) > 1 or prices:
+        title = "all steps, the cheapest first" if prices else "all steps, the fastest first"
+        show_section(out, title, comparison_table([_compared(answer, prices) for answer in answers]))
 
 
-def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None) -> None:
+def _compared(answer: StepAnswer, prices: Mapping[str, float]) -> ComparedStep:
+    chip, run = answer.asked.chip, answer.run
+    return ComparedStep(
+        where=f"{chip.name} {answer.asked.topology or ''}".strip(),
+        label=answer.asked.label,
+        chips=max(1, run.devices // chip.devices_per_chip) if run is not None else 1,
+        run=run,
+        reason="" if answer.outcome is None else str(answer.outcome.status),
+        price=prices.get(chip.name, prices.get(chip.generation)),
+    )
+
+
+def _show_failure(out: Console, answer: StepAnswer) -> None:
+    assert answer.outcome is not None
+    title = f"{answer.asked.chip.name} {answer.asked.label}: {answer.outcome.status}: {answer.outcome.details}"
+    out.print(title, markup=False, soft_wrap=True)
+
+
+def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None = None) -> None:
     time = time_text(run.time_us, run.error)
     where = f"{run.chip} {run.topology}".strip()
     parts = [f"{run.devices} devices"] if run.devices > 1 else []

@@ -33,7 +33,7 @@ _LONGEST_WORD = 24  # characters, up to which folding breaks no word
 _BETWEEN = 2  # columns
 # The beginning of a line, below which nothing of its folded rest stands: spaces, or a word and two spaces after it.
 _MARGIN = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,}(?=\S)|)")
-_LONGEST_KEY = 32  # characters, up to which the first column, which says what a row is, stays whole
+_LONGEST_KEY = 32  # characters, to which the first column, which says what a row is, may be folded
 
 
 class _PrintableConsole(Console):
@@ -167,18 +167,20 @@ def _table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:
             no_wrap=is_whole,
             overflow="fold",
             # Text folds between words; a number is whole or not there.
-            min_width=max(cell_len(column.title), longest if is_whole else _folded_width(column, row_texts)),
+            min_width=max(
+                cell_len(column.title), longest if is_whole else _folded_width(column, row_texts, is_key=number == 0)
+            ),
         )
     for row in rows:
         table.add_row(*_cells(columns, row))
     return table
 
 
-def _folded_width(column: Column[Row], texts: Sequence[str]) -> int:
+def _folded_width(column: Column[Row], texts: Sequence[str], *, is_key: bool) -> int:
     longest = max(map(cell_len, texts), default=0)
     words = [cell_len(word) for text in texts for word in text.split()]
-    least = max([_LEAST[column.kind], *(length for length in words if length <= _LONGEST_WORD)])
-    return min(longest, least)
+    least = _LONGEST_KEY if is_key else _LEAST[column.kind]
+    return min(longest, max([least, *(length for length in words if length <= _LONGEST_WORD)]))
 
 
 def _turned(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> Table:

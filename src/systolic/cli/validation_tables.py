@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rich.markup import escape
 
@@ -26,6 +27,20 @@ _COLUMNS: tuple[Column[ComparedRow], ...] = (
     numeric("error", lambda row: row.error if row.counted or row.error is None else f"({row.error:+.1%})", "+.1%"),
     textual("in view", lambda row: "yes" if row.in_view else "", droppable=True),
 )
+# The name, the field of `ErrorStatistics` and the format.
+ERROR_COLUMNS = (
+    ("median", "median_error", ".1%"),
+    ("90th percentile", "p90_error", ".1%"),
+    ("worst", "worst_error", ".1%"),
+    ("bias", "bias", "+.1%"),
+)
+
+
+def error_of(part: int, name: str) -> Callable[[tuple[Any, ...]], float | None]:
+    """Return a reader of a statistic of `ErrorStatistics` that stands at a place of a row."""
+    return lambda row: getattr(row[part], name)
+
+
 # A chip, the sizes that count, and the errors at these sizes.
 _Part = tuple[str, str, ErrorStatistics]
 _STATISTICS: tuple[Column[_Part], ...] = (
@@ -33,10 +48,7 @@ _STATISTICS: tuple[Column[_Part], ...] = (
     textual("sizes", lambda its: its[1]),
     numeric("rows", lambda its: its[2].rows),
     numeric("programs", lambda its: its[2].programs),
-    numeric("median", lambda its: its[2].median_error, ".1%"),
-    numeric("90th percentile", lambda its: its[2].p90_error, ".1%"),
-    numeric("worst", lambda its: its[2].worst_error, ".1%"),
-    numeric("bias", lambda its: its[2].bias, "+.1%"),
+    *(numeric(label, error_of(2, name), form) for label, name, form in ERROR_COLUMNS),
     numeric("rank correlation", lambda its: its[2].rank_correlation, ".3f", droppable=True),
 )
 _KINDS: tuple[Column[KindErrors], ...] = (

@@ -35,6 +35,6 @@ from systolic.compat.interpreter import (
     unkind_interpreter,
     watched_interpreter,
 )
-from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches
+from systolic.compat.interpreter_gaps import empty_copies, interpreted_batches, operands_without_transfers
 from systolic.compat.references import all_references, buffer_view
 from systolic.compat.subcores import interpreted_subcores

@@ -1,4 +1,4 @@
-"""Let TPU interpret mode run what only a TPU can run otherwise: kernels under `jax.vmap`, and empty copies."""
+"""Let TPU interpret mode run what only a TPU can run otherwise: `jax.vmap` of kernels, empty copies, many devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+_INTERPRETER_MODULES = ("jax._src.pallas.", "systolic.")
 
 
 @contextmanager
@@ -58,3 +60,33 @@ def empty_copies() -> Iterator[None]:
         yield
     finally:
         semaphore.wait = before
+
+
+@contextmanager
+def operands_without_transfers() -> Iterator[None]:
+    """Give the interpreter's callbacks NumPy arrays.
+
+    JAX puts the operands of a callback on a device first. For large ones that is a task of the CPU client's threads, of
+    which there are as many as devices: if every device is in a callback and waits for its operands, none ever arrives.
+    """
+    import numpy as np
+    from jax._src import callback as callbacks
+
+    module: Any = callbacks
+    before = module.io_callback_impl
+
+    @functools.wraps(before)
+    def called(*operands: Any, callback: Any, **kw: Any) -> Any:
+        function = getattr(callback, "callback_func", callback)
+        while isinstance(function, functools.partial):
+            function = function.func
+        if not (getattr(function, "__module__", None) or "").startswith(_INTERPRETER_MODULES):
+            return before(*operands, callback=callback, **kw)
+        # XLA's buffers are valid during the call only, and the interpreter keeps some operands.
+        return [np.asarray(result) for result in callback(*map(np.array, operands))]
+
+    module.io_callback_impl = called
+    try:
+        yield
+    finally:
+        module.io_callback_impl = before

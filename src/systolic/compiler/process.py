@@ -127,19 +127,10 @@ class WorkerProcess:
         stage, about = stage_in(self._folder.path)
         where = line_in_stacks(self._stacks()) or about
         self.end()
+        place = {"label": label, "stage": stage, "where": where}
         if reached.kind == "memory":
-            limit_bytes, used_bytes = int(reached.limit), reached.used_bytes
-            return CompilerOutOfMemory(
-                label=label, limit_bytes=limit_bytes, used_bytes=used_bytes, stage=stage, where=where
-            )
-        return CompilerTimeout(
-            label=label,
-            limit_s=reached.limit,
-            counted=reached.kind,
-            used_cpu_s=reached.used_cpu_s,
-            stage=stage,
-            where=where,
-        )
+            return CompilerOutOfMemory(limit_bytes=int(reached.limit), used_bytes=reached.used_bytes, **place)
+        return CompilerTimeout(limit_s=reached.limit, counted=reached.kind, used_cpu_s=reached.used_cpu_s, **place)
 
     def _stacks(self) -> str:
         """Return the Python stacks of the worker's threads; "" if it does not answer, for instance while it starts."""

@@ -13,15 +13,7 @@ from systolic.chips import Chip
 from systolic.cost.profile import StepCost
 from systolic.cost.roofline import mxu_rows_per_cycle
 from systolic.schedule.blocks import FACTORS, block_shape
-from systolic.schedule.config import (
-    KernelConfig,
-    has_last_step,
-    is_made,
-    is_split,
-    is_staged,
-    made_of,
-    row_chunk,
-)
+from systolic.schedule.config import KernelConfig, has_last_step, is_made, is_split, is_staged, made_of, row_chunk
 from systolic.schedule.tiles import Tiles
 from systolic.spec import MatmulSpec
 

@@ -67,6 +67,13 @@ _ALL = (
     _lesson(
         "between_chips", "Between chips: all-gather and reduce-scatter round a ring, 1 MiB a block, float32", "rings"
     ),
+    _lesson(
+        "across_chips",
+        "Across chips: all rows of x times columns of w, a chunk of 256 × 4096 per device, bfloat16",
+        "gather_then_multiply",
+        "ring_matmul",
+        "ring_both_ways",
+    ),
     _lesson("sparse_core", "SparseCore: 32,768 rows of 512 bytes by their numbers"),
 )
 

@@ -1,5 +1,6 @@
 """The table of ops. A new op is one more line."""
 
+from systolic.ops.cross_entropy.op import CrossEntropyOp
 from systolic.ops.gated.op import GatedOp
 from systolic.ops.grouped.op import GroupedGradientOp, GroupedOp
 from systolic.ops.matmul.op import MatmulOp
@@ -14,6 +15,7 @@ OPS = (
     GroupedGradientOp(),
     QuantizedOp(),
     SparseOp(),
+    CrossEntropyOp(),
 )
 
 for op in OPS:

@@ -23,36 +23,21 @@ class Ceiling:
 def ceilings(explanation: Explanation, program: Program) -> tuple[Ceiling, ...]:
     """Return the known limits of a program. HBM's is as the simulator's copies reach it."""
     roof = explanation.roofline
-    result = []
+    limits: list[tuple[str, str, str, float]] = []
     if program.flops and roof.peak_flops_per_s:
-        result.append(
-            Ceiling(
-                name="matrix units",
-                amount=f"{program.flops / 1e9:,.1f} Gflop",
-                rate=f"{roof.peak_flops_per_s / 1e12:,.0f} Tflop/s in {roof.dtype}",
-                least_us=program.flops / roof.peak_flops_per_s * 1e6,
-            )
-        )
+        work, rate = program.flops, roof.peak_flops_per_s
+        rate_words = f"{rate / 1e12:,.0f} Tflop/s in {roof.dtype}"
+        limits.append(("matrix units", f"{work / 1e9:,.1f} Gflop", rate_words, work / rate * 1e6))
     if program.hbm_bytes:
-        result.append(
-            Ceiling(
-                name="HBM",
-                amount=f"{program.hbm_bytes / 1e6:,.1f} MB",
-                rate=f"{roof.simulated_hbm_bytes_per_s / 1e9:,.0f} GB/s",
-                least_us=program.hbm_bytes / roof.simulated_hbm_bytes_per_s * 1e6,
-            )
-        )
+        work, rate = program.hbm_bytes, roof.simulated_hbm_bytes_per_s
+        limits.append(("HBM", f"{work / 1e6:,.1f} MB", f"{rate / 1e9:,.0f} GB/s", work / rate * 1e6))
     talk = program.communication
     if talk is not None and talk.link_us:
-        result.append(
-            Ceiling(
-                name="links (ICI)",
-                amount=f"{talk.link_bytes / 1e6:,.1f} MB over the busiest",
-                rate=f"{talk.link_bytes / talk.link_us / 1e3:,.0f} GB/s",
-                least_us=talk.link_us,
-            )
-        )
-    return tuple(result)
+        rate_words = f"{talk.link_bytes / talk.link_us / 1e3:,.0f} GB/s"
+        limits.append(("links (ICI)", f"{talk.link_bytes / 1e6:,.1f} MB over the busiest", rate_words, talk.link_us))
+    return tuple(
+        Ceiling(name=name, amount=amount, rate=rate, least_us=least_us) for name, amount, rate, least_us in limits
+    )
 
 
 def ceilings_table(explanation: Explanation) -> ExplainedTable[Ceiling]:

@@ -40,6 +40,6 @@ def error_lines(errors: Iterable[TimeError | None]) -> list[str]:
 def verdict_text(verdict: RatioVerdict, error_percent: float | None, *, same_kernel: bool = False) -> str:
     """Return a verdict on the ratio of two simulated times, in words that follow it."""
     if error_percent is None:
-        return "how far their ratio may be off is not known"
-    measured = "of one kernel, " * same_kernel + f"whose ratio may be off by {percent_text(error_percent)}"
+        return "the error of their ratio is not known"
+    measured = "the same kernel, so " * same_kernel + f"the ratio may be off by {percent_text(error_percent)}"
     return measured if verdict != "level" else f"{measured}: no difference that holds"

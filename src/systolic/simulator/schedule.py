@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from systolic.simulator.errors import DeadlockError
 # on until another has acted, and returns the time at which it is over.
 Running = Generator[float | None, None, float]
 
+_MAX_STUCK_PLACES = 8  # that a deadlock's message names: a slice of v7x has thousands of programs
 _EVENT = -1  # in place of a program's number: an event that is no program's
 
 
@@ -91,9 +93,7 @@ class Schedule:
                 self._wake(self._woken)
                 self._woken = []
         if self._parked:
-            raise DeadlockError(
-                "; ".join(f"{self._stuck[program]()} waits for what never comes" for program in self._parked)
-            )
+            raise DeadlockError(_deadlock_words([self._stuck[program]() for program in self._parked]))
         return [ends[program] for program in range(len(self._programs))]
 
     def _step(self, time: float, program: int, ends: dict[int, float]) -> None:
@@ -125,3 +125,14 @@ class Schedule:
         result = {program: self._parked.pop(program) for program in programs if program in self._parked}
         for program, (since, _) in sorted(result.items(), key=lambda entry: entry[1]):
             self._push(since, program, 0)
+
+
+def _deadlock_words(stuck: list[str]) -> str:
+    """Say where programs are stuck; places that several share are named once, with their number."""
+    places = Counter(stuck)
+    sentences = [
+        f"{place} waits for what never comes" + (f" ({count:,} times)" if count > 1 else "")
+        for place, count in list(places.items())[:_MAX_STUCK_PLACES]
+    ]
+    others = len(places) - len(sentences)
+    return "; ".join(sentences + [f"and {others:,} more places"] * bool(others))

@@ -9,14 +9,14 @@ import pytest
 from virtual_devices import run_on_virtual_devices
 
 SCRIPT = """
-import json, sys
+import contextlib, json, sys, time
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
-from systolic.compat import interpret_params, races_found
+from systolic.compat import interpret_params, races_found, watched_interpreter
 from systolic.ops.collective.kernel import gather, launch, scatter, walk
 from systolic.ops.collective.schedule import RingSchedule
 
-planted = sys.argv[1]
+planted, delayed = sys.argv[1], set(json.loads(sys.argv[3]))
 random = np.random.default_rng(0)
 if planted != "nothing":
     class Unawaited:
@@ -26,6 +26,15 @@ if planted != "nothing":
             pass
     copy_on = walk.Walk.copy_on
     walk.Walk.copy_on = lambda *args: Unawaited(copy_on(*args))
+
+copies = dict.fromkeys(delayed, 0)
+
+def delay(name, source, function, *operands):
+    device = int(operands[1]) if name == "dma_start" else None  # after a token
+    if device in delayed:
+        copies[device] += 1
+        time.sleep(0.01 * (copies[device] * 7 % 5))
+    return function(*operands)
 
 def run(kind, devices, pieces, slots_at_once, block, dma):
     rows, k, columns = 16 * pieces, 128, 1024
@@ -50,7 +59,8 @@ def run(kind, devices, pieces, slots_at_once, block, dma):
         mesh=Mesh(np.array(jax.devices()[:devices]), ("model",)), in_specs=specs, out_specs=specs[1], check_vma=False,
     ))
     try:
-        out = np.asarray(mapped(x.astype("bfloat16"), w.astype("bfloat16")))
+        with watched_interpreter(delay) if delayed else contextlib.nullcontext():
+            out = np.asarray(mapped(x.astype("bfloat16"), w.astype("bfloat16")))
     except RuntimeError as error:
         # From JAX 0.12 on a race may also end the run, and only in some orders of the devices' threads.
         assert planted != "nothing" and "RACE DETECTED" in str(error), error
@@ -63,6 +73,7 @@ def run(kind, devices, pieces, slots_at_once, block, dma):
 
 for case in json.loads(sys.argv[2]):
     run(*case)
+assert all(copies.values())
 """
 
 
@@ -81,9 +92,15 @@ CASES = [
 
 @pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
-    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]))
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]")
+
+
+@pytest.mark.parametrize("delayed", [[1], pytest.param([0, 2], marks=pytest.mark.exhaustive)], ids=str)
+def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None:
+    cases = [(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")]
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed))
 
 
 def test_a_missing_wait_is_found(tmp_path: Path) -> None:
     cases = [(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")]
-    run_on_virtual_devices(SCRIPT, tmp_path, "no wait", json.dumps(cases))
+    run_on_virtual_devices(SCRIPT, tmp_path, "no wait", json.dumps(cases), "[]")

@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 from systolic.checking.running import run_in_worker
 from systolic.chips import chip
 from systolic.compiler import ShardedFunction, WorkerPool, with_virtual_devices
-from systolic.lessons.between_chips import COLLECTIVES, run, wire_us
+from systolic.lessons.between_chips import COLLECTIVES
 from systolic.lessons.kernels.rings import RING, all_gather, in_ring_order, reduce_scatter, ring_of
+from systolic.lessons.on_ring import run_virtually
 from systolic.timing import Call
 
 SPEC = PartitionSpec(RING)
@@ -28,7 +29,7 @@ def pool():
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("one", COLLECTIVES, ids=lambda one: one.name)
 def test_on_eight_devices(pool: WorkerPool, one) -> None:
-    outcome = run(pool, one, chip("v5e")).result()
+    outcome = run_virtually(pool, one, chip("v5e")).result()
     found = {each.rule for each in outcome.findings if each.grade == "error"}
     assert outcome.summary.ran
     if one.finds:
@@ -95,5 +96,5 @@ def test_both_ways_send_half_over_each_link() -> None:
     v5e = chip("v5e")
     assert v5e.links is not None
     # Seven blocks of 1 MiB.
-    assert wire_us(one_way, v5e) == pytest.approx(7 * 2**20 / v5e.links.bytes_per_s * 1e6)
-    assert wire_us(one_way, v5e) == 2 * (wire_us(both_ways, v5e) or 0.0)
+    assert one_way.wire_us(v5e) == pytest.approx(7 * 2**20 / v5e.links.bytes_per_s * 1e6)
+    assert one_way.wire_us(v5e) == 2 * (both_ways.wire_us(v5e) or 0.0)

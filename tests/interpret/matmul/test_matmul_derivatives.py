@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from jax import lax
 from matmul_reference import values, wide
+from quick_compilation import quick_flags
 
 import systolic
 
@@ -270,7 +271,7 @@ for by in sys.argv[1:]:
 def test_shard_map(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=3"
+    flags = f"{quick_flags()} --xla_force_host_platform_device_count=3"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, script, "xla", "interpret"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 from matmul_reference import ACTIVATIONS, Call, values, wide
+from quick_compilation import quick_flags
 
 import systolic
 
@@ -383,7 +384,7 @@ for by in sys.argv[1:]:
 def test_shard_map_over_eight_devices(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    flags = f"{quick_flags()} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, script, "interpret", "xla"],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},

@@ -79,6 +79,18 @@ def test_the_first_column_stays_whole(capsys: pytest.CaptureFixture[str]) -> Non
     assert name in capsys.readouterr().out
 
 
+def test_columns_that_may_be_dropped_give_way_before_a_long_first_column_is_folded_to_a_few_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "tiles 256/512/512, manual DMA, 2 stages, grid order m, 2 fill chunks"
+    figures: list[Column[Row]] = [numeric(f"figure number {at}", lambda row: row[1], droppable=True) for at in range(3)]
+    out = Console(width=80, force_terminal=True, color_system=None, highlight=False)
+    show_table(out, (*COLUMNS, *figures), [(name, 1.0, "copies")])
+    _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("tiles 256/512/512, manual DMA, 2 ")
+    assert second.startswith("stages, grid order m, 2 fill")
+
+
 @pytest.mark.parametrize("form", ["markdown", "csv"])
 def test_plans_are_a_table(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["plan", "512,512,512", "--chip", "v5e,v6e", "--format", form], standalone_mode=False)

@@ -69,3 +69,16 @@ def test_what_never_comes_is_a_deadlock_that_says_who_waits() -> None:
     schedule.start(0, waiting(schedule, Waited(), [], []), lambda: "device 3, core 0")
     with pytest.raises(DeadlockError, match="device 3, core 0"):
         schedule.run()
+
+
+def test_a_deadlock_of_many_programs_names_each_place_once_and_not_all_places() -> None:
+    schedule = Schedule()
+    for program in range(40):
+        place = "every subcore" if program < 20 else f"device {program}"
+        schedule.start(program, waiting(schedule, Waited(), [], []), lambda place=place: place)
+    with pytest.raises(DeadlockError) as caught:
+        schedule.run()
+    first, second, *_, last = str(caught.value).split("; ")
+    assert first == "every subcore waits for what never comes (20 times)"
+    assert second == "device 20 waits for what never comes"
+    assert last == "and 13 more places"

@@ -9,6 +9,7 @@ from systolic.chips import SliceShape, chip
 from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice import network
+from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.fair_shares import changed_rates, fair_rates
 from systolic.simulator.slice.network import Network
 from systolic.simulator.slice.routes import Routes
@@ -175,3 +176,12 @@ def test_copies_that_end_together_but_for_rounding_are_followed_once() -> None:
         sends.send(name, source, target, 333_333)
     ends = sends.ends()
     assert all(end * 1024 == round(end * 1024) for end in ends.values())
+
+
+def test_starting_copies_to_another_device_is_counted_beside_the_waits_for_them() -> None:
+    communications, route = Communications(), Routes(slice_of("v6e", "2x2")).between(0, 1)
+    for time in (0, 30):
+        communications.sent("fusion", time, 16384, route, 30)
+    communications.waited("fusion", 60, 70)
+    tally = communications.finished()["fusion"]
+    assert (tally.issued_cycles, tally.waited_cycles, tally.cycles) == (60, 10, 70)

@@ -61,7 +61,37 @@ def test_what_a_sparse_core_communicates_has_the_name_of_its_launch() -> None:
         "  %gather.call-start = ((f32[8]{0}), f32[64]{0}) call-start(%p), to_apply=%called\n"
         "  ROOT %gather.call-done = f32[64]{0} call-done(%gather.call-start)\n}\n"
     )
-    assert parse_collectives(text).collectives["gather.call-start"].kind == "all-gather"
+    gather = parse_collectives(text).collectives["gather.call-start"]
+    assert (gather.kind, gather.fused) == ("all-gather", True)  # beside the TensorCore's operations
+
+
+@pytest.mark.parametrize(
+    ("line", "fused"),
+    [
+        pytest.param("%s = u32[] multiply(%i, %i)", False, id="a scalar"),
+        pytest.param("%s = f32[8]{0} bitcast(%r)", False, id="another name"),
+        pytest.param("%s = f32[64]{0} multiply(%r, %r)", True, id="arithmetic"),
+    ],
+)
+def test_a_fusion_of_a_sum_and_its_slice_does_nothing_but_communicate(line: str, fused: bool) -> None:
+    text = (
+        "HloModule jit_f, num_partitions=8\n\n"
+        "%called (p: f32[64]) -> f32[8] {\n"
+        "  %p = f32[64]{0} parameter(0)\n"
+        "  %r = f32[64]{0} all-reduce(%p), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add\n"
+        "  %i = u32[] partition-id()\n"
+        f"  {line}\n"
+        "  ROOT %d = f32[8]{0} dynamic-slice(%r, %i), dynamic_slice_sizes={8}\n}\n\n"
+        "ENTRY %main (p: f32[64]) -> f32[8] {\n"
+        "  %p = f32[64]{0} parameter(0)\n"
+        "  ROOT %fusion = f32[8]{0} fusion(%p), kind=kCustom, calls=%called\n}\n"
+    )
+    assert parse_collectives(text).collectives["fusion"].fused is fused
+
+
+def test_a_ragged_exchange_is_an_exchange() -> None:
+    text = hlo("{{0,1,2,3,4,5,6,7}}").replace(" all-gather(", " ragged-all-to-all(")
+    assert parse_collectives(text).collectives["all_gather.3"].kind == "all-to-all"
 
 
 def test_permutations_in_the_order_of_the_schedule() -> None:
@@ -133,6 +163,16 @@ def test_words_of_a_sparse_cores_descriptor_say_which_device_it_is() -> None:
         "allocation10": "assignment",
         "allocation12": "constants",
     }
+
+
+def test_a_pointer_to_results_is_no_table_of_devices_though_it_stands_in_its_place() -> None:
+    code = (
+        "%s3_s3 = sld [smem:[#allocation3]]",
+        "%9 = sst [smem:[#allocation36 + $0x50]] %s3_s3",
+        "%s4_s3 = sld [smem:[#allocation3]]",
+        "%s5_s3 = int_to_ptr.hbm [resolvable:$false] %s4_s3",
+    )
+    assert "allocation3" not in identity_words(program(*SIGNALS, *code), remote=True, top_level=True)
 
 
 def test_words_that_are_loaded_through_an_address_selected_before() -> None:

@@ -13,8 +13,8 @@ gets unasked (16 MiB on a v5e), so the launcher asks for more with `vmem_limit_b
 Costs: VMEM, about 48 MiB. v4 has 16 MiB and cannot run it. The matrix unit drains at the end of each subtile, so they
 should be long: 1024 columns rather than 256. And few large steps are left: a product of 2048³ takes 8, and waits for
 its first blocks and for the store of its last one while nothing else is going on. This is why small products gain
-little. Against v5 in bfloat16, simulated: 4096³ takes 194 µs instead of 314 on v6e, and 731 instead of 758 on v5e; but
-1024³ takes 7.7 instead of 7.6 on v6e. There is one block of out then, so v5p has work for one of its cores only.
+little. Against v5 in bfloat16, simulated: 4096³ takes 192 µs instead of 312 on v6e, and 731 instead of 758 on v5e; but
+1024³ takes 7.6 instead of 7.4 on v6e. There is one block of out then, so v5p has work for one of its cores only.
 
 Precision: as in v5.
 

@@ -17,7 +17,7 @@ Costs: half as much VMEM again for the operands' blocks. And one core: the pipel
 so there is nothing to share. Where two cores are one device (v4, v5p), the second one idles; the lesson `pl_kernel` has
 the mesh that gives it work.
 
-It pays only if the core waited for copies: 4096³ in bfloat16 takes 186 µs instead of v6's 194 on v6e (simulated), but
+It pays only if the core waited for copies: 4096³ in bfloat16 takes 184 µs instead of v6's 192 on v6e (simulated), but
 732 instead of 731 on v5e. A product of 512³ is one step; it takes a tenth (v5e) to a third (v7x) longer, because
 `emit_pipeline` has more to set up.
 

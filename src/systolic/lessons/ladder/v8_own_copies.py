@@ -15,7 +15,7 @@ are plain scratch memory with one more axis, the *slot*: step t uses slot t mod 
 
 Adds: control. A subtile of the result leaves as soon as it is finished, while the next one is still being multiplied;
 a pipeline stores whole blocks after the step. So the kernel ends earlier: for 4096³ in bfloat16, simulated, 725 µs
-instead of v7's 732 on v5e, and 179 instead of 186 on v6e.
+instead of v7's 732 on v5e, and 177 instead of 184 on v6e.
 
 Costs: code, and the risk of breaking a rule. A race detector finds most of that:
 `pltpu.InterpretParams(detect_races=True)`. As in v7, one core does it all.

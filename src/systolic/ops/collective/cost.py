@@ -6,6 +6,7 @@ another, what arrives was sent one hop earlier, and products wait for what they 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -202,19 +203,13 @@ def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
+    rows, columns = sizes.padded_rows, sizes.columns
+    of_sizes = functools.partial(RingSchedule, devices=sizes.devices, rows=rows, columns=columns, dtype=sizes.dtype)
     for pieces in (2, 4):
         for at_once in range(1, sizes.devices * pieces // 2 + 1):
             for block in blocks:
                 try:
-                    schedule = RingSchedule(
-                        devices=sizes.devices,
-                        rows=sizes.padded_rows,
-                        columns=sizes.columns,
-                        dtype=sizes.dtype,
-                        pieces=pieces,
-                        slots_at_once=at_once,
-                        block=block,
-                    )
+                    schedule = of_sizes(pieces=pieces, slots_at_once=at_once, block=block)
                 except IllegalTilesError:
                     continue
                 fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)

@@ -15,14 +15,7 @@ from systolic.ops.sparse.call_lists import INDEX_BYTES, index_words
 from systolic.ops.sparse.spec import SparseSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
 from systolic.schedule.config import KernelConfig
-from systolic.schedule.legality import (
-    LANES,
-    Violation,
-    indivisible,
-    misaligned,
-    require_none,
-    vmem_violations,
-)
+from systolic.schedule.legality import LANES, Violation, indivisible, misaligned, require_none, vmem_violations
 from systolic.schedule.sizes import largest_divisor, padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (?:\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _COMPUTATION = re.compile(r"(?:ENTRY )?%(\S+) \(", re.ASCII)
 _CALLS = re.compile(r"\b(?:calls|body)=%([\w.\-]+)", re.ASCII)
 # A SparseCore runs the computation, beside the program.
@@ -20,6 +20,28 @@ _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
 
 Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
 _DONE = "-done"
+# Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
+ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
+_RAGGED = "ragged-"  # before a kind of which each device sends as much as it wants
+# Opcodes that only place, move or name data. With scalars, whatever is computed, they are the communication's own.
+_MOVES = {
+    "bitcast",
+    "broadcast",
+    "concatenate",
+    "constant",
+    "copy",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "get-tuple-element",
+    "iota",
+    "pad",
+    "parameter",
+    "reshape",
+    "slice",
+    "transpose",
+    "tuple",
+}
+_SCALAR = re.compile(r"\w+\[\]", re.ASCII)
 # Groups as lists; as a range that is reshaped, transposed, and cut into groups of equal size; or as axes of a mesh,
 # along which a group lies.
 _GROUPS = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}", re.ASCII)
@@ -36,6 +58,7 @@ class HloCollective:
     """An operation that communicates, or one into which such an operation was fused.
 
     Attributes:
+      fused: it was fused with arithmetic, not only with slices and the like; or it runs beside other operations.
       groups: partitions that exchange data, each group in its order; empty: not said.
     """
 
@@ -62,6 +85,8 @@ def parse_collectives(text: str) -> SliceHlo:
     inside: dict[str, list[HloCollective]] = {}
     order: dict[str, list[tuple[str, str]]] = {}  # computation → (instruction, or "" and a computation that it runs)
     fusions: list[tuple[str, str]] = []
+    computing: set[str] = set()  # computations with arithmetic beside their communication
+    launched: set[str] = set()  # computations of SparseCores
     computation = entry = ""
     for line in text.splitlines():
         begins = _COMPUTATION.match(line)
@@ -73,8 +98,10 @@ def parse_collectives(text: str) -> SliceHlo:
         match = _INSTRUCTION.match(line)
         if match is None or computation not in inside:
             continue
-        name, opcode, rest = match.groups()
-        kind = next((arg for arg in get_args(Kind) if opcode.startswith(arg)), None)
+        name, shape, opcode, rest = match.groups()
+        kind = next((arg for arg in get_args(Kind) if opcode.removeprefix(_RAGGED).startswith(arg)), None)
+        if kind is None and opcode not in _MOVES and not _SCALAR.match(shape):
+            computing.add(computation)
         if kind is not None and not opcode.endswith(_DONE):
             inside[computation].append(HloCollective(name=name, kind=kind, groups=_groups(rest, partitions)))
             order[computation].append((name, kind))
@@ -82,11 +109,13 @@ def parse_collectives(text: str) -> SliceHlo:
             if opcode == "while":
                 order[computation].append(("", called.group(1)))
             else:
+                launched |= {called.group(1)} if opcode == _LAUNCH else set()
                 fusions.append((name, called.group(1)))
     collectives = {collective.name: collective for members in inside.values() for collective in members}
     for name, called in fusions:
         for collective in inside.get(called, ())[:1]:
-            collectives[name] = replace(collective, name=name, fused=True)
+            fused = called in computing or called in launched or name.startswith(ASYNCHRONOUS)
+            collectives[name] = replace(collective, name=name, fused=fused)
     return SliceHlo(
         partitions=partitions,
         replicas=replicas,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,9 @@ class TopLevelHlo:
     results: int | None = None  # how many arrays the program returns as a tuple; None: one, and no tuple
     # Results that take the memory of a parameter, by number, and that parameter's number.
     aliases: Mapping[int, int] = field(default_factory=dict)
-    launches: tuple[str, ...] = ()  # names of the instructions that start SparseCores, in the order of the schedule
+    # Names of the instructions that start SparseCores, as their programs are numbered: in the order of the schedule,
+    # those of the entry first, which stands last in the text, then those of loops' bodies, from the last to the first.
+    launches: tuple[str, ...] = ()
     module: str = ""  # the module's name, such as "jit_f"
     kinds: OperationKinds = field(default_factory=OperationKinds)  # opcodes, and what fusions are made of
 
@@ -82,7 +85,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
     scopes: dict[str, str] = {}
     kernels: set[str] = set()
     results = None
-    launches: list[str] = []
+    launches: list[list[str]] = []  # of each computation
     kinds = OperationKinds()
     in_entry = False
     name = ""
@@ -92,6 +95,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
             header = _COMPUTATION.match(line)
             if header is not None and line.endswith("{"):
                 kinds.enter(header[1])
+                launches.append([])
             if line.startswith("ENTRY "):
                 in_entry = True
             elif line[:2].strip() == "}":
@@ -113,8 +117,8 @@ def parse_hlo(text: str) -> TopLevelHlo:
             scopes[name] = scope.group(1)
         if opcode == "custom-call" and _KERNEL in rest:
             kernels.add(name)
-        if opcode == _LAUNCH and _SPARSE_THREAD in rest:
-            launches.append(name)
+        if opcode == _LAUNCH and _SPARSE_THREAD in rest and launches:
+            launches[-1].append(name)
         if opcode == "parameter" and in_entry:
             digits = rest.split(")", 1)[0]
             if not re.fullmatch(r"\d{1,9}", digits, re.ASCII):
@@ -135,7 +139,7 @@ def parse_hlo(text: str) -> TopLevelHlo:
         scopes=scopes,
         results=results,
         aliases=_aliases(text.partition("\n")[0], len(parameters)),
-        launches=tuple(launches),
+        launches=tuple(itertools.chain.from_iterable(reversed(launches))),
         module=module[1] if module is not None else "",
         kinds=kinds,
     )

@@ -22,6 +22,7 @@ class Tally:
     end: int = 0  # of the last
     cycles: int = 0  # from each call's first act to the end of its last wait
     waited_cycles: int = 0
+    issued_cycles: int = 0  # in which the core started copies, and could do nothing else
     axes: set[str] = field(default_factory=set)
     called: int = 0  # when the last call began
     waits: bool = False  # whether it has waited since
@@ -33,8 +34,9 @@ class Communications:
     def __init__(self) -> None:
         self.tallies: dict[str, Tally] = {}
 
-    def sent(self, label: str, time: int, size_bytes: int, route: Route) -> None:
+    def sent(self, label: str, time: int, size_bytes: int, route: Route, issued_cycles: int = 0) -> None:
         tally = self._tally(label, time)
+        tally.issued_cycles += issued_cycles
         tally.copies += 1
         tally.sent_bytes += size_bytes
         tally.axes.update(link.axis for link in route.links)

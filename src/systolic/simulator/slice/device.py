@@ -84,7 +84,7 @@ class Device:
         if copy.destination == "hbm":
             target.dma.counts[to_core].hbm_received_bytes += size
         way = route.latency_s * self._around.clock_hz
-        self.communications[core].sent(copy.label, time, size, route)
+        self.communications[core].sent(copy.label, time, size, route, goes_on - time)
 
         def left(end: float) -> None:
             own_time, remote_time = (math.ceil(time) + self._latency for time in (end, end + way))

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from systolic.simulator.device_setup import TOP_LEVEL
-from systolic.simulator.reading.collectives import SliceHlo
+from systolic.simulator.reading.collectives import ASYNCHRONOUS, SliceHlo
 from systolic.simulator.reading.listing import Instruction, Program
 from systolic.simulator.slice.barrier_flags import barrier_flags
 from systolic.simulator.slice.constants import Constants, constants_of
 from systolic.simulator.slice.identity import Word, identity_words
 from systolic.simulator.translating.remote import RemoteCode
 from systolic.simulator.translating.translate import Translation
-
-# Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
-_ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ def _labels(program: Program, hlo: SliceHlo) -> dict[int, str]:
         if sorted(instruction.traits.kind for instruction in section) == ["copy", "signal"]
     ]
     others = [section for section in sections if section and section not in permutes]
-    named = [name for name in hlo.collectives if name.startswith(_ASYNCHRONOUS)]
+    named = [name for name in hlo.collectives if name.startswith(ASYNCHRONOUS)]
     pairs = [*zip(permutes, hlo.permutes, strict=False)] if len(permutes) == len(hlo.permutes) else []
     pairs += [*zip(others, named, strict=False)] if len(others) == len(named) else []
     return {id(instruction): name for section, name in pairs for instruction in section}

@@ -44,6 +44,8 @@ _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 # Words of the descriptor that launches a SparseCore program, by their offset in it: its image is among the constants.
 _DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "constants"}
+# The pointer to several results may stand there too: the top-level program also uses that itself.
+_RESULTS_OR_ASSIGNMENT = "0x50"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,11 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
         places, handed_on = _descriptor_places(program)
-        described: dict[str, Word] = {name: _DESCRIBED[place] for name, place in places.items() if place in _DESCRIBED}
+        described: dict[str, Word] = {
+            name: _DESCRIBED[place]
+            for name, place in places.items()
+            if place in _DESCRIBED and not (place == _RESULTS_OR_ASSIGNMENT and name not in handed_on)
+        }
         words |= described
         known = {*described, *handed_on, *_flags(program)}
         unnamed = [name for name in unnamed if name not in known]
@@ -163,6 +169,9 @@ def _descriptor_places(program: Program) -> tuple[dict[str, str], set[str]]:
             word = _WORD.fullmatch(instruction.operands[0]) if instruction.traits.kind == "load" else None
             if word is not None and instruction.dest is not None:
                 holds["%" + instruction.dest] = word.group(1)
+        for instruction in bundle.instructions:
+            if instruction.opcode == "int_to_ptr.hbm":  # of "[resolvable:$false] %s4", which this bundle may load
+                others.update(holds[text] for text in instruction.operands[0].split() if text in holds)
     return places, places.keys() - others
 
 

@@ -96,6 +96,7 @@ def _collectives(
     for label, tally in tallies.items():
         op, collective = ops.get(label), facts.hlo.collectives.get(label)
         alone = op is not None and collective is not None and not collective.fused
+        cycles = op.cycles if op is not None else tally.cycles
         result.append(
             CollectiveRun(
                 name=label or "collective-permute",
@@ -104,8 +105,8 @@ def _collectives(
                 sent_bytes=tally.sent_bytes,
                 begin_cycles=op.begin_cycles if op is not None else tally.begin,
                 end_cycles=op.end_cycles if op is not None else tally.end,
-                cycles=op.cycles if op is not None else tally.cycles,
-                exposed_cycles=op.cycles if op is not None and alone else tally.waited_cycles,
+                cycles=cycles,
+                exposed_cycles=cycles if alone else min(cycles, tally.waited_cycles + tally.issued_cycles),
                 links=tuple(sorted(tally.axes)),
             )
         )

@@ -55,7 +55,7 @@ class CollectiveRun:
     """One communication of the program on one device, over all its calls.
 
     `cycles` go from the first copy's start to the end of the last wait, all calls added up; `exposed_cycles` are those
-    of them in which the device waited for it and did nothing else.
+    of them in which the device waited for it or started its copies, and did nothing else.
     """
 
     name: str  # of the operation, as in the HLO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,19 @@ def test_a_chip_with_two_cores_multiplies_by_xla_unless_told(chip: str, has_kern
         )
         mapped = jax.shard_map(multiply, mesh=MESH, in_specs=(whole, whole), out_specs=whole, check_vma=False)
         assert ("pallas_call" in str(jax.make_jaxpr(jax.jit(mapped))(zeros(8, 128), zeros(128, 128)))) == expected
+
+
+def test_calls_over_two_axes_have_two_barriers() -> None:
+    whole = PartitionSpec()
+
+    def twice(x: Any, w: Any) -> Any:
+        for axis, multiply in (("data", systolic.all_gather_matmul), ("model", systolic.matmul_reduce_scatter)):
+            x = multiply(x, w, axis_name=axis, chip="v6e", implementation="pallas")
+        return x
+
+    mapped = jax.shard_map(twice, mesh=MESH, in_specs=(whole, whole), out_specs=whole, check_vma=False)
+    traced = str(jax.make_jaxpr(jax.jit(mapped))(zeros(8, 128), zeros(128, 128)))
+    assert re.findall(r"collective_id=(\d+)", traced) == ["8", "9"]
 
 
 def zeros(*shape: int, dtype: str = "bfloat16") -> jax.ShapeDtypeStruct:

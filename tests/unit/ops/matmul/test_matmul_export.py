@@ -15,6 +15,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quick_compilation import quick_flags
 
 import systolic
 from systolic.spec import MatmulSpec, NoKernelWarning, SpecError
@@ -107,7 +108,7 @@ for size in ((2048, 512, 512), (1000, 999, 1001)):
 def test_shard_map_over_devices_of_a_cpu(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    flags = f"{quick_flags()} --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,137 @@
+"""Choices of `systolic step`: changes to try, grids of them, slices by chip, and prices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import click
+
+from systolic.chips import Chip
+from systolic.cli.function import StaticParameter
+from systolic.cli.options import TextType
+from systolic.cli.slice_options import AskedSlice
+from systolic.support.untrusted import shown
+
+MESH = "mesh"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# The name and the value of a parameter, or "mesh" and its text.
+Change = tuple[str, Any]
+Changes = tuple[Change, ...]
+
+
+class ChangeType(StaticParameter):
+    """NAME=VALUE, or mesh=NAME=SIZE,…"""
+
+    def read(self, value: str) -> Change:
+        if value.startswith(f"{MESH}="):
+            return MESH, value.removeprefix(f"{MESH}=")
+        return super().read(value)
+
+
+class GridType(TextType):
+    """NAME=VALUE|VALUE|…, or mesh=NAME=SIZE,…|NAME=SIZE,…"""
+
+    name = "NAME=VALUE|VALUE"
+
+    def read(self, value: str) -> Changes:
+        name, equals, values = value.partition("=")
+        if not equals or not all(text.strip() for text in values.split("|")):
+            raise click.BadParameter(f"{shown(value)} are no values: write NAME=VALUE|VALUE, such as 'batch=1|2'")
+        return tuple(ChangeType().read(f"{name}={text.strip()}") for text in values.split("|"))
+
+
+class TopologiesType(TextType):
+    """The slice of each chip."""
+
+    name = "CHIP=2x4,…"
+    example = "v6e=2x4,v5p=2x2x2"
+
+    def read(self, value: str) -> Mapping[str, str]:
+        pairs = [part.partition("=") for part in value.split(",")]
+        if not all(chip.strip() and equals and text.strip() for chip, equals, text in pairs):
+            raise click.BadParameter(f"{shown(value)}: write {self.name}, such as {self.example}")
+        return {chip.strip(): text.strip() for chip, _, text in pairs}
+
+
+class PricesType(TopologiesType):
+    """The price of a chip an hour, by the chip's name."""
+
+    name = "CHIP=PRICE,…"
+    example = "v6e=2.7,v5p=4.2"
+
+    def read(self, value: str) -> Mapping[str, float]:  # type: ignore[override]
+        prices = {}
+        for chip, text in super().read(value).items():
+            try:
+                prices[chip] = float(text)
+            except ValueError:
+                prices[chip] = math.nan
+            if not 0 < prices[chip] < math.inf:
+                raise click.BadParameter(f"{chip}={shown(text)} is no price: write a number above zero")
+        return prices
+
+
+def choice_options(command: _F) -> _F:
+    """Add `--try`, `--grid` and `--price`."""
+    made: Any = click.option(
+        "--price",
+        "prices",
+        type=PricesType(),
+        default={},
+        help="Prices of a chip an hour, in any currency: adds the cost of a million tokens.",
+    )(command)
+    made = click.option(
+        "--grid",
+        "grids",
+        type=GridType(),
+        multiple=True,
+        help="Simulate all combinations of these values: 'remat=full|minimal'. Repeatable.",
+    )(made)
+    return click.option(
+        "--try",
+        "trials",
+        type=ChangeType(),
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Simulate the step with another parameter too: remat=minimal, or mesh=fsdp=4,tensor=2. Repeatable.",
+    )(made)
+
+
+def changes_of(trials: Sequence[Change], grids: Sequence[Changes]) -> list[Changes]:
+    """Return the steps to simulate, by their changes: the step itself, unless there is a grid, and what is tried."""
+    steps: list[Changes] = [*itertools.product(*grids)] if grids else [()]
+    return list(dict.fromkeys([*steps, *((trial,) for trial in trials)]))
+
+
+def label_of(changes: Changes) -> str:
+    """Write changes for people."""
+    return " ".join(f"{name}={value}" for name, value in changes)
+
+
+def check_names(option: str, by_chip: Mapping[str, Any], chips: Sequence[Chip]) -> None:
+    """Raise `click.UsageError` if an option names a chip that is not asked for."""
+    names = {name for chip in chips for name in (chip.name, chip.generation)}
+    for name in by_chip:
+        if name not in names:
+            asked = ",".join(chip.name for chip in chips)
+            raise click.UsageError(f"{option} names {shown(name)}, which is not among --chip {asked}")
+
+
+def slice_for(asked: AskedSlice, chip: Chip) -> AskedSlice:
+    """Return the slice of one chip, whose topology may be given by the chip's name: "v6e=2x4,v5p=2x2x2".
+
+    Raises:
+      click.UsageError: no topology is given for this chip.
+    """
+    if asked.topology is None or "=" not in asked.topology:
+        return asked
+    topologies = TopologiesType().read(asked.topology)
+    for name in (chip.name, chip.generation):
+        if name in topologies:
+            return replace(asked, topology=topologies[name])
+    raise click.UsageError(f"--topology has no slice of {chip.name}: add {chip.name}=…; it has {', '.join(topologies)}")

@@ -1,0 +1,101 @@
+"""The time of the loss kernels by arithmetic, and the configurations to choose from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from systolic.chips import Chip
+from systolic.cost.pipeline import ModelledTime
+from systolic.cost.ranking import TimedConfig, legal_configs
+from systolic.ops.cross_entropy.schedule import MAX_STRETCH_CYCLES, ROWS, LossSchedule, stretch_cycles
+from systolic.ops.cross_entropy.spec import CrossEntropySpec
+from systolic.schedule import LANES, KernelConfig, Tiles
+from systolic.schedule.sizes import padded
+from systolic.spec import dtype_bytes
+
+# The smallest last: if nothing is legal, its reasons are those that are reported.
+_TILE_ROWS = (2048, 1024, 512, 256, 128)
+_TILE_COLUMNS = (1024, 512, 256, 128)
+_SUBTILES = (2048, 1024, 512, 256, 128)
+# Cycles of a stretch of straight code in which the matrix units fill and drain, and of a grid step with its copies
+# (simulated on v6e: 290 and 100).
+_STRETCH_CYCLES, _STEP_CYCLES = 300, 100
+# Of the shorter one of products and copies, as if it were not hidden. Chosen by one pair of tiles on v7x: gradients of
+# 16384·4096·151936 took 76 ms with 1,024 rows and 256 columns, and 78 ms with 512 of each, which copies twice as much
+# (simulated).
+_COPY_SHARE = 0.1
+
+
+def configs(spec: CrossEntropySpec, chip: Chip) -> list[TimedConfig]:
+    """Return legal configurations, the fastest by arithmetic first; raise IllegalTilesError if none is legal."""
+    return list(_configs(spec, chip))
+
+
+@functools.lru_cache(maxsize=64)  # the planner asks for several configurations of a spec
+def _configs(spec: CrossEntropySpec, chip: Chip) -> tuple[TimedConfig, ...]:
+    legal = legal_configs(_space(spec, chip), lambda config: timed(spec, config, chip))
+
+    # Of configurations that are equally fast, the one with the longer subtiles: weights are loaded for more rows.
+    def by_time(candidate: TimedConfig) -> tuple[float, int]:
+        return candidate.modelled.time_us, candidate.config.subtile_n
+
+    return tuple(sorted(legal, key=by_time))
+
+
+def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConfig:
+    """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
+    schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
+    grid_m, grid_n = schedule.grid
+    step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip) + _STEP_CYCLES
+    step += config.subtiles * _STRETCH_CYCLES
+    if spec.kind == "gradients":
+        products = 2 * stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip)
+        step += products + schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
+    us = 1e6 / machine.clock_hz
+    bytes_per_us = machine.hbm_bytes_per_s / 1e6
+    first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
+    compute_us = -(-grid_m // chip.cores_per_device) * grid_n * step * us
+    copy_us = schedule.hbm_bytes / bytes_per_us
+    ramp_us = first / bytes_per_us + 2 * machine.dma_latency_cycles * us
+    modelled = ModelledTime(
+        time_us=ramp_us + max(compute_us, copy_us) + _COPY_SHARE * min(compute_us, copy_us),
+        compute_us=compute_us,
+        copy_us=copy_us,
+        ramp_us=ramp_us,
+    )
+    return TimedConfig(config=config, modelled=modelled, provenance="modelled")
+
+
+def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
+    rows, columns = padded(spec.m, ROWS), padded(spec.n, LANES)
+    depth = padded(spec.k, LANES)
+    for tile_m in dict.fromkeys(min(tile, rows) for tile in _TILE_ROWS):
+        for tile_n in dict.fromkeys(min(tile, columns) for tile in _TILE_COLUMNS):
+            tiles = Tiles(tile_m=tile_m, tile_k=spec.k, tile_n=tile_n)
+            for subtile_m in dict.fromkeys(min(subtile, tile_m) for subtile in _SUBTILES):
+                for subtile_n in dict.fromkeys((min(512, tile_n), min(256, tile_n))):
+                    if tile_m % subtile_m or tile_n % subtile_n or subtile_m > _max_rows(chip):
+                        continue
+                    config = KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
+                    if spec.kind == "gradients" and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
+                        continue  # the errors of a lone subtile have no products beside them (v7x: 118 ms for 76)
+                    cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
+                    if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[-1]:
+                        continue
+                    yield config
+
+
+def _max_rows(chip: Chip) -> int:
+    """Return the most rows of a subtile.
+
+    Chips that load weights quickly sum results in a buffer of 1,024 rows, and sums of more are spilled: v7x takes 22.2
+    ms for 16384·4096·151936 with 1,024 × 512, 23.7 with 2,048 × 256. On the others more rows pass each weight: v6e
+    takes 25.0 and 24.4 (simulated).
+    """
+    return 1024 if chip.machine.weight_push_cycles < 1 else _SUBTILES[0]
+
+
+def _max_cycles(spec: CrossEntropySpec) -> int:
+    """Return the most cycles of a stretch: the kernel of the gradients has three different ones."""
+    return MAX_STRETCH_CYCLES if spec.kind == "forward" else MAX_STRETCH_CYCLES // 2

@@ -1,0 +1,1 @@
+"""The Pallas kernels of the loss: softmax statistics of logits, and gradients."""

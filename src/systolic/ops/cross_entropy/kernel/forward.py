@@ -1,0 +1,165 @@
+"""Softmax statistics of `x @ w` by rows: log-sum-exp, the label's logit, and the sum of all logits.
+
+Grid: tiles of rows, then all tiles of the vocabulary. A tile of x stays in VMEM while w passes once. A step computes
+its logits subtile by subtile. During the products of one subtile, the logits of the one before update a running maximum
+and a sum of exponentials for each row and lane (online softmax, Milakov and Gimelshein 2018); lanes are joined after
+the last tile. Logits are never in HBM.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import from_hbm
+from systolic.kernels.subtiles import loop, times
+from systolic.ops.cross_entropy.kernel.logits import (
+    LOWEST,
+    chunk_rows,
+    multiply_beside,
+    place_of,
+    soft_capped,
+)
+from systolic.ops.cross_entropy.schedule import ROW_COLUMNS, LossSchedule
+from systolic.schedule import LANES
+
+
+def loss_statistics(
+    x: Array,
+    w: Array,
+    labels: Array,
+    *,
+    schedule: LossSchedule,
+    soft_cap: float | None,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Array:
+    """Return [rows, 8] in float32, in whose first columns are log-sum-exp, the label's logit, and the logits' sum.
+
+    Args:
+      x: [rows, depth].
+      w: [depth, n].
+      labels: [rows, 1] of int32; `IGNORED` for a row without a label, whose logit is then 0.
+    """
+    spec, tiles, config = schedule.spec, schedule.config.tiles, schedule.config
+    kernel = functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap)
+    lanes = pltpu.VMEM((tiles.tile_m, LANES), jnp.float32)
+    return pl.pallas_call(
+        kernel,
+        grid=schedule.grid,
+        in_specs=[
+            pl.BlockSpec((tiles.tile_m, schedule.depth), lambda i, j: (i, 0)),
+            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda i, j: (0, j)),
+            pl.BlockSpec((tiles.tile_m, 1), lambda i, j: (i, 0)),
+        ],
+        out_specs=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), lambda i, j: (i, 0)),
+        out_shape=shape_with_mesh_axes((schedule.rows, ROW_COLUMNS), jnp.float32, [x, w, labels]),
+        scratch_shapes=[pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32), lanes, lanes, lanes, lanes],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
+        cost_estimate=pl.CostEstimate(
+            flops=spec.flops * spec.passes, transcendentals=spec.m * spec.n, bytes_accessed=schedule.hbm_bytes
+        ),
+        interpret=interpret,
+        name=f"systolic_loss_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
+    )(from_hbm(x), from_hbm(w), labels)
+
+
+def _kernel(
+    x_vmem: Any,  # [tile_m, depth]
+    w_vmem: Any,  # [depth, tile_n]
+    labels_vmem: Any,  # [tile_m, 1] int32
+    out_vmem: Any,  # [tile_m, 8] float32
+    logits_vmem: Any,  # [subtile_m, subtile_n] float32, of the subtile before
+    max_vmem: Any,  # [tile_m, 128] float32, as the three below
+    sum_vmem: Any,
+    picked_vmem: Any,
+    total_vmem: Any,
+    *,
+    schedule: LossSchedule,
+    soft_cap: float | None,
+) -> None:
+    spec, config = schedule.spec, schedule.config
+    j, last = pl.program_id(1), schedule.grid[1] - 1
+    tile_n, rows_at_once = config.tiles.tile_n, chunk_rows(schedule)
+    lane = lax.broadcasted_iota(jnp.int32, (rows_at_once, LANES), 1)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        max_vmem[...] = jnp.full(max_vmem.shape, LOWEST, jnp.float32)
+        for statistic in (sum_vmem, picked_vmem, total_vmem):
+            statistic[...] = jnp.zeros(statistic.shape, jnp.float32)
+        logits_vmem[...] = jnp.full(logits_vmem.shape, LOWEST, jnp.float32)
+
+    def absorb(row: Any, chunk: Any, column: Any) -> None:
+        """Add a chunk of rows of the logits in VMEM, whose subtile begins at this row and column, to the statistics."""
+        rows, chunk_at = pl.ds(row + chunk, rows_at_once), pl.ds(chunk, rows_at_once)
+        label = labels_vmem[rows, :] - column
+        groups = []
+        for group in range(0, config.subtile_n, LANES):
+            logits = soft_capped(logits_vmem[chunk_at, group : group + LANES], soft_cap)
+            if soft_cap is not None:  # before the first subtile there are none, and their cap is not the lowest number
+                logits = jnp.where(lane + group >= -column, logits, LOWEST)
+            if spec.n % tile_n:
+                logits = jnp.where(lane < spec.n - column - group, logits, LOWEST)
+            groups.append(logits)
+        old = max_vmem[rows, :]
+        new = functools.reduce(jnp.maximum, groups, old)
+        exponentials = [jnp.exp(logits - new) for logits in groups]
+        max_vmem[rows, :] = new
+        sum_vmem[rows, :] = functools.reduce(jnp.add, exponentials, sum_vmem[rows, :] * jnp.exp(old - new))
+        picked = [jnp.where(lane + number * LANES == label, logits, 0.0) for number, logits in enumerate(groups)]
+        picked_vmem[rows, :] = functools.reduce(jnp.add, picked, picked_vmem[rows, :])
+        if spec.total:
+            present = [jnp.where(logits > LOWEST, logits, 0.0) for logits in groups]
+            total_vmem[rows, :] = functools.reduce(jnp.add, present, total_vmem[rows, :])
+
+    subtiles = config.subtiles
+
+    def step(number: Any) -> None:
+        is_first = number == 0
+        before = place_of(jnp.where(is_first, subtiles - 1, number - 1), schedule)
+        column = before.column + jnp.where(is_first, j - 1, j) * tile_n
+
+        def work(first: int, last: int) -> Array:
+            for chunk in range(first, last, rows_at_once):
+                absorb(before.row, chunk, column)
+            return sum_vmem[pl.ds(before.row + first, last - first), :]
+
+        logits_vmem[...] = multiply_beside(schedule, x_vmem, w_vmem, place_of(number, schedule), work)
+
+    loop(subtiles, step)
+
+    def join(number: Any) -> None:
+        rows = pl.ds(times(number, rows_at_once), rows_at_once)
+        largest = jnp.max(max_vmem[rows, :], axis=1, keepdims=True)
+        exponentials = jnp.sum(sum_vmem[rows, :] * jnp.exp(max_vmem[rows, :] - largest), axis=1, keepdims=True)
+        columns = [
+            largest + jnp.log(exponentials),
+            jnp.sum(picked_vmem[rows, :], axis=1, keepdims=True),
+            jnp.sum(total_vmem[rows, :], axis=1, keepdims=True) if spec.total else jnp.zeros_like(largest),
+        ]
+        place = lax.broadcasted_iota(jnp.int32, (rows_at_once, ROW_COLUMNS), 1)
+        joined = functools.reduce(
+            lambda rest, column: jnp.where(place == column[0], column[1], rest),
+            enumerate(columns),
+            jnp.zeros(place.shape),
+        )
+        out_vmem[rows, :] = joined
+
+    @pl.when(j == last)
+    def _() -> None:
+        place = place_of(subtiles - 1, schedule)
+
+        def rest(number: Any) -> None:
+            absorb(place.row, times(number, rows_at_once), place.column + j * tile_n)
+
+        loop(config.subtile_m // rows_at_once, rest)
+        loop(config.tiles.tile_m // rows_at_once, join)

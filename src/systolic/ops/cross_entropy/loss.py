@@ -1,0 +1,30 @@
+"""The static parameters of a loss, as its backends share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.ops.cross_entropy.spec import CrossEntropySpec, LossKind
+from systolic.ops.engine.backend import Computed
+from systolic.spec import PrecisionName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(Computed):
+    """Statistics of rows of logits, and their gradients."""
+
+    precision: PrecisionName
+    soft_cap: float | None
+    total: bool  # the sum of a row's logits is wanted
+
+    def spec(self, m: int, k: int, n: int, dtype: str, kind: LossKind) -> CrossEntropySpec:
+        return CrossEntropySpec(
+            m=m,
+            k=k,
+            n=n,
+            dtype=dtype,
+            kind=kind,
+            precision=self.precision,
+            soft_cap=self.soft_cap is not None,
+            total=self.total,
+        )

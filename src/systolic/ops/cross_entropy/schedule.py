@@ -1,0 +1,173 @@
+"""Tiles of the loss kernels, their VMEM buffers, and the rules that both obey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.cost.roofline import dtype_on, mxu_rows_per_cycle
+from systolic.ops.cross_entropy.spec import CrossEntropySpec
+from systolic.schedule import LANES, KernelConfig, Violation, VmemBuffer
+from systolic.schedule.legality import above_matrix, misaligned, require_none, vmem_violations
+from systolic.schedule.sizes import largest_divisor, padded
+from systolic.schedule.vmem import buffer_bytes
+from systolic.spec import dtype_bytes
+
+ROWS = 16  # of a register of bfloat16: tiles of rows are multiples of it
+ROW_COLUMNS = 8  # numbers of a row, in HBM: its label, its statistics, their cotangents
+DW_SLOTS = 3  # one is read, one is computed with, one is written
+CONVERTED_SLOTS = DW_SLOTS - 1  # of sums in w's dtype, which are not read again
+# Multiple of k for gradients: 2,880 in whole registers is 23 × 128, whose only parts have 128 columns.
+_DEPTH = 256
+# Cycles of the matrix units in one stretch of straight code. A bundle takes at least a cycle, so this bounds the code;
+# stretches of half the length waste 3 % more on filling and draining the units (simulated on v6e).
+MAX_STRETCH_CYCLES = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSchedule:
+    """A configuration's grid: tiles of rows, and for each of them all tiles of the vocabulary.
+
+    Attributes:
+      rows: padded to whole tiles, for gradients as many on each core.
+      depth: k, in whole registers, for gradients in parts of equal size.
+      columns: n, in whole registers.
+    """
+
+    spec: CrossEntropySpec
+    config: KernelConfig
+    rows: int
+    depth: int
+    columns: int
+    cores: int  # that sum into gradients of w of their own
+
+    @classmethod
+    def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
+        """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
+        tile_m = config.tiles.tile_m
+        # One tile of rows is one core's; the forward kernel's cores write to nothing that they share.
+        cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
+        schedule = cls(
+            spec=spec,
+            config=config,
+            cores=cores,
+            rows=padded(spec.m, tile_m * cores),
+            depth=padded(spec.k, _DEPTH if spec.kind == "gradients" and spec.k > _DEPTH else LANES),
+            columns=padded(spec.n, LANES),
+        )
+        require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
+        return schedule
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Tiles of rows and of the vocabulary."""
+        return self.rows // self.config.tiles.tile_m, -(-self.spec.n // self.config.tiles.tile_n)
+
+    @property
+    def core_grid(self) -> tuple[int, int, int]:
+        """Cores, the tiles of rows of each, and the tiles of the vocabulary."""
+        return self.cores, self.grid[0] // self.cores, self.grid[1]
+
+    @property
+    def last_columns(self) -> int:
+        """Columns of the last tile of the vocabulary, in whole registers."""
+        return self.columns - (self.grid[1] - 1) * self.config.tiles.tile_n
+
+    @property
+    def gradient_part(self) -> int:
+        """Columns of x's gradient, and rows of w's, with about as many products as a subtile of logits."""
+        subtile = self.config.subtile_m * self.config.subtile_n * self.depth
+        products = self.config.tiles.tile_m * self.config.tiles.tile_n
+        return largest_divisor(self.depth, LANES, max(subtile // products, LANES))
+
+    @property
+    def sums_shape(self) -> tuple[int, int]:
+        """Rows and columns of w's gradient in float32, between tiles of rows; a register if there is only one."""
+        return (self.cores * self.depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
+
+    @property
+    def dw_dtype(self) -> str:
+        """The dtype of w's gradient from the kernel: of several cores it is still to be summed."""
+        return self.spec.dtype if self.cores == 1 else "float32"
+
+    @property
+    def converts_dw(self) -> bool:
+        """True if the last sums become another dtype in VMEM of their own, from which they are written."""
+        return self.dw_dtype != "float32"
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Bytes that the kernel reads and writes."""
+        item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
+        x, w = self.rows * self.depth, self.depth * self.columns
+        forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows
+        if self.spec.kind == "forward":
+            return forward
+        sums = 8 * w * (grid_m - self.cores)
+        return forward + 4 * x + sums + w * self.cores * dtype_bytes(self.dw_dtype)
+
+    @property
+    def buffers(self) -> tuple[VmemBuffer, ...]:
+        spec, tiles, config = self.spec, self.config.tiles, self.config
+        rows = VmemBuffer(name="rows", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
+        x = VmemBuffer(
+            name="x", shape=(tiles.tile_m, self.depth), dtype=spec.dtype, copies=2 if spec.kind == "forward" else 1
+        )
+        w = VmemBuffer(name="w", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=2)
+        # One is the kernel's; the others are sums that the compiler keeps on the way (seen: 1.5 to 2.1).
+        logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
+        if spec.kind == "forward":
+            statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
+            return rows, x, w, logits, statistics
+        errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=1)
+        dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
+        sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
+        dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
+        return rows, x, w, logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
+
+    def _violations(self) -> Iterator[Violation]:
+        tiles = self.config.tiles
+        if tiles.tile_m % ROWS:
+            yield misaligned("m", tiles.tile_m, ROWS, "blocks", padded(tiles.tile_m, ROWS))
+        if tiles.tile_m >= self.spec.m + ROWS:
+            yield above_matrix("m", tiles.tile_m, padded(self.spec.m, ROWS), "rows that are not there")
+        if tiles.tile_k != self.spec.k:
+            yield Violation(
+                rule="tile-depth",
+                value=f"tile_k={tiles.tile_k}",
+                limit="a step computes whole logits",
+                fix=f"use tile_k={self.spec.k}",
+            )
+        for name, size in (("tile_n", tiles.tile_n), ("subtile_n", self.config.subtile_n)):
+            if size % LANES:
+                yield Violation(
+                    rule="tile-alignment",
+                    value=f"{name}={size} is no multiple of {LANES}",
+                    limit="columns are computed by registers",
+                    fix=f"use {name}={padded(size, LANES)}",
+                )
+        if tiles.tile_n >= self.spec.n + LANES:
+            yield above_matrix("n", tiles.tile_n, self.columns, "columns that are not there")
+        if self.config.subtile_m % ROWS:
+            yield Violation(
+                rule="tile-alignment",
+                value=f"subtile_m={self.config.subtile_m} is no multiple of {ROWS}",
+                limit="rows are computed by registers",
+                fix=f"use subtile_m={padded(self.config.subtile_m, ROWS)}",
+            )
+        _, grid_m, grid_n = self.core_grid
+        if self.spec.kind == "gradients" and grid_m > 1 and grid_n < DW_SLOTS:
+            yield Violation(
+                rule="dw-in-order",
+                value=f"{grid_n} tiles of the vocabulary for {grid_m} tiles of rows",
+                limit=f"sums of w's gradient are read again after {DW_SLOTS - 1} further tiles",
+                fix="use a smaller tile_n",
+            )
+
+
+def stretch_cycles(spec: CrossEntropySpec, rows: int, columns: int, depth: int, chip: Chip) -> float:
+    """Return the matrix units' time for one stretch of straight code."""
+    machine = chip.machine
+    rate = machine.mxu_count * machine.mxu_rows * machine.mxu_columns * mxu_rows_per_cycle(dtype_on(spec, chip), chip)
+    return spec.passes * rows * columns * depth / rate
