@@ -257,3 +257,9 @@ def test_importing_starts_nothing(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('jax', 'libtpu', 'altair') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_two_files_of_tests_share_a_name() -> None:
+    """Pytest imports them by their names alone, as their folders are no packages."""
+    names = [file.name for file in SOURCE.parents[1].glob("tests/**/test_*.py")]
+    assert sorted(names) == sorted(set(names))
