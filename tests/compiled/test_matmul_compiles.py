@@ -213,21 +213,6 @@ def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows:
     assert run.bundles <= MAX_BUNDLES
 
 
-def in_a_row(x: jax.Array, *weights: jax.Array) -> jax.Array:
-    return functools.reduce(product, weights, x)
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", ["v6e", "v7x"])
-def test_activations_stay_in_vmem_between_products(pool: WorkerPool, name: str) -> None:
-    """Nothing copies the first result to HBM for the second product: only the last one is written."""
-    shapes = ((256, 4096), (4096, 4096), (4096, 4096))
-    arguments = [jax.ShapeDtypeStruct(shape, BF16) for shape in shapes]
-    job: Any = submit_simulation(pool, in_a_row, arguments, chip(name), label=f"two products on {name}")
-    run = job.result().run
-    assert run.hbm_written_bytes == 2 * 256 * 4096
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:

@@ -13,36 +13,19 @@ from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, scratch_buffers
-from systolic.spec import MatmulSpec, Operands, Side, Spec
+from systolic.spec import MatmulSpec, Operands, Spec
 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
-# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements. Of more
-# rows a product gains little, and on v7x loses where it comes first: XLA brings its operand to VMEM before the call.
-_MOST_ROWS = 256
-_MOST_ACTIVATIONS = 4 * 2**20
 
-
-def place_to_copy_from(array: Array, side: Side) -> Any:
-    """Return the memory that a kernel which starts its own copies reads an operand from: HBM, or wherever XLA has it.
-
-    What the operation before has left in VMEM would first be copied to HBM, and nothing runs meanwhile. Weights are
-    not left to XLA: no operation has just made them, and it would copy small ones to VMEM before the call.
-    """
-    is_small = array.size <= _MOST_ACTIVATIONS and min(array.shape[-2:], default=1) <= _MOST_ROWS
-    return pl.ANY if side != "rhs" and is_small else pltpu.HBM
-
-
-def from_hbm(array: Array, place: Any = pltpu.HBM) -> Array:
-    """Return the array, to be read from HBM by blocks, unless it may be in another place.
+def from_hbm(array: Array) -> Array:
+    """Return the array, to be read from HBM by blocks.
 
     By default XLA often copies a whole operand to VMEM before the call, from where blocks move more slowly.
     """
-    if array.size <= SMALL_ELEMENTS or place is not pltpu.HBM:
-        return array
-    return pltpu.with_memory_space_constraint(array, pltpu.HBM)
+    return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
 def read_from_hbm(operands: Arrays, *names: str) -> Arrays:

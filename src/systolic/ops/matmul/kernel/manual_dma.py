@@ -23,7 +23,7 @@ from jaxtyping import Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.epilogue import Functions
-from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, place_to_copy_from, scratch_shapes
+from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.ring import Act, Ring
 from systolic.kernels.subtiles import Subtile, loop, quotient
@@ -53,8 +53,7 @@ def manual_dma_matmul(
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
     """Return all outputs of the product, with the dtypes `spec.dtypes_out`; `schedule.can_run_manually` must hold."""
-    places = operands.map(place_to_copy_from, operands.sides)
-    arrays = operands if interpret else operands.map(from_hbm, places)
+    arrays = operands if interpret else operands.map(from_hbm)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
@@ -124,7 +123,7 @@ def manual_dma_matmul(
         config=config,
         interpret=interpret,
         in_specs=arrays.map(
-            lambda _, block, place: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else place), blocks, places
+            lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
         ),
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
         out_shape=tuple(shape_with_mesh_axes(*shape, all_blocks) for shape in shapes),
