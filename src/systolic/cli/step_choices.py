@@ -45,28 +45,22 @@ class GridType(TextType):
         return tuple(ChangeType().read(f"{name}={text.strip()}") for text in values.split("|"))
 
 
-class TopologiesType(TextType):
-    """The slice of each chip."""
-
-    name = "CHIP=2x4,…"
-    example = "v6e=2x4,v5p=2x2x2"
-
-    def read(self, value: str) -> Mapping[str, str]:
-        pairs = [part.partition("=") for part in value.split(",")]
-        if not all(chip.strip() and equals and text.strip() for chip, equals, text in pairs):
-            raise click.BadParameter(f"{shown(value)}: write {self.name}, such as {self.example}")
-        return {chip.strip(): text.strip() for chip, _, text in pairs}
+def by_chip(value: str, example: str) -> dict[str, str]:
+    """Return the texts by the chips' names of CHIP=TEXT,CHIP=TEXT,…; raise `click.BadParameter` for other text."""
+    pairs = [part.partition("=") for part in value.split(",")]
+    if not all(chip.strip() and equals and text.strip() for chip, equals, text in pairs):
+        raise click.BadParameter(f"{shown(value)} does not say what each chip has: write {example}")
+    return {chip.strip(): text.strip() for chip, _, text in pairs}
 
 
-class PricesType(TopologiesType):
+class PricesType(TextType):
     """The price of a chip an hour, by the chip's name."""
 
     name = "CHIP=PRICE,…"
-    example = "v6e=2.7,v5p=4.2"
 
-    def read(self, value: str) -> Mapping[str, float]:  # type: ignore[override]
+    def read(self, value: str) -> Mapping[str, float]:
         prices = {}
-        for chip, text in super().read(value).items():
+        for chip, text in by_chip(value, "v6e=2.7,v5p=4.2").items():
             try:
                 prices[chip] = float(text)
             except ValueError:
@@ -130,7 +124,7 @@ def slice_for(asked: AskedSlice, chip: Chip) -> AskedSlice:
     """
     if asked.topology is None or "=" not in asked.topology:
         return asked
-    topologies = TopologiesType().read(asked.topology)
+    topologies = by_chip(asked.topology, "v6e=2x4,v5p=2x2x2")
     for name in (chip.name, chip.generation):
         if name in topologies:
             return replace(asked, topology=topologies[name])

@@ -111,7 +111,7 @@ def test_an_instruction_that_takes_several_lines_keeps_its_scope() -> None:
 
 
 def test_starts_of_sparse_cores_are_numbered_from_the_entry_on() -> None:
-    """As libtpu numbers them: a body stands before its caller, and a step's backward loop after its forward loop."""
+    """The text has loops' bodies before the entry, which calls them; libtpu counts from the other end."""
 
     def computation(header: str, *names: str) -> str:
         starts = (f'  %{name} = f32[8]{{0}} call-start(%p), async_execution_thread="sparsecore"\n' for name in names)

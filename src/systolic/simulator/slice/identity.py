@@ -42,10 +42,8 @@ _WIDE_ADDRESSES = 512
 _ASSIGNMENT_AT_BYTES = (1 << 37) - (1 << 25)
 
 
-# Words of the descriptor that launches a SparseCore program, by their offset in it: its image is among the constants.
-_DESCRIBED: Mapping[str, Word] = {"0x4e": "partition", "0x4f": "replica", "0x50": "assignment", "0x5b": "constants"}
-# The pointer to several results may stand there too: the top-level program also uses that itself.
-_RESULTS_OR_ASSIGNMENT = "0x50"
+# A word of the descriptor that launches a SparseCore program, by its offset: its image is among the constants.
+_IMAGE_PLACE = "0x5b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +106,9 @@ def identity_words(program: Program, *, remote: bool, top_level: bool) -> dict[s
     unnamed = [name for name in unnamed if name not in routes]
     if top_level:
         places, handed_on = _descriptor_places(program)
-        described: dict[str, Word] = {
-            name: _DESCRIBED[place]
-            for name, place in places.items()
-            if place in _DESCRIBED and not (place == _RESULTS_OR_ASSIGNMENT and name not in handed_on)
-        }
-        words |= described
-        known = {*described, *handed_on, *_flags(program)}
+        images: dict[str, Word] = {name: "constants" for name, place in places.items() if place == _IMAGE_PLACE}
+        words |= images
+        known = {*images, *handed_on, *_flags(program)}
         unnamed = [name for name in unnamed if name not in known]
     unnamed.sort(key=lambda allocation: int(allocation.removeprefix("allocation")))
     # The top-level program also reads a pointer to its results, whose number is lower.

@@ -1,4 +1,4 @@
-"""What `moe` refuses."""
+"""`moe` refuses wrong arguments by name."""
 
 from __future__ import annotations
 
