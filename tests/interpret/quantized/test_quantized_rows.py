@@ -85,6 +85,10 @@ def check_sizes(
     check(lhs, quantized(random, (k, n), name, block=block), chip)
 
 
+def test_padded_fp4() -> None:
+    check_sizes("v6e", "int8", "float4_e2m1fn", m=7, blocks=3, block=32, by_block=False, n=100, seed=0)
+
+
 test_any_formats_and_blocks = settings(deadline=None, max_examples=examples(4))(given(**sizes)(check_sizes))
 test_many_formats_and_blocks = pytest.mark.slow(settings(deadline=None, max_examples=150)(given(**sizes)(check_sizes)))
 
