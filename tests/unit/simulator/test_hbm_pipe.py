@@ -117,3 +117,17 @@ def test_links_that_need_more_than_there_is_leave_a_tenth() -> None:
     pipe.serve_links(0, 3 * pipe.bytes_per_cycle)
     pipe.carry(0, 100)
     assert pipe.free == pytest.approx(1000)
+
+
+def test_links_do_not_stretch_pauses() -> None:
+    machine = replace(V5E.machine, hbm_slow_period_s=0.0)
+    # A call that is looked up ends at 1,000: what it copies until then is not known any more.
+    alone, pipe = HbmPipe(machine), HbmPipe(machine)
+    alone.carry(900, 100)
+    pipe.repeat(0, alone)
+    pipe.serve_links(0, pipe.bytes_per_cycle / 2)
+    assert pipe.free == 1000
+    # A copy that begins later than the links takes longer from its begin on.
+    pipe.carry(2000, 100)
+    pipe.serve_links(1500, -pipe.bytes_per_cycle / 2)
+    assert pipe.free == 2000 + 100

@@ -45,6 +45,7 @@ class HbmPipe:
         self.last = last
         self._period = 0  # of `free`
         self._slow = False  # begins slowly
+        self._busy_from = 0.0  # from then to `free` without a pause
         self._links_bytes_per_cycle = 0.0  # that links read and write now
         self._left = 1.0  # the share of the rate that they leave
 
@@ -54,6 +55,8 @@ class HbmPipe:
         `direction` is "read", "write", or "" where it costs nothing to change it.
         """
         begin = at = max(self.free, time)
+        if time > self.free:
+            self._busy_from = time
         last, last_cycles = self.last
         self.last = direction, cycles
         if time < self.free and direction and last and direction != last:
@@ -86,19 +89,20 @@ class HbmPipe:
         """Let links read and write so much more than before, or less, from `time` on.
 
         What the pipe has not carried by then takes longer, or less long. Copies whose landing is known land as they
-        would have: the next one bears the difference.
+        would have: the next one bears the difference. So does what follows a repeated call.
         """
         before = self._left
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
         self._left = 1.0 if taken < _ROUNDING else max(_LEAST_LEFT, 1.0 - taken)
-        if self.free > time:
-            self.free = time + (self.free - time) * before / self._left
+        since = max(time, self._busy_from)
+        if self.free > since:
+            self.free = since + (self.free - since) * before / self._left
 
     def repeat(self, time: float, alone: HbmPipe) -> None:
         """Carry again, from `time` on, what another pipe has carried at a constant rate from its begin on."""
         self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
-        self.last = alone.last
+        self.last, self._busy_from = alone.last, self.free
 
     def _pass(self, begin: float, end: float, busy_cycles: float) -> None:
         """Be busy for a time between `begin` and `end`, which are of one period; `end` may be the period's."""
