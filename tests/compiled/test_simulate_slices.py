@@ -174,6 +174,19 @@ def test_links_leave_less_of_hbm_to_an_operation(pool: WorkerPool) -> None:
     assert carried[0] == pytest.approx(carried[1], rel=0.01)
 
 
+def test_an_argument_that_is_brought_ahead_counts_as_on_one_chip(pool: WorkerPool) -> None:
+    x = jax.ShapeDtypeStruct((128, 4096), jnp.bfloat16, sharding=CUT)
+    fn = jax.shard_map(
+        lambda x, w: gathered(x) @ w, mesh=MESH, in_specs=(P("model"), P(None, "model")), out_specs=P(None, "model")
+    )
+    w = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16, sharding=NamedSharding(MESH, P(None, "model")))
+    run = simulated(pool, fn, x, w)
+    weight_bytes = 4096 * 2048 * 2
+    # Neither the time nor the bytes that the program's own operations read hold it.
+    assert run.slowest.hbm_read_bytes < weight_bytes
+    assert run.prefetch_us == pytest.approx(weight_bytes / systolic.chip(CHIP).machine.hbm_bytes_per_s * 1e6, rel=0.2)
+
+
 def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> None:
     fn, x = jax.jit(jnp.negative, out_shardings=WHOLE), shape(128, 256, spec=P("model"))
     jobs = [
