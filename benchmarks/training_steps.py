@@ -4,7 +4,7 @@
 
 Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
 reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
-time is the model's operations (attention in full, as MaxText counted) over that rate.
+time is the model's operations, as MaxText counted them at that commit, over that rate.
 
 A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
 stopped resumes there.
@@ -49,10 +49,12 @@ def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
     """Return the published time; for a row with a rate only, the model's operations over the rate."""
-    if row["time_us"]:
-        return float(row["time_us"])
+    if row["time_us"] or recipe.rate_tflops is None:
+        return float(row["time_us"]) if row["time_us"] else None
     chips = run.devices / chip_named(run.chip).devices_per_chip
-    return None if recipe.rate_tflops is None else run.flops / (recipe.rate_tflops * 1e12 * chips) * 1e6
+    attention = 2 * (run.flops - run.flops_causal)  # the causal count has half of it
+    counted = run.flops - (1 - recipe.attention_counted) * attention
+    return counted / (recipe.rate_tflops * 1e12 * chips) * 1e6
 
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
