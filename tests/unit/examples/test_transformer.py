@@ -71,7 +71,12 @@ def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [pytest.param("tiny", {}, marks=pytest.mark.slow), ("tiny", {"window": 5, "gated": False}), ("tiny-gemma", {})],
+    [
+        pytest.param("tiny", {}, marks=pytest.mark.slow),
+        ("tiny", {"window": 5, "gated": False}),
+        ("tiny-gemma", {}),
+        ("tiny", dict.fromkeys(("parallel", "qk_norm", "tied"), True)),
+    ],
     ids=str,
 )
 def test_decoding_continues_what_a_longer_prompt_would_give(name: str, changes: dict[str, object]) -> None:
