@@ -149,8 +149,8 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
     "docs/results/matmul.md": (
         ratio_table,
         sentence(
-            "4096³ on v6e reaches {4096³: v6e: ours} % of the limit; the goal is 92 %.** XLA with 64 MiB of VMEM reaches"
-            " {4096³: v6e: xla} %",
+            "4096³ on v6e reaches {4096³: v6e: ours} % of the limit; the goal is 92 %.** XLA with 64 MiB of VMEM "
+            "reaches {4096³: v6e: xla} %",
             percent_of_limit,
         ),
     ),
