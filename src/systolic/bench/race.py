@@ -144,7 +144,7 @@ class _Field:
         try:
             if self.programs is not None:
                 limits = _limits(self.programs.spec, self.chip)
-                kernel = _kernel(self.case.contest.planned(self.programs.spec), self.chip)
+                kernel = self._planned_kernel(self.programs)
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
         ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
@@ -160,6 +160,16 @@ class _Field:
             xla=xla,
             peers=tuple(_peer_time(peer, outcome(peer.name, spec)) for peer in self.peers),
         )
+
+    def _planned_kernel(self, programs: RacedPrograms) -> PlannedKernel:
+        kernel = _kernel(self.case.contest.planned(programs.spec), self.chip)
+        if self.case.contest.mesh(self.case.spec) is None:
+            return kernel
+        experiment = self._experiment("ours", programs, programs.ours)
+        choices = plan_across_chips(experiment.fn, *experiment.args)
+        if not any(choice.by_kernel for choice in choices):
+            return replace(kernel, config="; ".join(dict.fromkeys((kernel.config, *map(str, choices)))))
+        return PlannedKernel(kernel="across chips", config="; ".join(dict.fromkeys(map(str, choices))))
 
     def _raced_case(self) -> RacedCase:
         case, spec, contest = self.case, self.case.spec, self.case.contest
