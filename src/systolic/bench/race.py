@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from systolic.accuracy.time_error import TimeError
@@ -12,6 +12,7 @@ from systolic.bench.cases import Case
 from systolic.bench.rows import BenchRow, Limits, OurTime, PeerTime, PlannedKernel, RacedCase, XlaTime
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.cost import dtype_on, machine_roofline, roofline
+from systolic.ops.collective import plan_across_chips
 from systolic.ops.op import op_of
 from systolic.ops.op_programs import Peer, RacedPrograms
 from systolic.ops.planner import plan
@@ -166,7 +167,8 @@ class _Field:
         if self.case.contest.mesh(self.case.spec) is None:
             return kernel
         experiment = self._experiment("ours", programs, programs.ours)
-        choices = plan_across_chips(experiment.fn, *experiment.args)
+        ours: Any = experiment.fn
+        choices = plan_across_chips(ours, *experiment.args)
         if not any(choice.by_kernel for choice in choices):
             return replace(kernel, config="; ".join(dict.fromkeys((kernel.config, *map(str, choices)))))
         return PlannedKernel(kernel="across chips", config="; ".join(dict.fromkeys(map(str, choices))))
