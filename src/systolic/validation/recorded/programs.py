@@ -59,6 +59,11 @@ def recorded_program(row: PublishedRow) -> Rebuilt:
             "another program was timed: an older compiler's, which multiplies all rows with every group; today's "
             "multiplies each row with its own"
         )
+    if row.op == "linear_softmax_cross_entropy_loss_vjp" and row.arguments.get("dout") == "bf16[]":
+        raise OpError(
+            "another program was timed: an older compiler's, since the package has returned losses in float32 since "
+            "March 2026; where its times begin from a float32 and all else is equal, they differ by up to 17 %"
+        )
     return Rebuilt(what=_words(row), function=call.function, arguments=call.arguments)
 
 
