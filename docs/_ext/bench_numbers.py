@@ -69,6 +69,13 @@ def readme_ratios(text: str) -> str:
     return text
 
 
+def percent_of_limit(name: str) -> str:
+    """Return the share of a time that the chip's limits are, in percent: "4096³: v6e: ours"."""
+    case, chip, racer = name.split(": ")
+    [row] = [row for row in _stored()["rows"] if (row["case"], row["chip"]) == (case, chip)]
+    return f"{100 * max(row['hbm_us'], row['mxu_us']) / row[f'{racer}_us']:.0f}"
+
+
 def few_rows_table(text: str) -> str:
     """Renew the table of sixteen rows times quantized weights."""
     rows = _stored()["rows"]
@@ -95,13 +102,15 @@ def merge(stored: dict[str, Any], result: Mapping[str, Any]) -> None:
     for mean in _means(bfloat16):
         _replace(stored["means"], mean, ("group", "chip"))
     for row in result["rows"]:
-        if row["case"].removesuffix(_FEW_ROWS) in _WEIGHTS.values():
+        is_square = row["group"] == "square" and row["dtype"] == "bfloat16"
+        if is_square or row["case"].removesuffix(_FEW_ROWS) in _WEIGHTS.values():
             kept = {
                 "case": row["case"],
                 "chip": row["chip"],
                 "ours_us": row["ours_us"],
                 "xla_us": row["xla_repeated_us"],
                 "hbm_us": row["model_hbm_us"],
+                "mxu_us": row["model_mxu_us"],
             }
             _replace(stored["rows"], kept, ("case", "chip"))
 

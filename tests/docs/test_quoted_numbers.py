@@ -40,7 +40,7 @@ def test_a_wrapped_sentence_keeps_its_lines() -> None:
 
 def row(group: str, ratio: float | None, **changes: Any) -> dict[str, Any]:
     fields = {"suite": group, "case": f"case {ratio}", "chip": "v6e", "dtype": "bfloat16", "ours_us": 1.0}
-    rest = {"ratio_with_prefetch": ratio, "xla_repeated_us": 2.0, "model_hbm_us": 0.5}
+    rest = {"ratio_with_prefetch": ratio, "xla_repeated_us": 2.0, "model_hbm_us": 0.5, "model_mxu_us": 0.7}
     return {"group": group, "ratio": ratio, **fields, **rest, **changes}
 
 
@@ -48,10 +48,11 @@ def test_new_rows_take_the_place_of_older_ones() -> None:
     older = {"group": "square", "chip": "v6e", "ratio": 9.0, "is_older": True}
     stored: dict[str, Any] = {"means": [older, {"group": "square", "chip": "v5e", "ratio": 3.0}], "rows": []}
     four_bits = row("int4 decode", 2.0, suite="quantized", case="int4 llama3-8b gate 16")
-    rows = [row("square", 0.5), row("square", 2.0), row("square", None), row("square", 7.0, dtype="int8"), four_bits]
+    rows = [row("square", 0.5), row("square", 2.0), row("square", 7.0, dtype="int8"), row("decode", None), four_bits]
     for _ in range(2):
         merge(stored, json.loads(json.dumps({"rows": rows})))
     assert [(mean["chip"], mean["ratio"]) for mean in stored["means"]] == [("v6e", 1.0), ("v5e", 3.0)]
     assert stored["means"][0]["worst_case"] == "case 0.5"
     assert not stored["means"][0]["is_older"]
-    assert [kept["xla_us"] for kept in stored["rows"]] == [2.0]
+    kept = [(row["case"], row["xla_us"], row["mxu_us"]) for row in stored["rows"]]
+    assert kept == [("case 0.5", 2.0, 0.7), ("case 2.0", 2.0, 0.7), ("int4 llama3-8b gate 16", 2.0, 0.7)]

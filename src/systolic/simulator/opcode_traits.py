@@ -46,6 +46,7 @@ Kind = Literal[
     "wait",  # for a count of a flag
     "wait for value",
     "signal",  # to another core or device
+    "signal in the core",  # of a SparseCore, from its sequencer to a tile or back
     "clear remote flag",
     "send",
     "receive",

@@ -244,7 +244,7 @@ SPARSE_CORE = OpcodeTable(
         _event("smem.*", "unsupported"),
         _event("ssyncadd.*", "unsupported"),
         _event("ssyncadd.remote.s32", "signal"),
-        _event("ssyncadd.tile.s32", "signal"),
+        _event("ssyncadd.tile.s32", "signal in the core"),
         _event("swait.ge", "wait"),
         _event("swait.eq", "wait"),
         _event("swait*", "unsupported"),

@@ -9,6 +9,7 @@ from systolic.validation.errors import ComparedRow, error_statistics
 
 # The groups that requirements are stated for, and the kinds in each; other kinds are programs of XLA.
 PALLAS, SPARSE_CORES, XLA = "all Pallas kernels", "all gathers and top-k", "all programs of XLA"
+GROUPS = PALLAS, XLA, SPARSE_CORES
 _ON_SPARSE_CORES = ("ragged_gather", "ragged_gather_reduce", "csa_gather", "router_top_k")
 
 
@@ -19,9 +20,7 @@ def kind_statistics(rows: Sequence[ComparedRow]) -> tuple[KindErrors, ...]:
         of_chip = [row for row in rows if row.chip == chip]
         kinds = sorted({row.kind for row in of_chip})
         parts = [(kind, [row for row in of_chip if row.kind == kind]) for kind in kinds]
-        groups = [
-            (name, [row for row in of_chip if group_of(row.kind) == name]) for name in (PALLAS, XLA, SPARSE_CORES)
-        ]
+        groups = [(name, [row for row in of_chip if group_of(row.kind) == name]) for name in GROUPS]
         for name, part in (*groups, *parts):
             for in_view in (False, True):
                 if half := [row for row in part if row.in_view == in_view]:
@@ -62,6 +61,20 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         covered=sum(covered),
         worst="" if worst is None else worst.program,
         worst_percent=_percent(worst.error if worst is not None else None),
+<<<<<<< HEAD
+=======
+        worst_cause="" if worst is None else _cause(worst),
+    )
+
+
+def _cause(row: ComparedRow) -> str:
+    """Return why an error is large, where arithmetic shows it."""
+    if row.traffic_us is None or row.traffic_us <= row.published_us:
+        return ""
+    return (
+        f"HBM traffic of this compiler's program takes {row.traffic_us:,.0f} µs at the published bandwidth; "
+        f"{row.published_us:,.0f} are published"
+>>>>>>> main
     )
 
 

@@ -1,0 +1,1 @@
+"""Rows of tokens and rows of experts: `combine` adds up the rows of each token."""
