@@ -61,20 +61,6 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         covered=sum(covered),
         worst="" if worst is None else worst.program,
         worst_percent=_percent(worst.error if worst is not None else None),
-<<<<<<< HEAD
-=======
-        worst_cause="" if worst is None else _cause(worst),
-    )
-
-
-def _cause(row: ComparedRow) -> str:
-    """Return why an error is large, where arithmetic shows it."""
-    if row.traffic_us is None or row.traffic_us <= row.published_us:
-        return ""
-    return (
-        f"HBM traffic of this compiler's program takes {row.traffic_us:,.0f} µs at the published bandwidth; "
-        f"{row.published_us:,.0f} are published"
->>>>>>> main
     )
 
 
