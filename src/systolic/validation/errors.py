@@ -18,9 +18,10 @@ import numpy as np
 
 from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
-from systolic.simulator import SimulatedRun, SliceRun
+from systolic.simulator import SliceRun
 from systolic.support.choices import unknown_name
 from systolic.timing import Measurement
+from systolic.validation.least_time import least_us
 from systolic.validation.published import COLLECTIVE, PublishedRow
 from systolic.validation.seen_rows import in_view
 
@@ -28,6 +29,7 @@ WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short compared with what a wall clock adds to it
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
+OTHER_PROGRAM = "another program was timed"  # how the reason of such a row begins
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
 # The time of the event in which the TensorCore waits for its SparseCores, not of the whole program.
@@ -88,7 +90,11 @@ class ComparedRow(PublishedRow):
     time_error: TimeError | None = None  # the known error of such times; None: not asked for
     # The compiled program takes no less on any model of the chip; None: there is no run of one device.
     least_us: float | None = None
-    other_program: bool = False  # less was published, so that the timed program was not the compiled one
+
+    @property
+    def other_program(self) -> bool:
+        """True if another program was timed than the one that today's compiler makes."""
+        return self.reason.startswith(OTHER_PROGRAM)
 
     @property
     def dtypes(self) -> str:
@@ -189,11 +195,10 @@ def compared(
     left_open = open_words[0].strip() if open_words else ""
     if not reason and left_open:
         reason = f"its source leaves open what was timed: {left_open}"
-    least_us = _least_us(run, chip(program.chip)) if isinstance(program, PublishedProgram) else None
-    other_program = bool(not reason and row.arguments and least_us is not None and row.published_us < least_us)
-    if other_program:
+    least = least_us(run, chip(program.chip)) if isinstance(program, PublishedProgram) else None
+    if not reason and row.arguments and least is not None and row.published_us < least:
         reason = (
-            f"another program was timed: this compiler's has instructions and HBM traffic for {least_us:,.0f} µs at "
+            f"{OTHER_PROGRAM}: this compiler's has instructions and HBM traffic for {least:,.0f} µs at "
             f"peak rates, where {row.published_us:,.0f} µs are published"
         )
     return ComparedRow(
@@ -208,28 +213,8 @@ def compared(
         program=str(program) if isinstance(program, PublishedProgram) else "",
         left_open=left_open,
         time_error=run.error if run is not None else None,
-        least_us=least_us,
-        other_program=other_program,
+        least_us=least,
     )
-
-
-def _least_us(run: SimulatedRun | SliceRun | None, run_chip: Chip) -> float | None:
-    """Return the least time of a run: of each operation the bundles that it issues at the peak clock, or its traffic at
-    the published bandwidth, whichever takes longer. It follows from counts alone, and from no constant that was fitted.
-    """
-    if not isinstance(run, SimulatedRun):
-        return None
-    bundles: dict[str, int] = {}  # of the core that issues most
-    hbm_bytes: dict[str, int] = {}
-    for op in (op for core in run.cores for op in core.ops):
-        issued = sum(region.bundles * region.executions for region in op.regions)
-        bundles[op.name] = max(issued, bundles.get(op.name, 0))
-        hbm_bytes[op.name] = hbm_bytes.get(op.name, 0) + op.hbm_read_bytes + op.hbm_written_bytes
-    seconds = [
-        max(issued / run_chip.peak_clock_hz, hbm_bytes[name] / run_chip.hbm_bytes_per_s)
-        for name, issued in bundles.items()
-    ]
-    return sum(seconds) * 1e6
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:
