@@ -37,7 +37,7 @@ class _Refs(NamedTuple):
 def spread_rows(
     x: Shaped[Array, "tokens d"],
     codes: Int[Array, "chunks 1 rows"],
-    kept: Int[Array, 1],
+    kept: Int[Array, " 1"],
     *,
     spec: SpreadSpec,
     schedule: SpreadSchedule,
