@@ -79,6 +79,7 @@ V7X = with_sources(
             result_latency_cycles=sourced(54, sources.POPS),
             weight_push_cycles=sourced(0.5, _REFIT),
             matmul_queue_depth=sourced(4, TUNING_CACHE),
+            lane_move_cycles=sourced(4, sources.LANE_MOVES),
             hbm_bytes_per_s=sourced(
                 3.24e12,
                 "the slope of published copies between 34 and 134 MB, p7 (accelerator-microbenchmarks, hbm.md): 3.2 "

@@ -12,7 +12,7 @@ from slices import a_slice
 
 from systolic.chips import chip
 from systolic.lessons.published_ops import published_program
-from systolic.report.trust import TrustFacts, trust_page
+from systolic.report.trust import TrustFacts, trust_pages
 from systolic.simulator.core_records import SparseCoreRun
 from systolic.timing import Measurement
 from systolic.validation.errors import (
@@ -175,8 +175,10 @@ def test_the_page_has_collectives_apart(tmp_path: Path) -> None:
         constants=None,
         plot=None,
     )
-    page = trust_page(facts)
-    assert "| v6e | v6e-8 (8 chips) | ppermute (ring neighbour) | 16,384 B | device | 17.0 | 25.5 | +50.0 % |" in page
-    assert "- 1 row is not counted: too many copies" in page
+    pages = trust_pages(facts)
+    page, table = pages["trust.md"], pages["trust/collectives.md"]
+    assert "| v6e | v6e-8 (8 chips) | ppermute (ring neighbour) | 16,384 B | device | 17.0 | 25.5 | +50.0 % |" in table
+    assert "- 1 row is not counted: too many copies" in table
+    assert "](trust/collectives.md)" in page
     assert "No row could be compared." in page  # of one device
     assert "| v6e, all |" not in page
