@@ -21,6 +21,7 @@ from typing import Any
 
 from bench_numbers import NUMBERS, few_rows_table, keep, put, ratio_table, readme_ratios
 from gallery import explanation
+from step_numbers import step_tables
 
 from systolic.accuracy.kind_errors import shipped_kind_errors
 
@@ -144,6 +145,7 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
     "docs/matmul.md": (plan_sample,),
     "docs/results/matmul.md": (ratio_table,),
     "docs/results/quantized.md": (few_rows_table,),
+    "docs/results/steps.md": (step_tables,),
     "docs/first_kernel.md": (
         sentence(
             "product: simulated {small_tiles: this kernel: µs} µs ± 6 %, 4",
