@@ -20,7 +20,7 @@ from jax import Array, lax
 
 import systolic
 from systolic.compiler import CompilerError
-from systolic.ops.moe.routing import typical_sizes
+from systolic.ops.moe.routing import typical_counts
 from systolic.simulator import SimulationError
 from systolic.timing.opponent import MORE_VMEM_FLAGS
 
@@ -76,7 +76,7 @@ def time_us(fn: Any, *args: Any, chip: str, flags: Any = None) -> float | str:
 def row(name: str, tokens: int, chip: str) -> str:
     layer = LAYERS[name]
     args = operands(layer, tokens)
-    sizes = np.asarray(typical_sizes(tokens * layer.top_k, layer.experts, None))
+    sizes = np.asarray(typical_counts(tokens, layer.top_k, layer.experts).sum(0))
     ours_us = time_us(functools.partial(systolic.moe, top_k=layer.top_k), *args, chip=chip)
     xla = functools.partial(by_xla, layer.top_k)
     xla_us = [time_us(xla, *args, sizes, chip=chip, flags=flags) for flags in (None, MORE_VMEM_FLAGS)]

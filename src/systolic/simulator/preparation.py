@@ -28,6 +28,7 @@ from systolic.simulator.translating.translate import Translation, translate
 
 # Pointers that the runtime leaves in scalar memory, such as pointers of the results, lie above all others.
 _RESULTS_FROM = (1 << 28) - (1 << 20)
+_PREFETCH = "cross_program_prefetch_index="  # in the HLO, of the copy of an argument that begins before the call
 
 
 @contextmanager
@@ -113,7 +114,8 @@ def prepare_listings(
         uses=uses,
         hlo=hlo,
         vmem=tuple(vmem),
-        may_prefetch=copies,
+        # A slice's top-level program also copies for other reasons.
+        may_prefetch=copies and (not sliced or _PREFETCH in (hlo_text or "")),
         prepared_for=chip.machine,
         sparse_programs=tuple(sparse_programs),
         sparse_images=constants if sparse_programs else b"",

@@ -56,6 +56,8 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
         return Effect((), writes, True, False)
     if traits.kind == "phi":  # every source is the destination's own physical register
         return Effect((), None, False, False)
+    if traits.kind == "lane move":
+        return Effect((), None, False, False)
     if traits.latency == "matrix":
         reads = (predicate.register,) if predicate and predicate.register else ()
         return Effect(reads, None, False, bool(reads))

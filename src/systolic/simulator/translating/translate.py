@@ -247,8 +247,8 @@ class _Translator:
 
     def _matrix(self, instruction: Instruction, offset: int, gathered: _Gathered) -> list[str]:
         predicate = instruction.predicate
-        if predicate is not None and predicate.never:
-            return []
+        if predicate is not None and (predicate.never or instruction.traits.kind == "lane move"):
+            return []  # the few moves across lanes under a predicate are not worth finding out its value
         condition = None
         code = []
         if predicate is not None and predicate.register is not None:
