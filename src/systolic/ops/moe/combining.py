@@ -23,7 +23,6 @@ from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES, SUBLANES, row_cod
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import GRANULE_TOKENS, CombineSchedule, CombineSpec
 from systolic.schedule.legality import LANES
-from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import vmem_limit
 
 # Of VMEM, for results, beside what is gathered from it.
