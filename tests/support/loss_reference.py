@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,18 @@ class Reference:
             slope = 1 - (logits / soft_cap) ** 2
             error = error + _FUNCTION * UNIT * soft_cap
         return cls(x=x, w=w, labels=labels, logits=logits, logit_error=error, slope=slope)
+
+    @classmethod
+    def of_logits(cls, x: Any, w: Any, labels: Any, logits: Any, soft_cap: float | None) -> Reference:
+        """Return the reference of logits in memory, before their cap, which have no error."""
+        reference = cls.of(wide(logits), np.eye(logits.shape[1]), labels, soft_cap)
+        error = np.full(logits.shape, 0.0 if soft_cap is None else _FUNCTION * UNIT * soft_cap)
+        return replace(reference, x=wide(x), w=wide(w), logit_error=error)
+
+    def kept_error(self, dtype: str) -> np.ndarray:
+        """Return the error of logits that are rounded to this dtype."""
+        unit = 0.0 if dtype == "float32" else 2.0**-8
+        return (1 + unit) * self.logit_error + unit * np.abs(self.logits)
 
     @property
     def lse(self) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -57,7 +58,7 @@ CASES = [
 @pytest.mark.parametrize(("sizes", "tiles"), CASES)
 def test_statistics(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None) -> None:
     x, w, labels = operands(*sizes)
-    lse, picked, total = statistics_by_pallas(loss(tiles, soft_cap), x, w, labels)
+    lse, picked, total = statistics_by_pallas(loss(tiles, soft_cap), False, x, w, labels)
     reference = Reference.of(x, w, labels, soft_cap)
     assert_near(lse, reference.lse, reference.lse_error)
     assert_near(picked, reference.picked, reference.at_label(reference.logit_error))
@@ -80,6 +81,38 @@ def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: f
     assert_near(dw, wanted_dw, dw_error)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+def test_kept_logits_are_rounded_products_and_the_statistics_are_theirs(
+    sizes: tuple[int, int, int], tiles: KernelConfig, dtype: str
+) -> None:
+    x, w, labels = operands(*sizes, dtype)
+    lse, picked, _, logits = statistics_by_pallas(loss(tiles, 5.0), True, x, w, labels)
+    products = Reference.of(x, w, labels)
+    assert logits.dtype == dtype
+    assert_near(logits, products.logits, products.kept_error(dtype))
+    kept = Reference.of_logits(x, w, labels, logits, 5.0)
+    assert_near(lse, kept.lse, kept.lse_error)
+    assert_near(picked, kept.picked, kept.at_label(kept.logit_error))
+
+
+@pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
+@pytest.mark.parametrize(("sizes", "tiles"), CASES)
+def test_gradients_from_kept_logits(
+    sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str
+) -> None:
+    x, w, labels = operands(*sizes)
+    logits = jnp.asarray(np.asarray(x @ w), jnp.float32)
+    reference = Reference.of_logits(x, w, labels, logits, soft_cap)
+    random = np.random.default_rng(1)
+    cotangents: Any = tuple(jnp.asarray(random.normal(size=sizes[0]), jnp.float32) for _ in range(3))
+    lse = jnp.asarray(reference.lse, jnp.float32)
+    dx, dw = gradients_by_pallas(loss(tiles, soft_cap, name=name), x, w, labels, lse, cotangents, logits)
+    wanted_dx, dx_error, wanted_dw, dw_error = reference.gradients(*cotangents, unit=UNIT)
+    assert_near(dx, wanted_dx, dx_error)
+    assert_near(dw, wanted_dw, dw_error)
+
+
 def value_and_gradients(x: Any, w: Any, labels: Any, **options: Any) -> tuple[Any, tuple[Any, Any]]:
     def total(x: Any, w: Any) -> Any:
         return systolic.linear_cross_entropy(
@@ -89,11 +122,14 @@ def value_and_gradients(x: Any, w: Any, labels: Any, **options: Any) -> tuple[An
     return jax.value_and_grad(total, argnums=(0, 1))(x, w)
 
 
+@pytest.mark.parametrize("logits", ["recompute", "keep"])
 @pytest.mark.parametrize("m", [1, 50])
-def test_bfloat16(m: int) -> None:
+def test_bfloat16(m: int, logits: Any) -> None:
     x, w, labels = operands(m, 256, 300, jnp.bfloat16)
-    value, (dx, dw) = value_and_gradients(x, w, labels)
+    value, (dx, dw) = value_and_gradients(x, w, labels, logits=logits)
     reference = Reference.of(x, w, labels)
+    if logits == "keep":
+        reference = replace(reference, logit_error=reference.kept_error("bfloat16"))
     counted = np.asarray(labels) >= 0
     losses = np.where(counted, reference.lse - reference.picked, 0)
     error = np.where(counted, reference.lse_error + reference.at_label(reference.logit_error), 0)

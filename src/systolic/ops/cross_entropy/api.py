@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from systolic.ops.engine.backend import Implementation
 
 Reduction = Literal["none", "sum", "mean"]
+Logits = Literal["recompute", "keep"] | int
 
 
 def linear_cross_entropy(
@@ -28,15 +29,16 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
     reduction: Reduction = "mean",
+    logits: Logits = "recompute",
     precision: Any = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
 ) -> Float[Array, ...]:
-    """Return the softmax cross entropy of the logits `x @ w`, which are never written to memory.
+    """Return the softmax cross entropy of the logits `x @ w`, which need not be in memory.
 
-    On a TPU one kernel computes the loss, and one both gradients, from logits that it computes again. They are float32,
-    and so are all sums. Elsewhere XLA computes the same in chunks of tokens.
+    On a TPU one kernel computes the loss, and one both gradients, from logits that it computes again or that the first
+    one kept. All sums are float32. Elsewhere XLA computes the same in chunks of tokens.
 
     It is differentiable in reverse mode with regard to x, w and weights, and works under `jit`, `vmap`, `checkpoint`,
     `scan` and `shard_map`.
@@ -56,6 +58,9 @@ def linear_cross_entropy(
       soft_cap: logits are `soft_cap · tanh(logits / soft_cap)`, as in Gemma 2; None: they are as they are.
       reduction: none: a loss for each token. sum: their sum. mean: their sum over the sum of weights of the tokens that
         are not ignored, or over their number; 0 if there is no such token.
+      logits: recompute: the gradients compute float32 logits again, and none are written to memory. keep: under
+        differentiation logits are rounded to the dtype of the products and stay in memory until the gradients read
+        them, which saves one product of four. A number: keep those that take at most so many bytes on a device.
       precision: of float32, as in `systolic.matmul`.
       implementation, chip: as in `systolic.matmul`.
       tiles: of the kernel of the loss, as in `systolic.matmul`; tile_k is the number of features.
@@ -84,6 +89,7 @@ def linear_cross_entropy(
         weights=weights,
         soft_cap=soft_cap,
         with_total=label_smoothing > 0,
+        logits=logits,
         precision=precision,
         backend=backend_of(implementation, chip, tiles),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from systolic.spec import SpecError, dtype_bytes
 from systolic.support.choices import unknown_name
 
 REDUCTIONS = ("none", "sum", "mean")
+KEPT_BYTES = {"recompute": 0, "keep": sys.maxsize}  # of logits that may stay in memory for the gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,6 +43,7 @@ def canonical(
     weights: Any,
     soft_cap: Any,
     with_total: bool,
+    logits: Any,
     precision: Any,
     backend: Backend,
 ) -> Call:
@@ -77,6 +80,7 @@ def canonical(
         precision=precision_named(precision),
         soft_cap=None if soft_cap is None else _positive("soft_cap", soft_cap),
         total=with_total,
+        kept_bytes=_kept_bytes(logits),
     )
     return Call(
         loss=loss,
@@ -98,6 +102,15 @@ def check_options(reduction: Any, label_smoothing: Any, z_loss: Any, ignore_inde
         raise SpecError(f"z_loss={z_loss!r}; use a number from 0 on, such as 1e-4")
     if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer))):
         raise SpecError(f"ignore_index={ignore_index!r}; use an integer, or None where every token has a label")
+
+
+def _kept_bytes(logits: Any) -> int:
+    if isinstance(logits, str) and logits in KEPT_BYTES:
+        return KEPT_BYTES[logits]
+    if isinstance(logits, bool) or not isinstance(logits, (int, np.integer)) or logits < 0:
+        names = " or ".join(f'"{name}"' for name in KEPT_BYTES)
+        raise SpecError(f"logits={logits!r}; use {names}, or the bytes that they may take, such as 4 * 2**30")
+    return int(logits)
 
 
 def _positive(name: str, value: Any) -> float:

@@ -47,11 +47,11 @@ def timed(spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConf
     """Return a configuration with its time; raise IllegalTilesError if it breaks rules."""
     schedule, machine, tiles = LossSchedule.of(spec, config, chip), chip.machine, config.tiles
     grid_m, grid_n = schedule.grid
-    step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip) + _STEP_CYCLES
-    step += config.subtiles * _STRETCH_CYCLES
+    product, step = stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip), _STEP_CYCLES
+    if spec.kind == "forward" or not spec.keep_logits:
+        step += product + config.subtiles * _STRETCH_CYCLES
     if spec.kind == "gradients":
-        products = 2 * stretch_cycles(spec, tiles.tile_m, tiles.tile_n, schedule.depth, chip)
-        step += products + schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
+        step += 2 * product + schedule.depth // schedule.gradient_part * _STRETCH_CYCLES
     us = 1e6 / machine.clock_hz
     bytes_per_us = machine.hbm_bytes_per_s / 1e6
     first = (tiles.tile_m + tiles.tile_n) * schedule.depth * dtype_bytes(spec.dtype)
@@ -78,7 +78,8 @@ def _space(spec: CrossEntropySpec, chip: Chip) -> Iterator[KernelConfig]:
                     if tile_m % subtile_m or tile_n % subtile_n or subtile_m > _max_rows(chip):
                         continue
                     config = KernelConfig(tiles=tiles, subtile_m=subtile_m, subtile_n=subtile_n)
-                    if spec.kind == "gradients" and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
+                    recomputes = spec.kind == "gradients" and not spec.keep_logits
+                    if recomputes and config.subtiles == 1 and tile_m > _SUBTILES[-1]:
                         continue  # the errors of a lone subtile have no products beside them (v7x: 118 ms for 76)
                     cycles = stretch_cycles(spec, subtile_m, subtile_n, depth, chip)
                     if cycles > _max_cycles(spec) and subtile_m > _SUBTILES[-1]:

@@ -2,7 +2,8 @@
 
     lse = log Σ exp(logits)        picked = logits[label]        total = Σ logits
 
-A backward pass computes logits again, so between both passes there are x, w and a number for each row.
+Between both passes there are x, w and a number for each row, from which the backward pass computes logits again; logits
+too if `Loss.keeps` them.
 """
 
 from __future__ import annotations
@@ -39,35 +40,36 @@ def statistics(loss: Loss, x: Array, w: Array, labels: Array) -> Statistics:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _statistics(loss: Loss, x: Array, w: Array, labels: Array) -> Statistics:
-    return _batchable(_forward, (True, False, True))(loss, x, w, labels)
+    return _forward(loss, False, x, w, labels)
 
 
 def _with_residuals(loss: Loss, x: Array, w: Array, labels: Array) -> tuple[Statistics, tuple[Array, ...]]:
-    results: Any = _statistics(loss, x, w, labels)
-    return results, (x, w, labels, results[0])
+    keep_logits = loss.keeps(x.shape[0], w.shape[1], x.dtype.name)
+    lse, picked, total, *logits = _forward(loss, keep_logits, x, w, labels)
+    return (lse, picked, total), (x, w, labels, lse, *logits)
 
 
 def _gradients(loss: Loss, residuals: tuple[Array, ...], cotangents: Statistics) -> tuple[Array, Array, Any]:
-    x, w, labels, lse = residuals
+    x, w, labels, lse, *logits = residuals
 
     # The caller's tiles are the forward kernel's; this one keeps more in VMEM.
-    dx, dw = _batchable(_backward, None)(loss.anew(), x, w, labels, lse, tuple(cotangents))
+    dx, dw = _batchable(_backward, None)(loss.anew(), x, w, labels, lse, tuple(cotangents), *logits)
     return dx, dw, np.zeros(labels.shape, jax.dtypes.float0)
 
 
 _statistics.defvjp(_with_residuals, _gradients)
 
 
-def _forward(loss: Loss, *given: Array) -> Any:
-    return _dispatched(loss, (statistics_by_pallas, statistics_by_xla), given)
+def _forward(loss: Loss, keep_logits: bool, *given: Array) -> Any:
+    def run(loss: Loss, *given: Array) -> Any:
+        pallas, xla = (functools.partial(form, loss, keep_logits) for form in (statistics_by_pallas, statistics_by_xla))
+        return dispatched(loss.backend, pallas, xla, *given)
+
+    return _batchable(run, (True, False, True))(loss, *given)
 
 
 def _backward(loss: Loss, *given: Any) -> Any:
-    return _dispatched(loss, (gradients_by_pallas, gradients_by_xla), given)
-
-
-def _dispatched(loss: Loss, forms: tuple[Any, Any], given: tuple[Any, ...]) -> Any:
-    pallas, xla = (functools.partial(form, loss) for form in forms)
+    pallas, xla = (functools.partial(form, loss) for form in (gradients_by_pallas, gradients_by_xla))
     return dispatched(loss.backend, pallas, xla, *given)
 
 
@@ -92,7 +94,7 @@ def _batchable(run: Any, by_rows: tuple[bool, ...] | None) -> Any:
                     for array, is_mapped in ((x, mapped[0]), (labels, mapped[2]))
                 )
                 joined = call(loss, x.reshape(-1, x.shape[-1]), w, labels.reshape(-1))
-                return tuple(part.reshape(size, -1) for part in joined), (True,) * len(joined)
+                return tuple(part.reshape(size, -1, *part.shape[1:]) for part in joined), (True,) * len(joined)
             results = each_of_batch(lambda *one: run(loss, *one), size, mapped, given)
             return results, jax.tree.map(lambda _: True, results)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from systolic.ops.cross_entropy.spec import CrossEntropySpec, LossKind
 from systolic.ops.engine.backend import Computed
-from systolic.spec import PrecisionName
+from systolic.spec import PrecisionName, dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +16,13 @@ class Loss(Computed):
     precision: PrecisionName
     soft_cap: float | None
     total: bool  # the sum of a row's logits is wanted
+    kept_bytes: int = 0  # bytes of logits that may stay in memory for the gradients
 
-    def spec(self, m: int, k: int, n: int, dtype: str, kind: LossKind) -> CrossEntropySpec:
+    def keeps(self, m: int, n: int, dtype: str) -> bool:
+        """True if these logits may stay in memory."""
+        return m * n * dtype_bytes(dtype) <= self.kept_bytes
+
+    def spec(self, m: int, k: int, n: int, dtype: str, kind: LossKind, *, keep_logits: bool) -> CrossEntropySpec:
         return CrossEntropySpec(
             m=m,
             k=k,
@@ -27,4 +32,5 @@ class Loss(Computed):
             precision=self.precision,
             soft_cap=self.soft_cap is not None,
             total=self.total,
+            keep_logits=keep_logits,
         )

@@ -23,6 +23,7 @@ class CrossEntropyOp(ListedOp):
     def words(self, spec: CrossEntropySpec) -> tuple[str, str, str]:
         kind = "softmax loss" if spec.kind == "forward" else "gradients of a softmax loss"
         fused = (kind, "soft cap" if spec.soft_cap else "", "sum of logits" if spec.total else "")
+        fused += ("logits kept" if spec.keep_logits else "",)
         return f"{spec.m} × {spec.k} × {spec.n} (m k n)", spec.dtype, ", ".join(filter(None, fused))
 
     def configs(self, spec: CrossEntropySpec, chip: Chip) -> list[TimedConfig]:

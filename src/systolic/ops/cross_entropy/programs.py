@@ -28,14 +28,14 @@ _CHUNKS = 8  # of XLA's loss in chunks: with them it moves a third fewer bytes t
 def programs_of(spec: CrossEntropySpec, chip: Chip) -> Programs:
     """Return the kernel alone, with its statistics and their cotangents as arguments if it makes gradients."""
     x, w, labels = _operands(spec)
-    row = jax.ShapeDtypeStruct((spec.m,), jnp.float32)
-    backward = spec.kind == "gradients"
-    return Programs(
-        computed=spec,
-        arguments=(x, w, labels, row, (row, row, row)) if backward else (x, w, labels),
-        pallas=functools.partial(_by_pallas, spec, chip),
-        xla=functools.partial(gradients_by_xla if backward else statistics_by_xla, _loss(spec, chip, None)),
-    )
+    loss = _loss(spec, chip, None)
+    if spec.kind == "forward":
+        arguments, xla = (x, w, labels), functools.partial(statistics_by_xla, loss, spec.keep_logits)
+    else:
+        row = jax.ShapeDtypeStruct((spec.m,), jnp.float32)
+        logits = (jax.ShapeDtypeStruct((spec.m, spec.n), x.dtype),) if spec.keep_logits else ()
+        arguments, xla = (x, w, labels, row, (row, row, row), *logits), functools.partial(gradients_by_xla, loss)
+    return Programs(computed=spec, arguments=arguments, pallas=functools.partial(_by_pallas, spec, chip), xla=xla)
 
 
 def raced(spec: CrossEntropySpec, chip: Chip) -> RacedPrograms:
@@ -69,8 +69,10 @@ def _loss(spec: CrossEntropySpec, chip: Chip, config: KernelConfig | None) -> Lo
 
 
 def _by_pallas(spec: CrossEntropySpec, chip: Chip, config: KernelConfig, *operands: Any) -> Any:
-    run: Any = gradients_by_pallas if spec.kind == "gradients" else statistics_by_pallas
-    return run(_loss(spec, chip, config), *operands)
+    loss = _loss(spec, chip, config)
+    if spec.kind == "forward":
+        return statistics_by_pallas(loss, spec.keep_logits, *operands)
+    return gradients_by_pallas(loss, *operands)
 
 
 def _differentiated(spec: CrossEntropySpec, loss: Any) -> Any:
@@ -85,6 +87,7 @@ def _called(spec: CrossEntropySpec, chip: Chip, x: Array, w: Array, labels: Arra
         ignore_index=None,
         label_smoothing=_SMOOTHING if spec.total else 0.0,
         soft_cap=_SOFT_CAP if spec.soft_cap else None,
+        logits="keep" if spec.keep_logits else "recompute",
         precision=spec.precision,
         implementation="pallas",
         chip=chip,

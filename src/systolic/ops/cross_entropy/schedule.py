@@ -82,6 +82,11 @@ class LossSchedule:
         return largest_divisor(self.depth, LANES, max(subtile // products, LANES))
 
     @property
+    def errors_slots(self) -> int:
+        """Tiles of errors in VMEM: from logits in memory those of the next tile are computed beside the products."""
+        return 2 if self.spec.keep_logits else 1
+
+    @property
     def sums_shape(self) -> tuple[int, int]:
         """Rows and columns of w's gradient in float32, between tiles of rows; a register if there is only one."""
         return (self.cores * self.depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
@@ -101,7 +106,7 @@ class LossSchedule:
         """Bytes that the kernel reads and writes."""
         item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
         x, w = self.rows * self.depth, self.depth * self.columns
-        forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows
+        forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows + self.spec.logits_bytes
         if self.spec.kind == "forward":
             return forward
         sums = 8 * w * (grid_m - self.cores)
@@ -117,14 +122,17 @@ class LossSchedule:
         w = VmemBuffer(name="w", shape=(self.depth, tiles.tile_n), dtype=spec.dtype, copies=2)
         # One is the kernel's; the others are sums that the compiler keeps on the way (seen: 1.5 to 2.1).
         logits = VmemBuffer(name="logits", shape=(config.subtile_m, config.subtile_n), dtype="float32", copies=3)
+        kept = VmemBuffer(name="kept", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=2)
         if spec.kind == "forward":
             statistics = VmemBuffer(name="statistics", shape=(tiles.tile_m, LANES), dtype="float32", copies=4)
-            return rows, x, w, logits, statistics
-        errors = VmemBuffer(name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=1)
+            return rows, x, w, logits, statistics, *((kept,) if spec.keep_logits else ())
+        errors = VmemBuffer(
+            name="errors", shape=(tiles.tile_m, tiles.tile_n), dtype=spec.dtype, copies=self.errors_slots
+        )
         dx = VmemBuffer(name="dx", shape=(tiles.tile_m, self.depth), dtype="float32", copies=1)
         sums = VmemBuffer(name="sums", shape=(self.depth, tiles.tile_n), dtype="float32", copies=DW_SLOTS)
         dw = VmemBuffer(name="dw", shape=(self.depth, tiles.tile_n), dtype=self.dw_dtype, copies=CONVERTED_SLOTS)
-        return rows, x, w, logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
+        return rows, x, w, kept if spec.keep_logits else logits, errors, dx, sums, *((dw,) if self.converts_dw else ())
 
     def _violations(self) -> Iterator[Violation]:
         tiles = self.config.tiles

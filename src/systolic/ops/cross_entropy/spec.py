@@ -19,12 +19,13 @@ class CrossEntropySpec(OneDtype):
     """Softmax statistics of the logits `x[m, k] @ w[k, n]`, or the gradients of x and w.
 
     - forward: for each row the log-sum-exp, the label's logit and, with `total`, the sum of all logits.
-    - gradients: of x and w, from logits that are computed again.
+    - gradients: of x and w, from logits that are computed again, or that the forward kernel wrote.
 
     Attributes:
       m, k, n: tokens, features, vocabulary.
       soft_cap: True if logits are `cap · tanh(logits / cap)`.
       total: True if the sum of a row's logits is wanted, as label smoothing needs it.
+      keep_logits: True if forward writes the logits in this dtype, and gradients read them.
 
     Raises:
       SpecError: a size is below one or above 2³¹ − 1; a dtype, the kind or the precision is unknown.
@@ -38,6 +39,7 @@ class CrossEntropySpec(OneDtype):
     precision: PrecisionName = "default"
     soft_cap: bool = False
     total: bool = False
+    keep_logits: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "m", "k", "n")
@@ -49,13 +51,19 @@ class CrossEntropySpec(OneDtype):
     @property
     def flops(self) -> int:
         """Multiplications and additions of the products."""
-        return 2 * self.m * self.k * self.n * _PRODUCTS[self.kind]
+        products = 2 if self.kind == "gradients" and self.keep_logits else _PRODUCTS[self.kind]
+        return 2 * self.m * self.k * self.n * products
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes of the logits that cross HBM."""
+        return self.m * self.n * dtype_bytes(self.dtype) if self.keep_logits else 0
 
     @property
     def least_hbm_bytes(self) -> int:
-        """Bytes of x, w and labels once, and of the results."""
+        """Bytes of x, w, labels and logits that are kept once, and of the results."""
         item = dtype_bytes(self.dtype)
-        read = (self.m * self.k + self.k * self.n) * item + 4 * self.m
+        read = (self.m * self.k + self.k * self.n) * item + 4 * self.m + self.logits_bytes
         if self.kind == "forward":
             return read + 4 * self.m * (3 if self.total else 2)
         return read + 4 * self.m * (4 if self.total else 3) + (self.m * self.k + self.k * self.n) * item

@@ -15,30 +15,39 @@ from systolic.ops.cross_entropy.loss import Loss
 _CHUNK_BYTES = 512 * 2**20
 
 
-def statistics_by_xla(loss: Loss, x: Array, w: Array, labels: Array) -> tuple[Array, Array, Array]:
+def statistics_by_xla(loss: Loss, keep_logits: bool, x: Array, w: Array, labels: Array) -> tuple[Array, ...]:
     """Return log-sum-exp, the label's logit (0 for a negative label) and the sum of logits of each row, float32.
 
-    The sum is zero if `loss.total` is False.
+    The sum is zero if `loss.total` is False. With `keep_logits` the logits before their cap come last, [m, n] in x's
+    dtype, and the statistics are theirs.
     """
 
-    def chunk(carry: tuple[()], operands: tuple[Array, Array]) -> tuple[tuple[()], tuple[Array, Array, Array]]:
+    def chunk(carry: tuple[()], operands: tuple[Array, Array]) -> tuple[tuple[()], tuple[Array, ...]]:
         x, labels = operands
-        logits = _logits(loss, x, w)
+        products = _dot(loss, x, w, (1, 0))
+        kept = (products.astype(x.dtype),) if keep_logits else ()
+        logits = _soft_capped(loss, kept[0] if kept else products)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=1, mode="clip")[:, 0]
         total = logits.sum(1) if loss.total else jnp.zeros(len(x), jnp.float32)
-        return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total)
+        return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total, *kept)
 
     return _by_chunks(chunk, (), w, (x, labels))[1]
 
 
 def gradients_by_xla(
-    loss: Loss, x: Array, w: Array, labels: Array, lse: Array, cotangents: tuple[Array, Array, Array]
+    loss: Loss,
+    x: Array,
+    w: Array,
+    labels: Array,
+    lse: Array,
+    cotangents: tuple[Array, Array, Array],
+    *logits: Array,
 ) -> tuple[Array, Array]:
-    """Return the gradients of x and w for cotangents of the three statistics, from logits computed again."""
+    """Return the gradients of x and w for cotangents of the three statistics, from logits kept or computed again."""
 
     def chunk(dw: Array, operands: Any) -> tuple[Array, Array]:
-        x, labels, lse, (dlse, dpicked, dtotal) = operands
-        logits = _logits(loss, x, w)
+        x, labels, lse, (dlse, dpicked, dtotal), *kept = operands
+        logits = _soft_capped(loss, kept[0] if kept else _dot(loss, x, w, (1, 0)))
         is_label = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
         errors = dlse[:, None] * jnp.exp(logits - lse[:, None]) + jnp.where(is_label, dpicked[:, None], 0.0)
         errors = errors + dtotal[:, None] if loss.total else errors
@@ -48,7 +57,7 @@ def gradients_by_xla(
         dx = _dot(loss, errors, w, (1, 1)).astype(x.dtype)
         return dw + _dot(loss, x, errors, (0, 0)), dx
 
-    operands = (x, labels, lse, cotangents)
+    operands = (x, labels, lse, cotangents, *logits)
     zeros, *_ = varying_alike([jnp.zeros(w.shape, jnp.float32), w, *jax.tree.leaves(operands)])
     dw, dx = _by_chunks(chunk, zeros, w, operands)
     return dx, dw.astype(w.dtype)
@@ -68,8 +77,8 @@ def _by_chunks(chunk: Any, carry: Any, w: Array, operands: Any) -> tuple[Any, An
     return carry, results
 
 
-def _logits(loss: Loss, x: Array, w: Array) -> Array:
-    logits = _dot(loss, x, w, (1, 0))
+def _soft_capped(loss: Loss, products: Array) -> Array:
+    logits = products.astype(jnp.float32)
     return logits if loss.soft_cap is None else loss.soft_cap * jnp.tanh(logits / loss.soft_cap)
 
 

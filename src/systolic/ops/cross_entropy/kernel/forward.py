@@ -3,7 +3,8 @@
 Grid: tiles of rows, then all tiles of the vocabulary. A tile of x stays in VMEM while w passes once. A step computes
 its logits subtile by subtile. During the products of one subtile, the logits of the one before update a running maximum
 and a sum of exponentials for each row and lane (online softmax, Milakov and Gimelshein 2018); lanes are joined after
-the last tile. Logits are never in HBM.
+the last tile. Logits are never in HBM, unless they are kept for the gradients: then they are rounded to the operands'
+dtype, and the statistics are those of the rounded logits, so that probabilities computed from them add up to one.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ def loss_statistics(
     soft_cap: float | None,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
-) -> Array:
+) -> tuple[Array, Array | None]:
     """Return [rows, 8] in float32, in whose first columns are log-sum-exp, the label's logit, and the logits' sum.
+
+    The second result has the logits before their cap, [m, n] in x's dtype, if they are kept.
 
     Args:
       x: [rows, depth].
@@ -50,7 +53,13 @@ def loss_statistics(
     spec, tiles, config = schedule.spec, schedule.config.tiles, schedule.config
     kernel = functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap)
     lanes = pltpu.VMEM((tiles.tile_m, LANES), jnp.float32)
-    return pl.pallas_call(
+    inputs = [x, w, labels]
+    out_specs = [pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), lambda i, j: (i, 0))]
+    out_shape = [shape_with_mesh_axes((schedule.rows, ROW_COLUMNS), jnp.float32, inputs)]
+    if spec.keep_logits:
+        out_specs.append(pl.BlockSpec((tiles.tile_m, tiles.tile_n), lambda i, j: (i, j)))
+        out_shape.append(shape_with_mesh_axes((spec.m, spec.n), x.dtype, inputs))
+    statistics, *logits = pl.pallas_call(
         kernel,
         grid=schedule.grid,
         in_specs=[
@@ -58,8 +67,8 @@ def loss_statistics(
             pl.BlockSpec((schedule.depth, tiles.tile_n), lambda i, j: (0, j)),
             pl.BlockSpec((tiles.tile_m, 1), lambda i, j: (i, 0)),
         ],
-        out_specs=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), lambda i, j: (i, 0)),
-        out_shape=shape_with_mesh_axes((schedule.rows, ROW_COLUMNS), jnp.float32, [x, w, labels]),
+        out_specs=out_specs,
+        out_shape=out_shape,
         scratch_shapes=[pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32), lanes, lanes, lanes, lanes],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
@@ -70,6 +79,7 @@ def loss_statistics(
         interpret=interpret,
         name=f"systolic_loss_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
     )(from_hbm(x), from_hbm(w), labels)
+    return statistics, logits[0] if logits else None
 
 
 def _kernel(
@@ -77,15 +87,12 @@ def _kernel(
     w_vmem: Any,  # [depth, tile_n]
     labels_vmem: Any,  # [tile_m, 1] int32
     out_vmem: Any,  # [tile_m, 8] float32
-    logits_vmem: Any,  # [subtile_m, subtile_n] float32, of the subtile before
-    max_vmem: Any,  # [tile_m, 128] float32, as the three below
-    sum_vmem: Any,
-    picked_vmem: Any,
-    total_vmem: Any,
-    *,
+    *refs: Any,  # if logits are kept [tile_m, tile_n] in x's dtype; scratch
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
+    # [subtile_m, subtile_n] float32, of the subtile before; four times [tile_m, 128] float32.
+    *kept_vmem, logits_vmem, max_vmem, sum_vmem, picked_vmem, total_vmem = refs
     spec, config = schedule.spec, schedule.config
     j, last = pl.program_id(1), schedule.grid[1] - 1
     tile_n, rows_at_once = config.tiles.tile_n, chunk_rows(schedule)
@@ -133,7 +140,13 @@ def _kernel(
                 absorb(before.row, chunk, column)
             return sum_vmem[pl.ds(before.row + first, last - first), :]
 
-        logits_vmem[...] = multiply_beside(schedule, x_vmem, w_vmem, place_of(number, schedule), work)
+        place = place_of(number, schedule)
+        logits = multiply_beside(schedule, x_vmem, w_vmem, place, work)
+        for kept in kept_vmem:
+            rounded = logits.astype(kept.dtype)
+            kept[pl.ds(place.row, config.subtile_m), pl.ds(place.column, config.subtile_n)] = rounded
+            logits = rounded.astype(jnp.float32)
+        logits_vmem[...] = logits
 
     loop(subtiles, step)
 

@@ -1,12 +1,11 @@
-"""Gradients of x and w from logits that are computed again, in one pass: three products.
-
-    errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal
-    dx = errors @ wᵀ          dw = xᵀ @ errors
+"""Gradients of x and w in one pass: three products where logits are computed again, two where they were kept.
 
 Grid: tiles of rows, then all tiles of the vocabulary. A tile of x and its float32 gradient stay in VMEM while w passes
-once. A tile of dw is one sum over the tiles of rows: the kernel reads the sum of the tiles before, adds its part, and
-writes it, with copies of its own that take place during the products: in float32, for the last tile of rows in w's
-dtype. The errors are in VMEM only, in the operands' dtype.
+once. The errors are in VMEM only, in the operands' dtype.
+
+- recompute: the errors of one subtile are computed during the products of the next subtile's logits.
+- keep: the grid has one step more for each tile of rows, and products come a step after their errors: the errors of a
+  tile are computed during the products of the tile before, into the other one of two slots.
 """
 
 from __future__ import annotations
@@ -21,25 +20,22 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.dots import dot
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.logits import Place, chunk_rows, multiply_beside, place_of, soft_capped
-from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
-from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, LossSchedule
+from systolic.ops.cross_entropy.kernel.gradient_parts import GradientRefs, add_products, store_errors
+from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, chunk_rows, multiply_beside, place_of
+from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
 from systolic.schedule import LANES
-from systolic.schedule.sizes import largest_divisor
+from systolic.schedule.sizes import padded
 
-# Columns of `rows`: a row's label, log-sum-exp, and the cotangents of log-sum-exp, label's logit and sum of logits.
-LABEL, LSE, DLSE, DPICKED, DTOTAL = range(5)
 _LAST_ROWS = 256  # of the last subtile's errors at once: no product hides them, and short loops leave units idle
-_CLEARED_ROWS = 512  # of w's last tile at once
 
 
 def loss_gradients(
     x: Array,
     w: Array,
     rows: Array,
+    logits: Array | None,
     *,
     schedule: LossSchedule,
     soft_cap: float | None,
@@ -51,24 +47,39 @@ def loss_gradients(
     Args:
       x: [rows, depth]; padding is zero.
       w: [depth, n].
-      rows: [rows, 8] float32, whose columns are listed above; cotangents of padding are zero.
+      rows: [rows, 8] float32, whose columns are listed in `gradient_parts`; cotangents of padding are zero.
+      logits: [m, n] before their cap in x's dtype, if they were kept.
     """
     spec, config, tiles = schedule.spec, schedule.config, schedule.config.tiles
-    inputs = [x, w, rows]
     dw_dtype = jnp.dtype(schedule.dw_dtype)
+    cores, grid_m, grid_n = schedule.core_grid
+    lag = 0 if logits is None else 1
 
     def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
-        return core * schedule.core_grid[1] + i, 0
+        return core * grid_m + i, 0
 
     once = pl.Buffered(1)  # it changes with the tile of rows, and a second copy would take the room of larger tiles
+    inputs = [from_hbm(x), from_hbm(w), rows]
+    in_specs = [
+        pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+        pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
+        pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
+    ]
+    if logits is None:
+        kernel, scratch = _recompute, [pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32)]
+    else:
+        kernel, scratch = _keep, []
+        inputs.append(from_hbm(logits))
+        last_rows = -(-spec.m // tiles.tile_m) - 1  # a core may have a tile of padding alone
+
+        def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
+            return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
+
+        in_specs.append(pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits))
     dx, dw, _ = pl.pallas_call(
-        functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
-        grid=schedule.core_grid,
-        in_specs=[
-            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, j)),
-            pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
-        ],
+        functools.partial(kernel, schedule=schedule, soft_cap=soft_cap),
+        grid=(cores, grid_m, grid_n + lag),
+        in_specs=in_specs,
         out_specs=[
             pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
             pl.BlockSpec(memory_space=pltpu.HBM),
@@ -76,12 +87,12 @@ def loss_gradients(
         ],
         out_shape=[
             shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, inputs),
-            shape_with_mesh_axes((schedule.cores * schedule.depth, schedule.columns), dw_dtype, inputs),
+            shape_with_mesh_axes((cores * schedule.depth, schedule.columns), dw_dtype, inputs),
             shape_with_mesh_axes(schedule.sums_shape, jnp.float32, inputs),
         ],
         scratch_shapes=[
-            pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
-            pltpu.VMEM((tiles.tile_m, tiles.tile_n), x.dtype),
+            *scratch,
+            pltpu.VMEM((schedule.errors_slots, tiles.tile_m, tiles.tile_n), x.dtype),
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
@@ -95,11 +106,11 @@ def loss_gradients(
         ),
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    )(from_hbm(x), from_hbm(w), rows)
-    return dx, dw.reshape(schedule.cores, schedule.depth, schedule.columns)
+    )(*inputs)
+    return dx, dw.reshape(cores, schedule.depth, schedule.columns)
 
 
-def _kernel(
+def _recompute(
     x_vmem: Any,  # [tile_m, depth]
     w_vmem: Any,  # [depth, tile_n]
     rows_vmem: Any,  # [tile_m, 8] float32
@@ -107,7 +118,7 @@ def _kernel(
     dw_hbm: Any,  # [depth, columns]
     sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
     logits_vmem: Any,  # [subtile_m, subtile_n] float32
-    errors_vmem: Any,  # [tile_m, tile_n]
+    errors_vmem: Any,  # [1, tile_m, tile_n]
     sums_vmem: Any,  # [slots, depth, tile_n] float32
     read_sem: Any,
     write_sem: Any,
@@ -116,107 +127,39 @@ def _kernel(
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
-    grid_m, grid_n = schedule.core_grid[1:]
     core, i, j = (pl.program_id(axis) for axis in range(3))
-    step = i * grid_n + j
-    slot = lax.rem(step, jnp.int32(DW_SLOTS))
-    copies = SumCopies(
-        schedule, core, (sums_hbm, sums_vmem), (dw_hbm, sums_vmem if dw_vmem is None else dw_vmem), read_sem, write_sem
+    refs = GradientRefs(
+        x_vmem=x_vmem,
+        w_vmem=w_vmem,
+        dx_vmem=dx_vmem,
+        dw_hbm=dw_hbm,
+        sums_hbm=sums_hbm,
+        sums_vmem=sums_vmem,
+        dw_vmem=dw_vmem,
+        read_sem=read_sem,
+        write_sem=write_sem,
     )
-
-    # The slot of the next step is free once the copy of the step two before has left it.
-    @pl.when(step >= DW_SLOTS - 1)
-    def _() -> None:
-        copies.each(step - (DW_SLOTS - 1), "write", "wait")
-
-    if grid_m > 1:
-
-        @pl.when((step + 1 >= grid_n) & (step + 1 < grid_m * grid_n))
-        def _() -> None:
-            copies.each(step + 1, "read", "start")
+    spec, config = schedule.spec, schedule.config
+    rows_at_once, subtiles, first_column = chunk_rows(schedule), config.subtiles, j * config.tiles.tile_n
 
     @pl.when(j == 0)
     def _() -> None:
         dx_vmem[...] = jnp.zeros(dx_vmem.shape, jnp.float32)
 
-    _clear_padding(schedule, w_vmem, j)
-    _errors(schedule, soft_cap, x_vmem, w_vmem, rows_vmem, logits_vmem, errors_vmem, j)
+    def convert(place: Any, chunk: Any) -> Array:
+        """Store the errors of a chunk of rows of the logits in VMEM."""
+        rows, column = pl.ds(place.row + chunk, rows_at_once), place.column + first_column
 
-    if grid_m > 1:
+        def store(group: int, errors: Array) -> None:
+            at = place.column + group
+            columns = pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)
+            errors_vmem[0, rows, columns] = errors.astype(errors_vmem.dtype)
 
-        @pl.when(i > 0)
-        def _() -> None:
-            copies.each(step, "read", "wait")
+        columns_left = spec.n - column if spec.n % config.tiles.tile_n else None
+        logits = logits_vmem.at[pl.ds(chunk, rows_at_once), :]
+        return store_errors(schedule, soft_cap, rows_vmem[rows, :], column, columns_left, logits, store)
 
-    converted = None if dw_vmem is None else dw_vmem.at[lax.rem(step, jnp.int32(CONVERTED_SLOTS))]
-    _add(schedule, x_vmem, w_vmem, errors_vmem, dx_vmem, sums_vmem.at[slot], converted, i)
-    copies.each(step, "write", "start")
-
-    @pl.when(step == grid_m * grid_n - 1)
-    def _() -> None:
-        for before in range(min(DW_SLOTS - 1, grid_m * grid_n) - 1, -1, -1):
-            copies.each(step - before, "write", "wait")
-
-
-def _clear_padding(schedule: LossSchedule, w_vmem: Any, j: Any) -> None:
-    """Overwrite columns of w after the vocabulary with zeros: they are garbage, by which zeros would be multiplied."""
-    tile_n, depth = schedule.config.tiles.tile_n, schedule.depth
-    present = schedule.spec.n - (schedule.grid[1] - 1) * tile_n
-    if present == tile_n:
-        return
-    at_once = largest_divisor(depth, LANES, _CLEARED_ROWS)
-
-    @pl.when(j == schedule.grid[1] - 1)
-    def _() -> None:
-        def clear(number: Any) -> None:
-            rows = pl.ds(times(number, at_once), at_once)
-            for column in range(present // LANES * LANES, tile_n, LANES):
-                columns = pl.ds(column, LANES)
-                lane = lax.broadcasted_iota(jnp.int32, (at_once, LANES), 1)
-                values = w_vmem[rows, columns].astype(jnp.float32)
-                w_vmem[rows, columns] = jnp.where(lane < present - column, values, 0.0).astype(w_vmem.dtype)
-
-        loop(depth // at_once, clear)
-
-
-def _errors(
-    schedule: LossSchedule,
-    soft_cap: float | None,
-    x_vmem: Any,
-    w_vmem: Any,
-    rows_vmem: Any,
-    logits_vmem: Any,
-    errors_vmem: Any,
-    j: Any,
-) -> None:
-    """Compute the errors of a tile from its logits: those of one subtile during the products of the next."""
-    spec, config = schedule.spec, schedule.config
-    rows_at_once, subtiles = chunk_rows(schedule), config.subtiles
-    lane = lax.broadcasted_iota(jnp.int32, (rows_at_once, LANES), 1)
-
-    def convert(place: Place, chunk: Any) -> Array:
-        """Store the errors of a chunk of rows of the logits in VMEM; return numbers above zero that depend on them."""
-        rows, chunk_at = pl.ds(place.row + chunk, rows_at_once), pl.ds(chunk, rows_at_once)
-        row = rows_vmem[rows, :]
-        label = row[:, LABEL : LABEL + 1].astype(jnp.int32) - (place.column + j * config.tiles.tile_n)
-        lse, dlse, dpicked, dtotal = (row[:, at : at + 1] for at in (LSE, DLSE, DPICKED, DTOTAL))
-        seen = jnp.zeros((rows_at_once, LANES), jnp.float32)
-        for group in range(0, config.subtile_n, LANES):
-            logits = soft_capped(logits_vmem[chunk_at, group : group + LANES], soft_cap)
-            probabilities = jnp.exp(logits - lse)
-            errors = dlse * probabilities + jnp.where(lane + group == label, dpicked, 0.0)
-            if spec.total:
-                errors = errors + dtotal
-            if soft_cap is not None:
-                errors = errors * (1 - jnp.square(logits * (1 / soft_cap)))
-            if spec.n % config.tiles.tile_n:
-                left = spec.n - j * config.tiles.tile_n - place.column - group
-                errors = jnp.where(lane < left, errors, 0.0)
-            errors_vmem[rows, pl.ds(times_of(place.column, group), LANES)] = errors.astype(errors_vmem.dtype)
-            seen = jnp.maximum(seen, probabilities)
-        return seen
-
-    def step(number: Any) -> None:
+    def subtile(number: Any) -> None:
         before = place_of(jnp.maximum(number - 1, 0), schedule)
 
         def work(first: int, last: int) -> Array:
@@ -224,42 +167,84 @@ def _errors(
 
         logits_vmem[...] = multiply_beside(schedule, x_vmem, w_vmem, place_of(number, schedule), work)
 
-    # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
-    loop(subtiles, step)
-    place = place_of(subtiles - 1, schedule)
-    at_once = math.gcd(config.subtile_m, _LAST_ROWS)
+    def errors() -> None:
+        # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
+        loop(subtiles, subtile)
+        place = place_of(subtiles - 1, schedule)
+        at_once = math.gcd(config.subtile_m, _LAST_ROWS)
 
-    def rest(number: Any) -> None:
-        for chunk in range(0, at_once, rows_at_once):
-            convert(place, times(number, at_once) + chunk)
+        def rest(number: Any) -> None:
+            for chunk in range(0, at_once, rows_at_once):
+                convert(place, times(number, at_once) + chunk)
 
-    loop(config.subtile_m // at_once, rest)
+        loop(config.subtile_m // at_once, rest)
 
-
-def times_of(column: Any, group: int) -> Any:
-    return column + group if isinstance(column, int) else pl.multiple_of(column + group, LANES)
+    add_products(schedule, refs, core, i, j, errors_vmem.at[0], errors, lambda number: None)
 
 
-def _add(
+def _keep(
+    x_vmem: Any,  # [tile_m, depth]
+    w_vmem: Any,  # [depth, tile_n], of the tile of the step before
+    rows_vmem: Any,  # [tile_m, 8] float32
+    logits_vmem: Any,  # [tile_m, tile_n]
+    dx_vmem: Any,  # [tile_m, depth] float32
+    dw_hbm: Any,  # [depth, columns]
+    sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
+    errors_vmem: Any,  # [2, tile_m, tile_n]
+    sums_vmem: Any,  # [slots, depth, tile_n] float32
+    read_sem: Any,
+    write_sem: Any,
+    dw_vmem: Any = None,  # [slots, depth, tile_n], if the sums are converted
+    *,
     schedule: LossSchedule,
-    x_vmem: Any,
-    w_vmem: Any,
-    errors_vmem: Any,
-    dx_vmem: Any,
-    sums_vmem: Any,
-    dw_vmem: Any,
-    i: Any,
+    soft_cap: float | None,
 ) -> None:
-    """Add a tile's part to both gradients; both products of some of k are one stretch of code, which drains once."""
-    size = schedule.gradient_part
+    core, i, j = (pl.program_id(axis) for axis in range(3))
+    refs = GradientRefs(
+        x_vmem=x_vmem,
+        w_vmem=w_vmem,
+        dx_vmem=dx_vmem,
+        dw_hbm=dw_hbm,
+        sums_hbm=sums_hbm,
+        sums_vmem=sums_vmem,
+        dw_vmem=dw_vmem,
+        read_sem=read_sem,
+        write_sem=write_sem,
+    )
+    spec, tiles = schedule.spec, schedule.config.tiles
+    first_row = (core * schedule.core_grid[1] + i) * tiles.tile_m
+    next_errors = errors_vmem.at[lax.rem(j, jnp.int32(2))]
 
-    def part(number: Any) -> None:
-        features = pl.ds(times(number, size), size)
-        dx_vmem[:, features] += dot(errors_vmem[...], w_vmem[features, :], (1, 1), schedule.spec)
-        before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
-        total = before + dot(x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
-        sums_vmem[features, :] = total
-        if dw_vmem is not None:
-            dw_vmem[features, :] = total.astype(dw_vmem.dtype)
+    def convert(first: Any, n_rows: int) -> None:
+        """Store the errors of some rows of the logits in VMEM."""
+        rows, column = pl.ds(first, n_rows), j * tiles.tile_n
 
-    loop(schedule.depth // size, part)
+        def store(group: int, errors: Array) -> None:
+            next_errors[rows, group : group + LANES] = errors.astype(errors_vmem.dtype)
+
+        columns_left = spec.n - column if spec.n % tiles.tile_n else None
+        if spec.m != schedule.rows:  # rows of logits that are not there are garbage, by which zeros would be multiplied
+            row = lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0)
+            columns_left = jnp.where(row < spec.m - first_row - first, spec.n - column, 0)
+        logits = logits_vmem.at[rows, :]
+        store_errors(schedule, soft_cap, rows_vmem[rows, :], column, columns_left, logits, store)
+
+    @pl.when(j == 0)
+    def _() -> None:
+        dx_vmem[...] = jnp.zeros(dx_vmem.shape, jnp.float32)
+        rows = math.gcd(tiles.tile_m, CHUNK_ROWS)
+        loop(tiles.tile_m // rows, lambda number: convert(times(number, rows), rows))
+
+    part_rows = padded(-(-tiles.tile_m * schedule.gradient_part // schedule.depth), ROWS)
+    at_once = math.gcd(part_rows, CHUNK_ROWS)
+
+    def beside(number: Any) -> None:
+        # The last part may begin with rows of the part before.
+        first = jnp.minimum(number * part_rows, tiles.tile_m - part_rows)
+        for chunk in range(0, part_rows, at_once):
+            convert(pl.multiple_of(first + chunk, ROWS), at_once)
+
+    @pl.when(j > 0)
+    def _() -> None:
+        errors = errors_vmem.at[lax.rem(j - 1, jnp.int32(2))]
+        add_products(schedule, refs, core, i, j - 1, errors, lambda: None, beside)

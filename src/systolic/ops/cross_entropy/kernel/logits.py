@@ -29,7 +29,7 @@ IGNORED = -(2**24)  # label of a row without one; float32 holds it, and no colum
 
 _PARTS = 8  # of the elementwise work
 _SLICE = 256  # of k, between whose products it is spread: the depth of a matrix unit of v6e and v7x
-_CHUNK_ROWS = 64  # of the elementwise work on values in registers: 8 registers a value
+CHUNK_ROWS = 64  # of the elementwise work on values in registers: 8 registers a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def place_of(number: Any, schedule: LossSchedule) -> Place:
 
 def chunk_rows(schedule: LossSchedule) -> int:
     """Return the rows of elementwise work at once: a divisor of each part's rows."""
-    return math.gcd(_CHUNK_ROWS, schedule.config.subtile_m // _parts(schedule))
+    return math.gcd(CHUNK_ROWS, schedule.config.subtile_m // _parts(schedule))
 
 
 def _parts(schedule: LossSchedule) -> int:

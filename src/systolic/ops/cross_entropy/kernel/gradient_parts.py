@@ -1,0 +1,176 @@
+"""The parts that both kernels of the gradients share: errors of some rows of logits, and the products of a tile.
+
+    errors = dlse · exp(logits - lse) + dpicked · (column = label) + dtotal
+    dx = errors @ wᵀ          dw = xᵀ @ errors
+
+A tile of dw is one sum over the tiles of rows: the kernel reads the sum of the tiles before, adds its part, and writes
+it, with copies of its own that take place during the products: in float32, for the last tile of rows in w's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from systolic.kernels.dots import dot
+from systolic.kernels.subtiles import loop, times
+from systolic.ops.cross_entropy.kernel.logits import soft_capped
+from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
+from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, LossSchedule
+from systolic.schedule import LANES
+from systolic.schedule.sizes import largest_divisor
+
+# Columns of `rows`: a row's label, log-sum-exp, and the cotangents of log-sum-exp, label's logit and sum of logits.
+LABEL, LSE, DLSE, DPICKED, DTOTAL = range(5)
+_CLEARED_ROWS = 512  # of w's last tile at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GradientRefs:
+    """The operands and the results of a tile's products."""
+
+    x_vmem: Any  # [tile_m, depth]
+    w_vmem: Any  # [depth, tile_n]
+    dx_vmem: Any  # [tile_m, depth] float32
+    dw_hbm: Any  # [depth, columns]
+    sums_hbm: Any  # [depth, columns] float32, if there are several tiles of rows
+    sums_vmem: Any  # [slots, depth, tile_n] float32
+    read_sem: Any
+    write_sem: Any
+    dw_vmem: Any = None  # [slots, depth, tile_n], if the sums are converted
+
+
+def store_errors(
+    schedule: LossSchedule,
+    soft_cap: float | None,
+    row: Array,
+    column: Any,
+    columns_left: Any,
+    logits_vmem: Any,
+    store: Callable[[int, Array], None],
+) -> Array:
+    """Store the errors of some rows; return numbers above zero that depend on all of them: [rows, 128].
+
+    Args:
+      row: [rows, 8] float32 of these rows.
+      column: the vocabulary's at which the logits begin.
+      columns_left: the number of logits in front of the padding, a number or [rows, 1]; None if there is no padding.
+      logits_vmem: [rows, columns].
+      store: takes the first of 128 columns of errors, and these errors.
+    """
+    label = row[:, LABEL : LABEL + 1].astype(jnp.int32) - column
+    lse, dlse, dpicked, dtotal = (row[:, at : at + 1] for at in (LSE, DLSE, DPICKED, DTOTAL))
+    lane = lax.broadcasted_iota(jnp.int32, (row.shape[0], LANES), 1)
+    seen = jnp.zeros(lane.shape, jnp.float32)
+    for group in range(0, logits_vmem.shape[1], LANES):
+        logits = soft_capped(logits_vmem[:, group : group + LANES].astype(jnp.float32), soft_cap)
+        probabilities = jnp.exp(logits - lse)
+        errors = dlse * probabilities + jnp.where(lane + group == label, dpicked, 0.0)
+        if schedule.spec.total:
+            errors = errors + dtotal
+        if soft_cap is not None:
+            errors = errors * (1 - jnp.square(logits * (1 / soft_cap)))
+        if columns_left is not None:
+            errors = jnp.where(lane < columns_left - group, errors, 0.0)
+        store(group, errors)
+        seen = jnp.maximum(seen, probabilities)
+    return seen
+
+
+def add_products(
+    schedule: LossSchedule,
+    refs: GradientRefs,
+    core: Any,
+    i: Any,
+    j: Any,
+    errors_vmem: Any,
+    before: Callable[[], None],
+    beside: Callable[[Any], None],
+) -> None:
+    """Add the products of tile `j` of the vocabulary to the gradients, and move the sums of w's gradient.
+
+    Args:
+      errors_vmem: [tile_m, tile_n].
+      before: called when the copies have begun, before the products.
+      beside: called in each part of the products.
+    """
+    _, grid_m, grid_n = schedule.core_grid
+    step = i * grid_n + j
+    written = refs.sums_vmem if refs.dw_vmem is None else refs.dw_vmem
+    copies = SumCopies(
+        schedule, core, (refs.sums_hbm, refs.sums_vmem), (refs.dw_hbm, written), refs.read_sem, refs.write_sem
+    )
+
+    # The slot of the next step is free once the copy of the step two before has left it.
+    @pl.when(step >= DW_SLOTS - 1)
+    def _() -> None:
+        copies.each(step - (DW_SLOTS - 1), "write", "wait")
+
+    if grid_m > 1:
+
+        @pl.when((step + 1 >= grid_n) & (step + 1 < grid_m * grid_n))
+        def _() -> None:
+            copies.each(step + 1, "read", "start")
+
+    _clear_padding(schedule, refs.w_vmem, j)
+    before()
+    if grid_m > 1:
+
+        @pl.when(i > 0)
+        def _() -> None:
+            copies.each(step, "read", "wait")
+
+    _add(schedule, refs, step, i, errors_vmem, beside)
+    copies.each(step, "write", "start")
+
+    @pl.when(step == grid_m * grid_n - 1)
+    def _() -> None:
+        for back in range(min(DW_SLOTS - 1, grid_m * grid_n) - 1, -1, -1):
+            copies.each(step - back, "write", "wait")
+
+
+def _clear_padding(schedule: LossSchedule, w_vmem: Any, j: Any) -> None:
+    """Overwrite columns of w after the vocabulary with zeros: they are garbage, by which zeros would be multiplied."""
+    tile_n, depth = schedule.config.tiles.tile_n, schedule.depth
+    present = schedule.spec.n - (schedule.grid[1] - 1) * tile_n
+    if present == tile_n:
+        return
+    at_once = largest_divisor(depth, LANES, _CLEARED_ROWS)
+
+    @pl.when(j == schedule.grid[1] - 1)
+    def _() -> None:
+        def clear(number: Any) -> None:
+            rows = pl.ds(times(number, at_once), at_once)
+            for column in range(present // LANES * LANES, tile_n, LANES):
+                columns = pl.ds(column, LANES)
+                lane = lax.broadcasted_iota(jnp.int32, (at_once, LANES), 1)
+                values = w_vmem[rows, columns].astype(jnp.float32)
+                w_vmem[rows, columns] = jnp.where(lane < present - column, values, 0.0).astype(w_vmem.dtype)
+
+        loop(depth // at_once, clear)
+
+
+def _add(
+    schedule: LossSchedule, refs: GradientRefs, step: Any, i: Any, errors_vmem: Any, beside: Callable[[Any], None]
+) -> None:
+    """Add a tile's part to both gradients; both products of some of k are one stretch of code, which drains once."""
+    size = schedule.gradient_part
+    sums_vmem = refs.sums_vmem.at[lax.rem(step, jnp.int32(DW_SLOTS))]
+    dw_vmem = None if refs.dw_vmem is None else refs.dw_vmem.at[lax.rem(step, jnp.int32(CONVERTED_SLOTS))]
+
+    def part(number: Any) -> None:
+        features = pl.ds(times(number, size), size)
+        beside(number)
+        refs.dx_vmem[:, features] += dot(errors_vmem[...], refs.w_vmem[features, :], (1, 1), schedule.spec)
+        before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
+        total = before + dot(refs.x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
+        sums_vmem[features, :] = total
+        if dw_vmem is not None:
+            dw_vmem[features, :] = total.astype(dw_vmem.dtype)
+
+    loop(schedule.depth // size, part)
