@@ -23,7 +23,8 @@ def test_buffers_fit_every_chip(tokens: int, top_k: int, experts: int, d: int, n
     chip = CHIPS[name]
     spec = CombineSpec(tokens=tokens, top_k=top_k, experts=experts, d=d, dtype="bfloat16", dtype_out="bfloat16")
     combine = CombineSchedule.of(spec, chip)
-    assert combine.blocks * combine.tokens >= tokens and combine.slabs * combine.columns == d
+    assert combine.blocks * combine.tokens >= tokens
+    assert combine.slabs * combine.columns == d
     spread = SpreadSchedule.of(SpreadSpec(tokens=tokens + -tokens % 8, rows=tokens * 8, d=d, dtype="bfloat16"), chip)
     assert max(total_bytes(schedule.buffers) for schedule in (combine, spread)) <= buffer_bytes(chip)
 
