@@ -1,6 +1,7 @@
-"""Rows of tokens in the order of their experts. The derivative is a sum over each token's rows, and both are gathers.
+"""Rows of tokens in the order of their experts, and the weighted sums of experts' rows, with derivatives.
 
-JAX would transpose a gather to a scatter-add, which a TPU does row by row.
+Each is the other's derivative, up to weights, and both are gathers. JAX would transpose a gather to a scatter-add,
+which a TPU does row by row.
 """
 
 from __future__ import annotations
@@ -12,21 +13,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
-from systolic.kernels.interpreted import tracing_for
 from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.derivative import bilinear
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
 from systolic.ops.engine.target import explicit_mesh
-from systolic.ops.moe.combining import combined
-from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES, SUBLANES, row_codes
-from systolic.ops.moe.kernel.spread import spread_rows
+from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, kept_rows
+from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
 from systolic.ops.moe.routing import Sorted
-from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
-from systolic.schedule.legality import LANES
-from systolic.schedule.sizes import padded
-from systolic.schedule.vmem import vmem_limit
+from systolic.ops.moe.spreading import spread_by_pallas, spread_by_xla
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class _Spread:
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         choices, (x,) = Sorted(*residuals), arguments
         assert x is not None  # the only argument, without which there is no tangent
-        by_pallas, by_xla = (functools.partial(run, self) for run in (_by_pallas, _by_xla))
+        by_pallas, by_xla = (functools.partial(run, self.backend) for run in (spread_by_pallas, spread_by_xla))
 
         def call(x: Array, tokens: Array, kept: Array) -> Array:
             if explicit_mesh([x]) is not None or x.dtype.name not in PACKED_DTYPES:
@@ -83,31 +80,44 @@ def spread(backend: Backend, x: Array, choices: Sorted, rows: int) -> Array:
     return _moved(_Spread(backend=backend, rows=rows), x, choices)
 
 
-def _by_xla(move: _Spread, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
-    return x[tokens_of_rows]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Combine:
+    """`out[t] = Σ weights[t, j] · results[row of choice j of t]` over choices that have an expert."""
+
+    backend: Backend
+    dtype_out: str
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        runs = combine_by_pallas, combine_by_xla
+        by_pallas, by_xla = (functools.partial(run, self.backend, self.dtype_out) for run in runs)
+
+        def call(results: Array, weights: Array, choices: Sorted) -> Array:
+            if explicit_mesh([results, weights]) is not None or results.dtype.name not in PACKED_DTYPES:
+                return by_xla(results, weights, choices)
+            return dispatched(self.backend, by_pallas, by_xla, results, weights, choices)
+
+        return one_at_a_time(call, lhs, rhs, rest)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        rows = lhs.shape[0]
+        weights = lax.sort((rest.place, rhs.reshape(-1)), num_keys=1)[1][:rows, None]
+        cotangents = spread(self.backend, cotangent, rest, rows).astype(jnp.float32)
+        return kept_rows(cotangents * weights, rest).astype(lhs.dtype)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        rows = spread(self.backend, cotangent, rest, lhs.shape[0]).astype(jnp.float32)
+        products = kept_rows((rows * lhs.astype(jnp.float32)).sum(1, keepdims=True), rest)[:, 0]
+        products = jnp.pad(products, (0, rest.order.size - products.size))
+        # A sort in place of a gather: a TPU gathers numbers one by one.
+        return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _by_pallas(move: _Spread, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
-    chip, d = move.backend.chip, x.shape[1]
-    assert chip is not None  # else XLA computes it
-    # Whole tiles of rows and columns, by a copy if they are none.
-    x = move.backend.on_tpu(x)
-    x = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
-    rows = padded(move.rows, SUBLANES)
-    spec = SpreadSpec(tokens=x.shape[0], rows=rows, d=x.shape[1], dtype=x.dtype.name)
-    schedule = SpreadSchedule.of(spec, chip)
-    codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
-    chunk_rows = CHUNK_BLOCKS * schedule.rows
-    codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - move.rows)).reshape(schedule.chunks, 1, chunk_rows)
-    with tracing_for(chip):
-        out = spread_rows(
-            x,
-            codes,
-            kept.reshape(1),
-            spec=spec,
-            schedule=schedule,
-            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
-            interpret=move.backend.interpret,
-        )
-    return out[: move.rows, :d]
+def combined(backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str) -> Array:
+    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight."""
+    has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
+    combine = _Combine(backend=backend, dtype_out=dtype_out)
+    return bilinear(combine, results, jnp.where(has_expert, weights, 0), choices)
