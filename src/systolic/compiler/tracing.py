@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from systolic.compat.mesh_values import mesh_set_of
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.errors import CompilerError
 from systolic.compiler.jit_options import JitOptions, without_jit_options
@@ -132,20 +133,10 @@ def _results(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
         return jax.eval_shape(fn, *args)
 
 
-def _mesh_set(args: Sequence[Any]) -> AbstractContextManager[Any]:
-    """Set the mesh of arguments on a mesh with explicit axes, as JAX asks its users to: kernels look up its devices."""
-    import jax
-
-    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
-    meshes = {sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)}
-    mesh = meshes.pop() if len(meshes) == 1 else None
-    return jax.set_mesh(mesh) if isinstance(mesh, jax.sharding.Mesh) and mesh.explicit_axes else nullcontext()
-
-
 @runs_user_code
 def _traced(fn: Callable[..., Any], args: Sequence[Any], options: JitOptions, **shardings: Any) -> Any:
     import jax
 
     # An argument that is not used stays a parameter: the program's have the numbers of the call's.
-    with at_stage("tracing"), _mesh_set(args):
+    with at_stage("tracing"), mesh_set_of(args):
         return jax.jit(fn, keep_unused=True, donate_argnums=options.donated, **shardings).trace(*args)

@@ -62,6 +62,11 @@ class RingSizes:
     outs: int = 1
     transpose_rhs: bool = False
 
+    def __str__(self) -> str:
+        product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
+        weights = " and a second product" if self.sums > 1 else ""
+        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}"
+
     @property
     def sums(self) -> int:
         """Sums of each row."""

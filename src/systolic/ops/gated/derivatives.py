@@ -59,7 +59,7 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
     out, up_slope, gate_slope, *whole_x = compute(computed, complete)
     count = 2 if product.side_by_side else 3  # x, and one or two arrays of weights
     x, *weights = list(operands)[:count]
-    tangent = _Tangent(product=product, x_cut=out_cut_of(x))
+    tangent = _Tangent(product=product, x_cut=out_cut_of(operands.lhs))
     # The rows of all devices, if a kernel has gathered them, are for the gradients of weights.
     residuals = [*(whole_x or [x]), *weights, gate_slope, up_slope]
     return out, linear(tangent, residuals, perturbed(list(tangents[0])[:count]), [out])[0]

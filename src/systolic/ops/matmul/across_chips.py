@@ -21,11 +21,12 @@ from jax import Array, lax
 
 from systolic.kernels.epilogue import outputs
 from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_number
-from systolic.ops.collective.choice import RingChoice, chosen, no_kernel
+from systolic.ops.collective.choice import RingChoice, chosen
 from systolic.ops.collective.cost import RingSizes
 from systolic.ops.collective.derivative import results
 from systolic.ops.collective.product import RingProduct
 from systolic.ops.engine.cuts import Axes, axes_of, on_devices, parts_of
+from systolic.ops.engine.shapes import is_symbolic
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import Operands
 
@@ -41,11 +42,8 @@ class Cut:
     columns: Axes
 
 
-def across_chips(mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...] | None:
-    """Return the product by a kernel that sends and multiplies; None if there is none, or if it takes longer."""
-    cut = cut_of(product, operands)
-    if cut is None or not choice_of(mesh, product, operands, cut).by_kernel:
-        return None
+def across_chips(mesh: Any, product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
+    """Return the product by a kernel that sends and multiplies."""
     cuts = {"m": cut.rows, "M": cut.out_rows, "n": cut.columns, "k": () if cut.kind == "gather" else (cut.axis,)}
     weight = ("n", "k") if product.transpose_rhs else ("k", "n")
     names = Operands(
@@ -85,7 +83,7 @@ def gathers(product: Product, operands: Operands) -> bool:
 def cut_of(product: Product, operands: Operands) -> Cut | None:
     """Return the form of a product, by the cuts of its arrays and of its result; None for any other."""
     lhs, rhs, functions = operands.lhs, operands.rhs, product.functions
-    if lhs.ndim != 2 or rhs.ndim != 2 or any(arg.shape != lhs.shape for arg in operands.lhs_args):
+    if lhs.ndim != 2 or is_symbolic(operands) or any(arg.shape != lhs.shape for arg in operands.lhs_args):
         return None
     if product.transpose_lhs or product.side_by_side or functions.rhs or functions.primal or operands.scale is not None:
         return None
@@ -112,14 +110,14 @@ def cut_of(product: Product, operands: Operands) -> Cut | None:
 def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> RingChoice:
     """Return the choice between the kernel and XLA, with its reason."""
     if product.backend.implementation == "xla" or product.backend.chip is None:
-        return no_kernel("the product is left to XLA")
+        return _no_kernel("the product is left to XLA")
     if product.backend.tiles is not None:
-        return no_kernel("the call has tiles of its own, for the product alone")
+        return _no_kernel("the call has tiles of its own, for the product alone")
     if product.precision == "high":
-        return no_kernel("the kernel has no precision `high`")
+        return _no_kernel("the kernel has no precision `high`")
     finishes = _finishes(product, operands, cut)
     if finishes and product.kept_sum not in (None, product.dtype_out):
-        return no_kernel("the result and what is kept for the derivative have different dtypes")
+        return _no_kernel("the result and what is kept for the derivative have different dtypes")
     spec, devices = spec_of(product, operands), mesh.shape[cut.axis]
     # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
     rows = spec.m // parts_of(mesh, cut.rows)
@@ -136,6 +134,10 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
         transpose_rhs=product.transpose_rhs,
     )
     return chosen(sizes, product.backend.chip)
+
+
+def _no_kernel(reason: str) -> RingChoice:
+    return RingChoice(by_kernel=False, reason=reason)
 
 
 def _finishes(product: Product, operands: Operands, cut: Cut) -> bool:

@@ -20,9 +20,10 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.ops.engine.backend import OfProduct
-from systolic.ops.engine.cuts import Axes, cut_like, out_cut_of
+from systolic.ops.engine.cuts import Axes, axes_of, cut_like, out_cut_of
 from systolic.ops.engine.linear import jvp_of_moving, linear, perturbed
 from systolic.ops.engine.shapes import fold, is_symbolic
+from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.matmul.across_chips import gathers
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
@@ -50,6 +51,9 @@ def multiplied_by(rule: Callable[[Product, Operands], Any], product: Product, op
 def folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, ...] | None]:
     """Return a batch that shares rhs as one matrix, so that the gradient of rhs is one product, not a sum of many."""
     if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
+        return operands, None
+    # JAX joins cut dimensions only if the first of them alone is cut.
+    if explicit_mesh(operands.present()) and any(any(tuple(axes_of(array))[1:-1]) for array in operands.present()):
         return operands, None
     return fold(product.transpose_lhs, operands)
 

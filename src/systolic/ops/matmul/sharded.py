@@ -18,8 +18,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from systolic.kernels.epilogue import outputs
+from systolic.ops.collective.noted import noted
 from systolic.ops.engine.cuts import Axes, Names, axes_of, cut_as, cuts_of, on_devices, parts_of
-from systolic.ops.matmul.across_chips import across_chips
+from systolic.ops.matmul.across_chips import across_chips, choice_of, cut_of
 from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side
 
@@ -28,8 +29,11 @@ Run = Callable[[Product, Operands], tuple[Array, ...]]
 
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
     """Return the product by `run`, which on each device of the mesh gets the device's parts."""
-    if (outs := across_chips(mesh, product, operands)) is not None:
-        return outs
+    if (cut := cut_of(product, operands)) is not None:
+        choice = choice_of(mesh, product, operands, cut)
+        operands = operands._replace(lhs=noted(operands.lhs, choice))
+        if choice.by_kernel:
+            return across_chips(mesh, product, operands, cut)
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = _cuts(product, operands, names)
 

@@ -19,7 +19,7 @@ from systolic.ops.engine.derivative import bilinear
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.kernel.combine import combine_rows
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
+from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES, SUBLANES, row_codes
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import GRANULE_TOKENS, CombineSchedule, CombineSpec
 from systolic.schedule.legality import LANES
@@ -28,7 +28,6 @@ from systolic.schedule.vmem import vmem_limit
 # Of VMEM, for results, beside what is gathered from it.
 # Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
 _SHARE_OF_VMEM = 0.5
-_PACKED_DTYPES = ("bfloat16", "float32")  # of rows that the kernel takes apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class Combine:
         by_pallas, by_xla = (functools.partial(run, self) for run in (_by_pallas, _by_xla))
 
         def call(results: Array, weights: Array, choices: Sorted) -> Array:
-            if explicit_mesh([results, weights]) is not None or results.dtype.name not in _PACKED_DTYPES:
+            if explicit_mesh([results, weights]) is not None or results.dtype.name not in PACKED_DTYPES:
                 return by_xla(results, weights, choices)
             return dispatched(self.backend, by_pallas, by_xla, results, weights, choices)
 

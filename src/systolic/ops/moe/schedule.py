@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from systolic.chips import Chip
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.schedule.buffers import VmemBuffer, total_bytes
-from systolic.schedule.legality import LANES, legal_sides
+from systolic.schedule.config import KernelConfig
+from systolic.schedule.legality import LANES, legal_sides, require_none, vmem_violations
 from systolic.schedule.sizes import padded
+from systolic.schedule.tiles import Tiles
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
 
@@ -19,6 +21,10 @@ _MAX_CHOICES = 8192  # of a block, whose codes and weights take 128 KiB of SMEM 
 # Cycles of the loop for one choice: scalar code, and for each register of the row.
 # Source: bundles of the kernel on v6e, bfloat16: 6.4 a choice with two registers.
 _CHOICE_CYCLES, _REGISTER_CYCLES = 4.4, 1.0
+_COPY_CYCLES = 2.5  # and of the loop that only copies rows
+BLOCK_SLOTS = 4  # blocks in VMEM: with two, a copy's latency delays every second block
+CHUNK_BLOCKS = 8  # whose codes are in SMEM, so that their copy arrives in time after the blocks' own copies
+_SPREAD_ROWS = 256  # of a block: copies of 1 MiB and more, so that their start does not count
 _RUN_CYCLES = 20  # scalar code around the start of a copy, in the same listing
 
 
@@ -103,3 +109,64 @@ def _schedules(spec: CombineSpec) -> Iterator[CombineSchedule]:
         tokens *= 2
         if tokens * spec.top_k > _MAX_CHOICES or tokens >= 2 * padded(spec.tokens, GRANULE_TOKENS):
             return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSpec:
+    """Copies of tokens' rows of [d] in another order: [rows, d] of [tokens, d]."""
+
+    tokens: int
+    rows: int
+    d: int  # a multiple of 128
+    dtype: str
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        return (self.tokens + self.rows) * self.d * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadSchedule:
+    rows: int  # of a block
+    chunks: int  # of rows, CHUNK_BLOCKS blocks each
+    columns: int  # of a slab
+    slabs: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def slots(self) -> int:
+        """Slabs of tokens in VMEM."""
+        return min(self.slabs, 2)
+
+    @classmethod
+    def of(cls, spec: SpreadSpec, chip: Chip) -> SpreadSchedule:
+        """Return the fastest schedule by arithmetic; raise IllegalTilesError if no slab of all tokens fits VMEM."""
+        tiles = Tiles(tile_m=spec.tokens, tile_k=spec.d, tile_n=LANES)
+        config = KernelConfig(tiles=tiles, subtile_m=SUBLANES, subtile_n=LANES, pipeline="manual")
+        smallest = spread_schedule(spec, LANES)
+        require_none(config, vmem_violations(smallest.buffers, buffer_bytes(chip)))
+        schedules = (spread_schedule(spec, columns) for columns in legal_sides(spec.d, LANES))
+        fitting = [schedule for schedule in schedules if total_bytes(schedule.buffers) <= buffer_bytes(chip)]
+        return min(fitting, key=lambda schedule: schedule.time_us(spec, chip))
+
+    def time_us(self, spec: SpreadSpec, chip: Chip) -> float:
+        """Return the time: nothing hides the arrival of the first slab."""
+        machine, item = chip.machine, dtype_bytes(spec.dtype)
+        registers = -(-self.columns // (LANES * SUBLANES))
+        cycles = self.slabs * spec.rows * (_COPY_CYCLES + _REGISTER_CYCLES * registers)
+        first_us = spec.tokens * self.columns * item / machine.hbm_bytes_per_s * 1e6
+        copy_us = spec.least_hbm_bytes / machine.hbm_bytes_per_s * 1e6 - first_us
+        return first_us + max(copy_us, cycles / machine.clock_hz * 1e6)
+
+
+def spread_schedule(spec: SpreadSpec, columns: int) -> SpreadSchedule:
+    """Return the schedule with slabs of so many columns, a divisor of d."""
+    rows = min(_SPREAD_ROWS, padded(spec.rows, SUBLANES))
+    slabs = spec.d // columns
+    buffers = (
+        VmemBuffer(name="tokens", shape=(spec.tokens, columns), dtype=spec.dtype, copies=min(slabs, 2)),
+        VmemBuffer(name="rows", shape=(rows, columns), dtype=spec.dtype, copies=BLOCK_SLOTS),
+    )
+    return SpreadSchedule(
+        rows=rows, chunks=-(-spec.rows // (CHUNK_BLOCKS * rows)), columns=columns, slabs=slabs, buffers=buffers
+    )

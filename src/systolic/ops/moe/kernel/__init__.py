@@ -1,1 +1,1 @@
-"""Rows of tokens and rows of experts: `combine` adds up the rows of each token."""
+"""Rows of tokens and of experts: `spread` puts copies in the order of experts, `combine` adds up rows of a token."""

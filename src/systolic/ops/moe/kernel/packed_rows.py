@@ -19,6 +19,7 @@ from systolic.schedule.legality import LANES
 from systolic.spec import dtype_bytes
 
 SUBLANES = 8
+PACKED_DTYPES = ("bfloat16", "float32")
 _SHIFT_BITS = 5  # of a code of a row, below its first word
 _HIGH_HALF = -(2**16)
 
@@ -72,20 +73,54 @@ class PackedRows:
 
     def row(self, ref: Any, slot: Any, code: Any) -> list[Array]:
         """Return a row in float32, in registers of [8, 128] and a last one that may be smaller."""
-        first, shift = code >> _SHIFT_BITS, code & (2**_SHIFT_BITS - 1)
-        registers = (self._register(ref, slot, first, at) for at in range(0, self.registers, SUBLANES))
+        words, shift = self._words(ref, slot, code)
         if self._pack == 1:
-            return list(registers)
-        return [lax.bitcast_convert_type((words << shift) & _HIGH_HALF, jnp.float32) for words in registers]
+            return words
+        return [lax.bitcast_convert_type((word << shift) & _HIGH_HALF, jnp.float32) for word in words]
 
-    def _register(self, ref: Any, slot: Any, first: Any, at: int) -> Any:
-        sublanes, count = SUBLANES // self._pack, min(SUBLANES, self.registers - at)
-        if not self.is_interpreted:
-            begin = slot * self._slot_words + first + at * sublanes
-            return ref[pl.ds(begin, count, stride=sublanes), :]
-        tile, word = first // (self.registers * sublanes), first % sublanes
-        rows = ref[slot, tile, at : at + count, pl.ds(word * self._pack, self._pack), :]
-        return rows[:, 0] if self._pack == 1 else pltpu.bitcast(rows, jnp.int32)[:, 0]
+    def copy(
+        self, ref: Any, slot: Any, codes: list[Any], target: PackedRows, target_ref: Any, target_slot: Any, tile: Any
+    ) -> None:
+        """Copy eight rows to a tile of another buffer, with as many columns."""
+        rows = [self._words(ref, slot, code) for code in codes]
+        if self._pack == 1:
+            packed = [words for words, _ in rows]
+        else:
+            packed = [
+                [
+                    (low_word >> (16 - low_shift)) & ~_HIGH_HALF | (high_word << high_shift) & _HIGH_HALF
+                    for low_word, high_word in zip(low_words, high_words, strict=True)
+                ]
+                for (low_words, low_shift), (high_words, high_shift) in zip(rows[::2], rows[1::2], strict=True)
+            ]
+        for word, registers in enumerate(packed):
+            for number, register in enumerate(registers):
+                target._store(target_ref, target_slot, tile, word, number * SUBLANES, register)
+
+    def _words(self, ref: Any, slot: Any, code: Any) -> tuple[list[Any], Any]:
+        """Return the words that hold a row, and the shift that moves the row to their high half."""
+        first, shift = code >> _SHIFT_BITS, code & (2**_SHIFT_BITS - 1)
+        sublanes = SUBLANES // self._pack
+        registers = []
+        for at in range(0, self.registers, SUBLANES):
+            count = min(SUBLANES, self.registers - at)
+            if self.is_interpreted:
+                tile, word = first // (self.registers * sublanes), first % sublanes
+                rows = ref[slot, tile, at : at + count, pl.ds(word * self._pack, self._pack), :]
+                registers.append(rows[:, 0] if self._pack == 1 else pltpu.bitcast(rows, jnp.int32)[:, 0])
+            else:
+                begin = slot * self._slot_words + first + at * sublanes
+                registers.append(ref[pl.ds(begin, count, stride=sublanes), :])
+        return registers, shift
+
+    def _store(self, ref: Any, slot: Any, tile: Any, word: int, at: int, register: Any) -> None:
+        sublanes, count = SUBLANES // self._pack, register.shape[0]
+        if self.is_interpreted:
+            rows = register[:, None] if self._pack == 1 else pltpu.bitcast(register[:, None], ref.dtype)
+            ref[slot, tile, at : at + count, word * self._pack : (word + 1) * self._pack, :] = rows
+            return
+        begin = slot * self._slot_words + tile * (self.registers * sublanes) + at * sublanes + word
+        ref[pl.ds(begin, count, stride=sublanes), :] = register
 
     def zero(self, ref: Any, tile: int) -> None:
         """Set eight rows of each slot to zero."""
