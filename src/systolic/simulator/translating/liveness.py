@@ -113,6 +113,7 @@ def live_instructions(
                 for instruction in bundle.instructions
             ]
             for bundle in program.bundles[block.first : block.last + 1]
+            if bundle.instructions
         ]
         for block in blocks
     ]

@@ -166,6 +166,8 @@ class _Translator:
         last_start = 0
         for index in range(block.first, block.last + 1):
             bundle = self.program.bundles[index]
+            if not bundle.instructions:
+                continue
             offset = index - block.first
             try:
                 if any(instruction.opcode == "call" for instruction in bundle.instructions):
