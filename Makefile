@@ -12,6 +12,8 @@ CHIPS := v5e,v5p,v6e,v7x
 # Of those that compile, some of each kind: another version of the compiler or of a library shows in these.
 COMPILED := $(addprefix tests/compiled/test_,bugs_in_workers.py check_command.py compiler_compile.py doctor_command.py \
 	rewriting.py simulate_command.py tune_command.py)
+# Property tests take many examples; those of the oldest stack are enough.
+NO_PROPERTIES := -m 'not hypothesis and not exhaustive and not slow and not device'
 
 .PHONY: setup demo test test-exhaustive test-all test-newest test-lowest packages test-slow test-device lint types check docs gallery lesson-numbers quotes clean help
 
@@ -41,7 +43,7 @@ test-all: test test-exhaustive ## all tests that need neither a device nor patie
 test-newest: ## unit, interpret and some compiled tests with the newest Python and JAX, in an environment of its own
 	@if python=$$(.ci/newest-python); then \
 	  $(MAKE) test VENV=$(VENV)-newest PYTHON="$$python" CONSTRAINTS=constraints-newest.txt \
-	    TESTS="tests/unit tests/interpret $(COMPILED)"; \
+	    TESTS="$(NO_PROPERTIES) tests/unit tests/interpret $(COMPILED)"; \
 	else echo "the newest stack is not tested: there is no Python 3.13 or later here"; fi
 
 test-lowest: ## unit and some compiled tests with the lowest versions that pyproject.toml allows
@@ -51,7 +53,7 @@ test-lowest: ## unit and some compiled tests with the lowest versions that pypro
 	$(VENV)-uv/bin/uv pip install --quiet --resolution lowest-direct --python $(VENV)-lowest/bin/python \
 	  --editable '.[tpu,dev]'
 	# Warnings are no errors here: old versions give some of their own.
-	$(VENV)-lowest/bin/python $(PYTEST) -W default tests/unit tests/docs/test_docs_build.py $(COMPILED)
+	$(VENV)-lowest/bin/python $(PYTEST) -W default $(NO_PROPERTIES) tests/unit tests/docs/test_docs_build.py $(COMPILED)
 
 packages: ## sdist and wheel, in dist; each is installed with the oldest and the newest stack, and compiles a product
 	PYTHON="$(PYTHON)" .ci/packages

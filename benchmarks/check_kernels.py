@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import click
-from checked import carried, copies, devices, products, public, rows, subcores, unreferenced
+from checked import carried, copies, devices, products, public, rows, subcores, unreferenced, unreferenced_blocks
 from checked.case import Case
 
 from systolic.checking import CheckReport, submit_check
@@ -36,6 +36,7 @@ MODULES = {
     "devices": devices,
     "subcores": subcores,
     "unreferenced": unreferenced,
+    "unreferenced_blocks": unreferenced_blocks,
     "public": public,
 }
 CASES = {module: (*cases_of_module.FAULTS, *cases_of_module.SOUND) for module, cases_of_module in MODULES.items()}

@@ -1,4 +1,4 @@
-"""Write docs/operation_costs.md: the cost of an operation on a register, in cycles, on each chip.
+"""Write docs/operation_costs.md and docs/operation_costs/: the cost of an operation on a register, in cycles, by chip.
 
     python benchmarks/operation_costs.py docs/operation_costs.md --chip v5e,v5p,v6e,v7x
 
@@ -28,9 +28,8 @@ Before the page is written, every operation runs in interpret mode and is compar
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,39 +38,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from operation_cost_pages import UNITS, Cost, Operation, pages
 from operations import ELEMENTWISE, SHAPINGS, Elementwise, Shaping
 
 from systolic.checking.running import run_checks
 from systolic.chips import Chip
 from systolic.cli.options import chip_option
-from systolic.cli.output import versions
 from systolic.compiler import CompilerError, CompilerMissing, WorkerPool, check_available
 from systolic.simulator import OpRun, SimulationError
 from systolic.timing import Measurement, submit_simulation
 
-INTRODUCTION = """\
-# What an operation costs
-
-The numbers are cycles for one full vector register of 4 KiB: [8, 128] of float32 or int32, [16, 128] of bfloat16 or
-int16, [32, 128] of int8. Each operation was compiled for each chip and executed on the chip's model.
-`benchmarks/operation_costs.py` explains the method.
-
-- In parentheses: the number of instructions. **A** is arithmetic, of which four are issued in a cycle; **T**
-  transcendental; **L** across lanes.
-- The column *page* is the cost according to JAX's page "Writing TPU kernels with Pallas".
-- A cost is that of a busy unit: 32 independent operations are under way. The latency of a single result is longer.
-- Reductions, broadcasts, transposes and reshapes include reading the block from VMEM and adding the result to a sum.
-  Compare them with "read and add" of the same type. Their cost is divided by the registers of the block before the
-  operation; for a broadcast, of the block after it.
-- `refused`: the compiler does not accept the operation. The reasons are at the end.
-"""
-
 REGISTERS = 32
 BLOCKS = 4
 REGISTER_BYTES = 4096
-UNITS = {"vpu": "A", "eup": "T", "xlu": "L"}  # arithmetic, transcendental, across lanes
 
-Operation = Elementwise | Shaping
 Program = Callable[[Array], Array]
 
 
@@ -180,27 +160,6 @@ def faults(operations: Sequence[Operation], chip: Chip) -> list[str]:
     return errors if outcome.summary.ran else [*errors, "the operations did not run"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """The cost of one operation on one chip, per register, without the cost of its additional operation.
-
-    `issued` are instructions by unit. If the compiler refuses the operation, `cycles` is None and `reason` says why.
-    """
-
-    operation: Operation
-    chip: str
-    cycles: float | None = None
-    issued: Mapping[str, float] = field(default_factory=dict)
-    reason: str = ""
-
-    def less(self, other: Cost) -> Cost:
-        """Return this cost less the cost of another operation."""
-        if self.cycles is None or other.cycles is None:
-            return replace(self, cycles=None, reason=self.reason or other.reason)
-        issued = {unit: count - other.issued[unit] for unit, count in self.issued.items()}
-        return replace(self, cycles=self.cycles - other.cycles, issued=issued)
-
-
 def costs(operations: Sequence[Operation], chips: Sequence[Chip]) -> tuple[Cost, ...]:
     """Return the cost of every operation on every chip.
 
@@ -251,45 +210,11 @@ def _kernel(measured: Measurement) -> OpRun:
     return next(op for op in measured.run.cores[0].ops if op.name.startswith(("repeated", "summed")))
 
 
-def page(found: Sequence[Cost]) -> str:
-    """Return the page, in Markdown."""
-    used_versions = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
-    parts = [INTRODUCTION, f"Made by ({used_versions}):\n\n{(__doc__ or '').split(chr(10) * 2)[1]}"]
-    for group in dict.fromkeys(cost.operation.group for cost in found):
-        parts.append(f"## {group.capitalize()}\n\n{table([cost for cost in found if cost.operation.group == group])}")
-    if refused := dict.fromkeys(
-        f"- `{cost.operation.name}` {cost.operation.dtype}: {cost.reason}" for cost in found if cost.reason
-    ):
-        parts.append("## Refused\n\n" + "\n".join(refused))
-    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def table(found: Sequence[Cost]) -> str:
-    """Return a table with a line for each operation and a column for each chip."""
-    chips = list(dict.fromkeys(cost.chip for cost in found))
-    cells = {(cost.operation.name, cost.operation.dtype, cost.chip): cell(cost) for cost in found}
-    lines = [["operation", "type", "page", *chips], ["---", "---", "---", *["---:"] * len(chips)]]
-    for name, dtype, page_name in dict.fromkeys((c.operation.name, c.operation.dtype, c.operation.page) for c in found):
-        # A bar inside a code span still ends a cell.
-        code = name.replace("|", "\\|")
-        lines.append([f"`{code}`", dtype, page_name, *(cells[name, dtype, chip] for chip in chips)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def cell(cost: Cost) -> str:
-    """Return cycles, and instructions of each unit."""
-    if cost.cycles is None:
-        return "refused"
-    counts = {letter: round(cost.issued.get(unit, 0.0), 1) for unit, letter in UNITS.items()}
-    issued = " ".join(f"{count:g}{letter}" for letter, count in counts.items() if count)
-    return f"{cost.cycles:.2f}" + (f" ({issued})" if issued else "")
-
-
 @click.command()
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 @chip_option("v5e,v5p,v6e,v7x")
 def main(target: Path, chips: tuple[Chip, ...]) -> None:
-    """Write TARGET."""
+    """Write TARGET, and further pages into a folder next to it."""
     operations = (*ELEMENTWISE, *SHAPINGS)
     if problems := faults(operations, chips[0]):
         raise click.ClickException("; ".join(problems))
@@ -301,7 +226,10 @@ def main(target: Path, chips: tuple[Chip, ...]) -> None:
     ]
     if folded:
         raise click.ClickException(f"the compiler folded {'; '.join(folded)}")
-    target.write_text(page(priced), "utf-8")
+    for name, text in pages(priced, target.name, (__doc__ or "").split("\n\n")[1]).items():
+        path = target.parent / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+FLOAT_GROUPS = ARITHMETIC, TRANSCENDENTAL, CHOOSING = "arithmetic", "transcendental", "comparing and choosing"
 CHEAP, MEDIUM, EXPENSIVE = "cheap", "medium", "expensive"  # the green, yellow and red of the details page
 
 
@@ -64,46 +65,45 @@ class Shaping:
 
 
 def _float_steps() -> tuple[Elementwise, ...]:
-    arithmetic, transcendental, choosing = "arithmetic", "transcendental", "comparing and choosing"
     return (
-        Elementwise(name="a + b", group=arithmetic, step=lambda a, b: a + b, page=CHEAP),
-        Elementwise(name="a - b", group=arithmetic, step=lambda a, b: a - b, page=CHEAP),
-        Elementwise(name="a * b", group=arithmetic, step=lambda a, b: a * b, page=CHEAP),
-        Elementwise(name="a * b + a", group=arithmetic, step=lambda a, b: a * b + a),
-        Elementwise(name="a / b", group=arithmetic, step=lambda a, b: a / b, page=MEDIUM),
-        Elementwise(name="1 / a", group=arithmetic, step=lambda a, b: 1 / a),
-        Elementwise(name="a // b", group=arithmetic, step=lambda a, b: a // b, page=MEDIUM, repetitions=2),
-        Elementwise(name="a % b", group=arithmetic, step=lambda a, b: a % b, page=MEDIUM, repetitions=1),
-        Elementwise(name="a ** b", group=transcendental, step=lambda a, b: a**b, page=MEDIUM, repetitions=1),
-        Elementwise(name="exp(a)", group=transcendental, step=lambda a, b: jnp.exp(a), page=MEDIUM),
-        Elementwise(name="exp2(a)", group=transcendental, step=lambda a, b: jnp.exp2(a)),
-        Elementwise(name="log(a)", group=transcendental, step=lambda a, b: jnp.log(a)),
-        Elementwise(name="log1p(a)", group=transcendental, step=lambda a, b: jnp.log1p(a), repetitions=2),
-        Elementwise(name="tanh(a)", group=transcendental, step=lambda a, b: jnp.tanh(a), page=MEDIUM),
-        Elementwise(name="sigmoid(a)", group=transcendental, step=lambda a, b: jax.nn.sigmoid(a), repetitions=4),
-        Elementwise(name="erf(a)", group=transcendental, step=lambda a, b: lax.erf(a), repetitions=2),
-        Elementwise(name="sqrt(a)", group=transcendental, step=lambda a, b: jnp.sqrt(a), repetitions=4),
-        Elementwise(name="rsqrt(a)", group=transcendental, step=lambda a, b: lax.rsqrt(a), repetitions=4),
-        Elementwise(name="sin(a)", group=transcendental, step=lambda a, b: jnp.sin(a), page=EXPENSIVE, repetitions=1),
-        Elementwise(name="cos(a)", group=transcendental, step=lambda a, b: jnp.cos(a), page=EXPENSIVE, repetitions=1),
-        Elementwise(name="tan(a)", group=transcendental, step=lambda a, b: jnp.tan(a), repetitions=1),
-        Elementwise(name="max(a, b)", group=choosing, step=jnp.maximum, page=CHEAP),
-        Elementwise(name="min(a, b)", group=choosing, step=jnp.minimum, page=CHEAP),
+        Elementwise(name="a + b", group=ARITHMETIC, step=lambda a, b: a + b, page=CHEAP),
+        Elementwise(name="a - b", group=ARITHMETIC, step=lambda a, b: a - b, page=CHEAP),
+        Elementwise(name="a * b", group=ARITHMETIC, step=lambda a, b: a * b, page=CHEAP),
+        Elementwise(name="a * b + a", group=ARITHMETIC, step=lambda a, b: a * b + a),
+        Elementwise(name="a / b", group=ARITHMETIC, step=lambda a, b: a / b, page=MEDIUM),
+        Elementwise(name="1 / a", group=ARITHMETIC, step=lambda a, b: 1 / a),
+        Elementwise(name="a // b", group=ARITHMETIC, step=lambda a, b: a // b, page=MEDIUM, repetitions=2),
+        Elementwise(name="a % b", group=ARITHMETIC, step=lambda a, b: a % b, page=MEDIUM, repetitions=1),
+        Elementwise(name="a ** b", group=TRANSCENDENTAL, step=lambda a, b: a**b, page=MEDIUM, repetitions=1),
+        Elementwise(name="exp(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.exp(a), page=MEDIUM),
+        Elementwise(name="exp2(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.exp2(a)),
+        Elementwise(name="log(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.log(a)),
+        Elementwise(name="log1p(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.log1p(a), repetitions=2),
+        Elementwise(name="tanh(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.tanh(a), page=MEDIUM),
+        Elementwise(name="sigmoid(a)", group=TRANSCENDENTAL, step=lambda a, b: jax.nn.sigmoid(a), repetitions=4),
+        Elementwise(name="erf(a)", group=TRANSCENDENTAL, step=lambda a, b: lax.erf(a), repetitions=2),
+        Elementwise(name="sqrt(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.sqrt(a), repetitions=4),
+        Elementwise(name="rsqrt(a)", group=TRANSCENDENTAL, step=lambda a, b: lax.rsqrt(a), repetitions=4),
+        Elementwise(name="sin(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.sin(a), page=EXPENSIVE, repetitions=1),
+        Elementwise(name="cos(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.cos(a), page=EXPENSIVE, repetitions=1),
+        Elementwise(name="tan(a)", group=TRANSCENDENTAL, step=lambda a, b: jnp.tan(a), repetitions=1),
+        Elementwise(name="max(a, b)", group=CHOOSING, step=jnp.maximum, page=CHEAP),
+        Elementwise(name="min(a, b)", group=CHOOSING, step=jnp.minimum, page=CHEAP),
         Elementwise(
-            name="abs(a)", group=choosing, step=lambda a, b: jnp.abs(a) - b, page=CHEAP, beside="a + b"
+            name="abs(a)", group=CHOOSING, step=lambda a, b: jnp.abs(a) - b, page=CHEAP, beside="a + b"
         ),
         Elementwise(
-            name="where(a > b, …)", group=choosing, step=lambda a, b: jnp.where(a > b, a - b, b), page=CHEAP,
+            name="where(a > b, …)", group=CHOOSING, step=lambda a, b: jnp.where(a > b, a - b, b), page=CHEAP,
             beside="a + b",
         ),
         Elementwise(
-            name="where(a == b, …)", group=choosing, step=lambda a, b: jnp.where(a == b, a - b, b), page=CHEAP,
+            name="where(a == b, …)", group=CHOOSING, step=lambda a, b: jnp.where(a == b, a - b, b), page=CHEAP,
             beside="a + b",
         ),
         Elementwise(
-            name="floor(a)", group=choosing, step=lambda a, b: jnp.floor(a) - b, beside="a + b"
+            name="floor(a)", group=CHOOSING, step=lambda a, b: jnp.floor(a) - b, beside="a + b"
         ),
-        Elementwise(name="round(a)", group=choosing, step=lambda a, b: jnp.round(a) - b, beside="a + b"),
+        Elementwise(name="round(a)", group=CHOOSING, step=lambda a, b: jnp.round(a) - b, beside="a + b"),
     )  # fmt: skip
 
 

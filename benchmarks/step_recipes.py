@@ -1,6 +1,7 @@
 """Recipes that repeat the published steps of `data/published_steps.csv`: model, mesh, flags, and differences.
 
-Parameters come from the recipe that a row names; the others from MaxText's base.yml of that time.
+Parameters and flags come from the files that `source` names, those of the commit that first published the figure;
+other parameters from MaxText's base.yml of that commit.
 """
 
 from __future__ import annotations
@@ -23,6 +24,17 @@ DATA_PARALLEL_OVERLAP = {
     "xla_tpu_data_parallel_opt_different_sized_ops": "true",
 }
 NO_BUNDLE_COSTS = {"xla_tpu_use_bundle_aware_cost_model_for_fusions": "false"}
+# LIBTPU_INIT_ARGS of MaxText/configs/v5p/32b.sh at commit 76bd53b0f; all-gathers are not fused there.
+V5P_2023 = {
+    "xla_tpu_megacore_fusion_allow_ags": "false",
+    "xla_enable_async_collective_permute": "true",
+    "xla_tpu_enable_ag_backward_pipelining": "true",
+    **DATA_PARALLEL_OVERLAP,
+    "xla_tpu_enable_async_collective_fusion": "true",
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": "true",
+    "xla_tpu_overlap_compute_collective_tc": "true",
+    "xla_enable_async_all_gather": "true",
+}
 
 _FUSED_2048 = {
     **dict.fromkeys(("block_q", "block_kv", "block_kv_compute", "block_q_dkv", "block_kv_dkv"), 2048),
@@ -41,9 +53,13 @@ class Recipe:
       mesh: axes with their sizes.
       parameters: of `examples/transformer:train`.
       flags: of the compiler.
-      rate_tflops: of a chip, for a row without a time: the model's operations, attention in full, over the time.
+      rate_tflops: of a chip, for a row without a time: the model's operations over the time.
+      attention_counted: the share of attention's operations in that rate, by MaxText's formula of that commit: 1 in
+        full, 1/2 under a causal mask, 0 not counted.
+      source: repository, commit and file of parameters and flags.
       differs: known differences from the measured step.
-      unsupported: the reason why it is not predicted; "" if it is.
+      unsupported: the reason why it cannot be predicted; "" if it can.
+      not_run: the reason why no result is kept, if it could be predicted.
     """
 
     chip: str
@@ -54,11 +70,18 @@ class Recipe:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     rate_tflops: float | None = None
+    attention_counted: float = 1.0
+    source: str = ""
     differs: str = ""
     unsupported: str = ""
+    not_run: str = ""
 
 
 _OFFLOADED = "offload:query+key+value"
+_RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
+_MAXTEXT = "AI-Hypercomputer/maxtext"
+_LONG = "not compiled to its end, which takes most of an hour; its copies to the host are simulated"
+_BIASED = "older compiler; attention's scores are float32; positions are rotated in place of a bias on the scores"
 
 RECIPES = (
     Recipe(
@@ -74,6 +97,8 @@ RECIPES = (
             "blocks": {"block_q": 1024, "block_q_dkv": 2048, "block_q_dq": 2048},
         },
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP, **NO_BUNDLE_COSTS},
+        source=f"{_RECIPES}/trillium/GPT3-175B-MaxText/bf16/README.md",
+        not_run="19.06 s with an older model of copies, 60 cycles to issue one and 60 to wait in place of 30 and 30",
         differs="older compiler (jax 0.5.2); RMS norms and rotated positions in place of GPT-3's",
     ),
     Recipe(
@@ -94,7 +119,10 @@ RECIPES = (
                 "block_kv_dkv_compute": 512,
             },
         },
-        differs="older compiler; its scoped VMEM limit is not known and left as it is; layers alike are a loop",
+        flags={"xla_tpu_scoped_vmem_limit_kib": "122880"},
+        source=f"{_RECIPES}/trillium/Gemma3-12B-MaxText/v6e-256/README.md",
+        not_run="not compiled with this limit of scoped VMEM; with the compiler's default 8.44 s",
+        differs="older compiler; layers alike are a loop",
     ),
     Recipe(
         chip="v6e",
@@ -103,6 +131,8 @@ RECIPES = (
         mesh={"fsdp": 64},
         parameters={"config": "llama3.1-70b", "batch": 2, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        source=f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-64/README.md",
+        not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
     Recipe(
@@ -113,6 +143,8 @@ RECIPES = (
         mesh={"fsdp": 64},
         parameters={"config": "llama3.1-8b", "batch": 5, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-64/README.md",
+        not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
     Recipe(
@@ -123,11 +155,14 @@ RECIPES = (
         mesh={"fsdp": 8},
         parameters={"config": "llama3.1-8b", "batch": 3, "seq": 8192, "remat": _OFFLOADED, "blocks": _FUSED_2048},
         flags={**VMEM_LIMIT, **ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
+        source=f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-8/README.md",
+        not_run=_LONG,
         differs="older compiler (jax 0.6.1)",
     ),
     Recipe(
         chip="v7x",
         op="gemma4-4b bf16 train step",
+        source=f"{_RECIPES}/ironwood/README.md",
         unsupported="the example has no embeddings of each layer",
     ),
     Recipe(
@@ -136,6 +171,8 @@ RECIPES = (
         topology="4x8x8",
         mesh={"fsdp": 512},
         parameters={"config": "llama3.1-405b", "batch": 3, "seq": 8192, "remat": "offload:down", "loss_chunks": 4},
+        source=f"{_RECIPES}/ironwood/README.md",
+        not_run=_LONG,
         differs="keys and values stay on the device in the recipe; moments of 16 bits",
     ),
     Recipe(
@@ -151,11 +188,14 @@ RECIPES = (
             "blocks": _FUSED_2048,
         },
         flags={"xla_tpu_scoped_vmem_limit_kib": "61440"},
+        source=f"{_RECIPES}/ironwood/README.md",
+        not_run="not compiled to its end",
         differs="older compiler (jax 0.8.2); collectives on SparseCores and first moments of 16 bits in the recipe",
     ),
     Recipe(
         chip="v7x",
         op="qwen3-235b-a22b bf16 train step",
+        source=f"{_RECIPES}/ironwood/README.md",
         unsupported="not tried yet: 128 experts on 512 devices",
     ),
     Recipe(
@@ -163,7 +203,9 @@ RECIPES = (
         op="deepseek2-16b train step",
         topology="2x2x1",
         mesh={"fsdp": 4},
-        parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048, "remat": "full"},
+        parameters={"config": "deepseek2-16b", "batch": 24, "seq": 2048, "remat": "full", "one_hot": False},
+        source=f"{_MAXTEXT}@e591f30cb:src/maxtext/configs/base.yml (use_iota_embed: false), models/deepseek2-16b.yml",
+        not_run="6.00 s with one-hot lookup, which the recipe does not use",
         differs="older compiler (jax 0.7.2); tokens of each expert drawn at random, evenly",
     ),
     Recipe(
@@ -171,28 +213,52 @@ RECIPES = (
         op="maxtext scale 16b",
         topology="16x16",
         mesh={"fsdp": 256},
-        parameters={"config": "maxtext-16b", "batch": 6, "seq": 2048, "remat": "full"},
+        parameters={
+            "config": "maxtext-16b",
+            "batch": 6,
+            "seq": 2048,
+            "remat": "full",
+            "attention": "plain",
+            "one_hot": False,
+        },
         flags={**ALL_GATHER_FUSION, **DATA_PARALLEL_OVERLAP},
         rate_tflops=120.0,
-        differs="older compiler",
+        source=f"{_MAXTEXT}@ebb226da8:end_to_end/test_tflops_16b_params.sh",
+        not_run="with another model its all-gather over chips in between was refused",
+        differs=_BIASED,
     ),
     Recipe(
         chip="v5p",
         op="maxtext scale 32b",
         topology="4x4x4",
         mesh={"fsdp": 16, "tensor": 4},
-        parameters={"config": "maxtext-32b", "batch": 6, "seq": 2048, "remat": "minimal"},
+        parameters={"config": "maxtext-32b", "batch": 8, "seq": 2048, "remat": "minimal", "attention": "flash"},
+        flags=V5P_2023,
         rate_tflops=328.0,
-        differs="older compiler, whose flags are not known",
+        attention_counted=0.5,
+        source=f"{_MAXTEXT}@76bd53b0f:MaxText/configs/v5p/32b.sh",
+        not_run="compiled, in four minutes of CPU time; with a later commit's recipe 7.86 s, where its rate is 7.30",
+        differs="older compiler; values are normed too, and the logits' product has float32 operands",
     ),
     Recipe(
         chip="v4",
         op="22B emb6144 heads24 mlp24576 layers48",
         topology="4x4x4",
         mesh={"fsdp": 64},
-        parameters={"config": "maxtext-22b", "batch": 13, "seq": 2048, "remat": "full"},
+        parameters={
+            "config": "maxtext-22b",
+            "batch": 16,
+            "seq": 1024,
+            "remat": "full",
+            "attention": "plain",
+            "one_hot": False,
+        },
+        flags={"xla_enable_async_all_gather": "true"},
         rate_tflops=156.0,
-        differs="older compiler, whose flags are not known; that heads have 256 features follows from its 22 billion",
+        attention_counted=0.0,
+        source=f"{_MAXTEXT}@281e04bf3:MaxText/configs/1xv4-128.sh",
+        not_run="not executed to its end",
+        differs=_BIASED,
     ),
 )
 

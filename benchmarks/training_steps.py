@@ -1,10 +1,14 @@
 """Compare predicted with published times of whole training steps, row by row of `data/published_steps.csv`.
 
-    python benchmarks/training_steps.py --only "32b" --json build/training_steps.json
+    python benchmarks/training_steps.py
+    python benchmarks/training_steps.py --predict "32b" --workers 1
+
+The first command prints the thirteen rows from kept results and compiles nothing. The second compiles and executes the
+steps whose chip, topology or name contains the text, and keeps their results.
 
 Each row is either predicted, by the model of `examples/transformer` with the row's sizes, mesh and flags, or there is a
 reason why not. Nothing here, and no constant of any chip, was fitted to a step. Where a row publishes a rate only, its
-time is the model's operations (attention in full, as MaxText counted) over that rate.
+time is the model's operations, as MaxText counted them at that commit, over that rate.
 
 A row takes the compiler minutes, with the flags of some recipes half an hour; programs are kept, so a run that was
 stopped resumes there.
@@ -13,10 +17,14 @@ stopped resumes there.
 from __future__ import annotations
 
 import csv
+import datetime
+import json
 import os
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +36,62 @@ from step_recipes import Recipe, recipe_of
 from systolic.chips import chip as chip_named
 from systolic.chips import with_flags
 from systolic.cli.options import Workers, output_options, worker_options
-from systolic.cli.output import check_target, versions, write_json
+from systolic.cli.output import check_target, versions, write_json, write_text
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.tables import console, show_table
-from systolic.compiler import NamedFunction
+from systolic.compiler import NamedFunction, WorkerPool
 from systolic.report.columns import Column, numeric, textual
 from systolic.steps import TIME_LIMIT_S, StepMaker, StepRun, submit_step
 from systolic.timing.outcome import Outcome
 
 PUBLISHED = Path(__file__).parent / "data" / "published_steps.csv"
+KEPT = Path(__file__).parents[1] / "docs" / "numbers" / "steps.json"  # what docs/results/steps.md quotes
 MODEL = Path(__file__).parents[1] / "examples" / "transformer"
 
 
-def rows_of(file: Path, only: str | None) -> list[dict[str, str]]:
-    """Return rows of the published file whose chip, topology or name contains a text."""
+def rows_of(file: Path) -> list[dict[str, str]]:
+    """Return the rows of the published file."""
     with file.open(newline="") as lines:
-        published = list(csv.DictReader(lines))
-    return [row for row in published if not only or only in f"{row['chip']} {row['topology']} {row['op']}"]
+        return list(csv.DictReader(lines))
+
+
+def kept_results(file: Path) -> dict[tuple[str, ...], dict[str, Any]]:
+    """Return the results that earlier runs have kept, by chip, topology and step."""
+    rows = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+    return {_key(row): row for row in rows if row["recipe"] is not None}
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return row["chip"], row["topology"], row["step"] if "step" in row else row["op"]
+
+
+def compiled_recipe(recipe: Recipe) -> dict[str, Any]:
+    """Return the part of a recipe that changes the program, as JSON has it."""
+    program = {name: asdict(recipe)[name] for name in ("chip", "topology", "mesh", "parameters", "flags")}
+    return json.loads(json.dumps(program))
+
+
+def kept_or_reason(
+    row: dict[str, str], recipe: Recipe | None, kept: Mapping[tuple[str, ...], dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the kept result of a row, or the reason why there is none."""
+    if recipe is None:
+        return record(row, None, None, "not listed in step_recipes.py")
+    result = kept.get(_key(row))
+    if result is not None and result["recipe"] == compiled_recipe(recipe):
+        return result | {"source": recipe.source, "differs": recipe.differs}
+    stale = f"not predicted since its recipe changed: --predict {row['op']!r}" if result is not None else ""
+    return record(row, recipe, None, recipe.unsupported or recipe.not_run or stale or "not predicted yet")
 
 
 def published_us(row: dict[str, str], recipe: Recipe, run: StepRun) -> float | None:
     """Return the published time; for a row with a rate only, the model's operations over the rate."""
-    if row["time_us"]:
-        return float(row["time_us"])
+    if row["time_us"] or recipe.rate_tflops is None:
+        return float(row["time_us"]) if row["time_us"] else None
     chips = run.devices / chip_named(run.chip).devices_per_chip
-    return None if recipe.rate_tflops is None else run.flops / (recipe.rate_tflops * 1e12 * chips) * 1e6
+    attention = 2 * (run.flops - run.flops_causal)  # the causal count has half of it
+    counted = run.flops - (1 - recipe.attention_counted) * attention
+    return counted / (recipe.rate_tflops * 1e12 * chips) * 1e6
 
 
 def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reason: str) -> dict[str, Any]:
@@ -64,8 +103,10 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "published_s": float(row["time_us"]) / 1e6 if row["time_us"] else None,
         "predicted_s": None,
         "error_percent": None,
+        "source": recipe.source if recipe is not None else "",
         "differs": recipe.differs if recipe is not None else "",
         "reason": reason,
+        "recipe": None,
     }
     if run is None or recipe is None:
         return values
@@ -74,6 +115,9 @@ def record(row: dict[str, str], recipe: Recipe | None, run: StepRun | None, reas
         "published_s": None if published is None else published / 1e6,
         "predicted_s": run.time_us / 1e6,
         "error_percent": None if published is None else 100 * (run.time_us / published - 1),
+        "recipe": compiled_recipe(recipe),
+        "predicted_on": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "made_with": versions(),
         "mfu": run.mfu,
         "hbm_needed_bytes": run.memory.needed_bytes,
         "compile_s": run.compile_s,
@@ -110,48 +154,55 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
     numeric("predicted s", lambda row: row["predicted_s"], ",.3f"),
     numeric("error %", lambda row: row["error_percent"], "+.1f"),
     numeric("MFU", lambda row: row.get("mfu"), ".1%"),
+    numeric("minutes", lambda row: (row["compile_s"] + row["simulate_s"]) / 60 if "compile_s" in row else None, ".0f"),
+    textual("recipe", lambda row: row["source"]),
     textual("why not, or what differs", lambda row: row["reason"] or row["differs"]),
 )
 
 
+def _job(pool: WorkerPool, row: dict[str, str], recipe: Recipe) -> Future[StepRun]:
+    function = NamedFunction(f"{MODEL}:train", dict(recipe.parameters))
+    source = StepMaker(function=function, topology=recipe.topology, axes=dict(recipe.mesh))
+    chip = with_flags(chip_named(recipe.chip), recipe.flags)
+    return submit_step(pool, source, chip, name=f"{row['op']} on {row['chip']}", topology=recipe.topology)
+
+
 @click.command()
-@click.option("--only", help='Rows whose chip, topology or name contains this, such as --only "v5p" or --only "32b".')
+@click.option(
+    "--predict", help='Predict rows whose chip, topology or name contains this: "v5p", "32b". Keeps the results.'
+)
 @worker_options("one step", time_limit_s=TIME_LIMIT_S)
 @output_options
-def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool) -> None:
-    """Predict every published step that the example can express. Exit code 1: no row has that name.
+def main(predict: str | None, workers: Workers, json_file: str | None, quiet: bool) -> None:
+    """Compare predicted with published steps. Exit code 1: no step that --predict names can be predicted.
 
-    Example: python benchmarks/training_steps.py --only 32b --workers 1 --json build/training_steps.json
+    Example: python benchmarks/training_steps.py --predict 32b --workers 1 --json build/training_steps.json
     """
     check_target(json_file)
-    published = rows_of(PUBLISHED, only)
+    kept = kept_results(KEPT)
+    jobs: dict[tuple[str, ...], Future[StepRun]] = {}
     rows: list[dict[str, Any]] = []
     with progress_bar(quiet=quiet) as bar, workers.pool() as pool:
-        bar.planned(len(published))
-        jobs = []
-        for row in published:
-            recipe = recipe_of(row)
-            if recipe is None or recipe.unsupported:
-                jobs.append(None)
-                bar.done(row["op"])
-                continue
-            function = NamedFunction(f"{MODEL}:train", dict(recipe.parameters))
-            source = StepMaker(function=function, topology=recipe.topology, axes=dict(recipe.mesh))
-            chip = with_flags(chip_named(recipe.chip), recipe.flags)
-            job = submit_step(pool, source, chip, name=f"{row['op']} on {row['chip']}", topology=recipe.topology)
-            job.add_done_callback(lambda _, name=row["op"]: bar.done(name))
-            jobs.append(job)
-        for row, job in zip(published, jobs, strict=True):
-            recipe = recipe_of(row)
+        published = [(row, recipe_of(row)) for row in rows_of(PUBLISHED)]
+        for row, recipe in published:
+            is_asked = predict is not None and predict in " ".join(_key(row))
+            if is_asked and recipe is not None and not recipe.unsupported:
+                jobs[_key(row)] = _job(pool, row, recipe)
+        bar.planned(len(jobs))
+        for row, recipe in published:
+            job = jobs.get(_key(row))
             if job is None:
-                reason = recipe.unsupported if recipe is not None else "not listed in step_recipes.py"
-                rows.append(record(row, recipe, None, reason))
+                rows.append(kept_or_reason(row, recipe, kept))
                 continue
             try:
                 rows.append(record(row, recipe, result_of(job, pool, bar), ""))
             except Exception as error:  # noqa: BLE001 -- why it is not predicted
                 outcome = Outcome.failed(row["op"], error)
-                rows.append(record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}"))
+                failed = record(row, recipe, None, f"{outcome.status}: {outcome.located_reason}")
+                rows.append(failed | {"recipe": recipe and compiled_recipe(recipe)})
+            bar.done(row["op"])
+    if jobs:
+        write_text(KEPT, json.dumps({"rows": rows}, indent=1) + "\n")
     if json_file is not None:
         write_json(json_file, "training_steps", rows, summary_of(rows))
     if json_file != "-":
@@ -159,7 +210,7 @@ def main(only: str | None, workers: Workers, json_file: str | None, quiet: bool)
         out.print(", ".join(f"{name} {version}" for name, version in versions().items() if version), markup=False)
         show_table(out, _COLUMNS, rows)
         out.print(", ".join(f"{name} {value}" for name, value in summary_of(rows).items()), markup=False)
-    sys.exit(0 if rows else 1)
+    sys.exit(1 if predict and not jobs else 0)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,13 @@ def readme_ratios(text: str) -> str:
     return text
 
 
+def percent_of_limit(name: str) -> str:
+    """Return the share of a time that the chip's limits are, in percent: "4096³: v6e: ours"."""
+    case, chip, racer = name.split(": ")
+    [row] = [row for row in _stored()["rows"] if (row["case"], row["chip"]) == (case, chip)]
+    return f"{100 * max(row['hbm_us'], row['mxu_us']) / row[f'{racer}_us']:.0f}"
+
+
 def few_rows_table(text: str) -> str:
     """Renew the table of sixteen rows times quantized weights."""
     rows = _stored()["rows"]
@@ -79,6 +86,25 @@ def few_rows_table(text: str) -> str:
             cells.append(", ".join(f"{row[key]:.1f}" for key in ("ours_us", "xla_us", "hbm_us")))
         text = put(rf"^\| {re.escape(title)} \| .*$", f"| {title} | {' | '.join(cells)} |", text)
     return text
+
+
+def sharded_table(text: str) -> str:
+    """Renew the table of products over a slice, with the exposed communication of each."""
+    for row in _stored()["rows"]:
+        product, _, tokens = row["case"].removeprefix("llama3-8b ").rpartition(" ")
+        if "ours_exposed_us" in row:
+            cells = [row[key] for key in ("ours_us", "ours_exposed_us", "xla_us", "xla_exposed_us")]
+            times = " | ".join(f"{cell:.1f}" if cell else "0" for cell in cells)
+            ratios = f"{row['xla_us'] / row['ours_us']:.2f} | {row['ratio_with_prefetch']:.2f}"
+            line = f"| {product}, {tokens} | {times} | {ratios} |"
+            text = put(rf"^\| {product}, {tokens} \| .*$", line, text)
+    return text
+
+
+def more_exposed(case: str) -> str:
+    """Return how much longer the communication of a product of ours is exposed than XLA's, in µs."""
+    [row] = [row for row in _stored()["rows"] if row["case"] == f"llama3-8b {case}"]
+    return f"{row['ours_exposed_us'] - row['xla_exposed_us']:.0f}"
 
 
 def keep(files: Iterable[Path]) -> None:
@@ -94,16 +120,24 @@ def merge(stored: dict[str, Any], result: Mapping[str, Any]) -> None:
     bfloat16 = [row for row in result["rows"] if row["dtype"] == "bfloat16" and row["ratio"] is not None]
     for mean in _means(bfloat16):
         _replace(stored["means"], mean, ("group", "chip"))
-    for row in result["rows"]:
-        if row["case"].removesuffix(_FEW_ROWS) in _WEIGHTS.values():
-            kept = {
-                "case": row["case"],
-                "chip": row["chip"],
-                "ours_us": row["ours_us"],
-                "xla_us": row["xla_repeated_us"],
-                "hbm_us": row["model_hbm_us"],
-            }
-            _replace(stored["rows"], kept, ("case", "chip"))
+    for row in filter(_is_quoted, result["rows"]):
+        kept = {
+            "case": row["case"],
+            "chip": row["chip"],
+            "ours_us": row["ours_us"],
+            "xla_us": row["xla_repeated_us"],
+            "hbm_us": row["model_hbm_us"],
+            "mxu_us": row["model_mxu_us"],
+        }
+        if row["suite"] == "sharded":
+            kept |= {key: row[key] for key in ("ours_exposed_us", "xla_exposed_us")}
+        _replace(stored["rows"], kept, ("case", "chip"))
+
+
+def _is_quoted(row: Row) -> bool:
+    is_square = row["group"] == "square" and row["dtype"] == "bfloat16"
+    is_sharded = row["suite"] == "sharded" and " by " in row["case"]
+    return is_square or is_sharded or row["case"].removesuffix(_FEW_ROWS) in _WEIGHTS.values()
 
 
 def _means(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:

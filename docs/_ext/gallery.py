@@ -66,9 +66,10 @@ REPORTS = (
     Report(
         name="slice",
         title="A sharded product on eight chips",
-        words="Which collectives are hidden by arithmetic, which are exposed, and which links they use.",
-        command="systolic explain jax.numpy:matmul --chip v6e --topology 2x4 --mesh data=2,model=4 "
-        '--arg "bf16[8192,8192]@data,model" --arg "bf16[8192,28672]@-,model" --tries 0',
+        words="Which collectives are hidden by arithmetic, which are exposed, which links they use, and what another "
+        "order of the devices would save.",
+        command="systolic explain jax.numpy:matmul --chip v6e --topology 2x4 --mesh model=8 "
+        '--arg "bf16[2048,8192]@model,-" --arg "bf16[8192,28672]@-,model" --try-mesh --tries 3',
     ),
     Report(
         name="check",

@@ -8,12 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from .config import Config
 from .sharding import Sharding
 
 _BLOCK = 512  # of splash attention, if the config names none
+# Rows of flash attention's blocks, from MaxText/layers/attentions.py of commit 76bd53b0f.
+_FLASH_BLOCKS = {
+    **dict.fromkeys(("block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv"), 512),
+    **dict.fromkeys(("block_q_dkv", "block_k_dkv", "block_k_major_dq"), 512),
+    "block_q_dq": 1024,
+    "block_k_dq": 256,
+}
+_FLASH_BATCH = 2  # sequences of a block, from the same file
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
@@ -21,8 +30,25 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, config: Config, s
     if config.attention == "plain":
         return plain_attention(query, key, value, jnp.arange(query.shape[1]), config.window)
     cut = sharding.spec("batch", None, "heads", None)
-    local = sharding.on_parts(lambda q, k, v: splash_attention(q, k, v, config), (cut, cut, cut), cut)
+    kernel = flash_attention if config.attention == "flash" else splash_attention
+    local = sharding.on_parts(lambda q, k, v: kernel(q, k, v, config), (cut, cut, cut), cut)
     return local(query, key, value)
+
+
+def flash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:
+    """Call the older kernel, which takes heads first, with one segment a sequence, as MaxText did."""
+    batch, length = query.shape[:2]
+    segment = jnp.ones((batch, length), jnp.int32)
+    context = flash.flash_attention(
+        *(operand.swapaxes(1, 2) for operand in (query, key, value)),
+        segment_ids=flash.SegmentIds(segment, segment),
+        causal=True,
+        sm_scale=1 / math.sqrt(config.key_dim),
+        block_sizes=flash.BlockSizes(
+            block_b=min(_FLASH_BATCH, batch), **{name: min(length, rows) for name, rows in _FLASH_BLOCKS.items()}
+        ),
+    )
+    return context.swapaxes(1, 2)
 
 
 def splash_attention(query: jax.Array, key: jax.Array, value: jax.Array, config: Config) -> jax.Array:

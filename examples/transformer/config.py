@@ -27,9 +27,11 @@ class Config:
         block of layers is one round of the loop. 1: all layers are alike.
       window_theta: of rotated positions in layers with a window, if some layers have none.
       qk_norm: True if queries and keys are normed, head by head (Gemma 3, Qwen 3).
+      parallel: True if the MLP reads the same normed values as attention, and both results are added at the end.
       post_norms: True if the results of attention and MLP are normed, too, before they are added.
       tied: True if the embedding's table is the projection to the vocabulary, too.
-      attention: "splash", JAX's own Pallas kernel for TPUs, or "plain", which runs anywhere.
+      attention: "splash" or "flash", JAX's own Pallas kernels for TPUs, or "plain", which runs anywhere. "flash" is the
+        older kernel, with the blocks that MaxText gave it, and takes no window and no shared keys.
       blocks: sizes of the blocks of splash attention, as its `BlockSizes` has them.
       remat: values that the backward pass does not compute again, see `layers.REMAT`: "none", "full" (the input of
         each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
@@ -60,6 +62,7 @@ class Config:
     full_every: int = 1
     window_theta: float = 10_000.0
     qk_norm: bool = False
+    parallel: bool = False
     post_norms: bool = False
     tied: bool = False
     rope_theta: float = 10_000.0
@@ -120,23 +123,46 @@ class Config:
         return tokens * (2 * self.matrix_parameters + attention)
 
 
-def _maxtext(scale: int) -> Config:
-    """Apply MaxText's `global_parameter_scale` to base.yml; its powers of two go to heads, width and layers in turn."""
+def _maxtext(width: int, layers: int, heads: int, mlp_width: int) -> Config:
+    """Return a model of MaxText's default decoder until February 2024, before commit 3b2ac8113."""
+    return Config(
+        vocabulary=32_768,
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=256,
+        mlp_width=mlp_width,
+        gated=False,
+        activation="relu",
+        norm_epsilon=1e-6,
+        **dict.fromkeys(("parallel", "qk_norm", "tied"), True),
+    )
+
+
+def _scaled_maxtext(scale: int) -> Config:
+    """Apply MaxText's `global_parameter_scale` to its base.yml of 2023-09 to 2024-02.
+
+    Powers of two go to heads and MLP, width, and layers in turn.
+    """
     log = scale.bit_length() - 1
     heads, width, layers = (2 ** ((log + step) // 3) for step in (2, 1, 0))
-    return Config(
-        vocabulary=32_000,
-        width=2048 * width,
-        layers=16 * layers,
-        heads=16 * heads,
-        kv_heads=16 * heads,
-        head_dim=128,
-        mlp_width=7168 * heads,
-    )
+    return _maxtext(2560 * width, 16 * layers, 8 * heads, 8192 * heads)
 
 
 _LLAMA = {"vocabulary": 128_256, "kv_heads": 8, "head_dim": 128, "rope_theta": 500_000.0}
 _PLAIN_MLP: dict[str, Any] = {"gated": False, "activation": "gelu"}
+# Qwen 3 with experts, from MaxText's qwen3-30b-a3b.yml and qwen3-235b-a22b.yml. It divides the shares of a token's
+# experts by their sum, which takes no time and is left out.
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "vocabulary": 151_936,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "experts": 128,
+    "experts_per_token": 8,
+    "qk_norm": True,
+    "norm_epsilon": 1e-6,
+}
 _GEMMA3: dict[str, Any] = {
     "activation": "gelu",
     "window": 1024,
@@ -192,9 +218,10 @@ CONFIGS: Mapping[str, Config] = {
     "mistral-7b": Config(
         vocabulary=32_000, width=4096, layers=32, heads=32, kv_heads=8, head_dim=128, mlp_width=14_336
     ),
-    "maxtext-16b": _maxtext(16),
-    "maxtext-32b": _maxtext(32),
-    "maxtext-64b": _maxtext(64),
+    "maxtext-16b": _maxtext(6144, 36, 24, 24_576),
+    "maxtext-22b": _maxtext(6144, 48, 24, 24_576),
+    "maxtext-32b": _scaled_maxtext(32),
+    "maxtext-64b": _scaled_maxtext(64),
     # DeepSeek-V2-Lite.
     "deepseek2-16b": Config(
         vocabulary=102_400,
@@ -213,15 +240,18 @@ CONFIGS: Mapping[str, Config] = {
         rope_dim=64,
         norm_epsilon=1e-6,
     ),
+    "qwen3-30b-a3b": Config(
+        width=2048, layers=48, heads=32, mlp_width=768, expert_width=768, rope_theta=1e7, **_QWEN3_EXPERTS
+    ),
+    "qwen3-235b-a22b": Config(
+        width=4096, layers=94, heads=64, mlp_width=1536, expert_width=1536, rope_theta=5e6, **_QWEN3_EXPERTS
+    ),
     "gemma3-12b": Config(
         vocabulary=262_144, width=3840, layers=48, heads=16, kv_heads=8, head_dim=256, mlp_width=15_360, **_GEMMA3
     ),
     # Their layer norms and learned positions cost what RMS norms and rotated ones do.
     "gpt3-175b": Config(
         vocabulary=50_304, width=12_288, layers=96, heads=96, kv_heads=96, head_dim=128, mlp_width=49_152, **_PLAIN_MLP
-    ),
-    "maxtext-22b": Config(
-        vocabulary=32_000, width=6144, layers=48, heads=24, kv_heads=24, head_dim=256, mlp_width=24_576, **_PLAIN_MLP
     ),
 }
 

@@ -88,7 +88,7 @@ def mlp(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.A
 
 
 def feed_forward(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """Apply norm and MLP; in a layer with experts, the shared experts and those that the router chooses."""
+    """Apply the layer's norm, if it has one, and the MLP or the shared experts and those that the router chooses."""
     x = normed(x, weights, "mlp_norm", config)
     if "router" not in weights:
         return normed(mlp(x, weights, config, sharding), weights, "mlp_out_norm", config)
@@ -108,7 +108,7 @@ def layer(x: jax.Array, weights: Any, config: Config, sharding: Sharding) -> tup
         x += normed(out, weights, "attention_out_norm", config)
         x = sharding.constrain(x, "batch", "sequence", "residual")
     with jax.named_scope("mlp"):
-        x += feed_forward(x, weights, config, sharding)
+        x += feed_forward(before if config.parallel else x, weights, config, sharding)
         return sharding.constrain(x, "batch", "sequence", "residual"), (key, value)
 
 

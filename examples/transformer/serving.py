@@ -44,7 +44,7 @@ def decode_step(
             context = plain_attention(query, keys[number], values[number], position[None], own.window)
             x += normed(project(context, weights["out"], "bshf,hfd->bsd"), weights, "attention_out_norm", own)
         with jax.named_scope("mlp"):
-            x += feed_forward(x, weights, own, sharding)
+            x += feed_forward(before if own.parallel else x, weights, own, sharding)
         return (x, keys, values, number + 1), None
 
     x = embed(tokens, parameters["embedding"], config)

@@ -60,7 +60,7 @@ def init(key: jax.Array, config: Config) -> Any:
 
 def _norms(c: Config) -> dict[str, int]:
     """Return the features of each norm of a layer."""
-    norms = dict.fromkeys(("attention_norm", "mlp_norm"), c.width)
+    norms = dict.fromkeys(("attention_norm",) if c.parallel else ("attention_norm", "mlp_norm"), c.width)
     norms |= dict.fromkeys(("attention_out_norm", "mlp_out_norm"), c.width) if c.post_norms else {}
     norms |= dict.fromkeys(("query_norm", "key_norm"), c.head_dim) if c.qk_norm else {}
     return norms | ({"kv_norm": c.kv_rank} if c.kv_rank is not None else {})

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
     from systolic.chips import Chip, chip
     from systolic.compiler import slice_devices, slice_mesh, typical
     from systolic.explaining import Explanation, explain
-    from systolic.ops.collective import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+    from systolic.ops.collective import (
+        all_gather_matmul,
+        matmul_all_reduce,
+        matmul_reduce_scatter,
+        plan_across_chips,
+    )
     from systolic.ops.cross_entropy import linear_cross_entropy
     from systolic.ops.cross_entropy.spec import CrossEntropySpec
     from systolic.ops.gated import gated_matmul
@@ -89,6 +94,7 @@ __all__ = [
     "matmuls",
     "moe",
     "plan",
+    "plan_across_chips",
     "prepare",
     "quantize",
     "record",
@@ -114,7 +120,12 @@ _DOORS = {
     "systolic.explaining": ("Explanation", "explain"),
     "systolic.ops.plan": ("Plan",),
     "systolic.ops.planner": ("Planner", "plan", "use"),
-    "systolic.ops.collective": ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter"),
+    "systolic.ops.collective": (
+        "all_gather_matmul",
+        "matmul_all_reduce",
+        "matmul_reduce_scatter",
+        "plan_across_chips",
+    ),
     "systolic.ops.cross_entropy": ("linear_cross_entropy",),
     "systolic.ops.gated": ("gated_matmul",),
     "systolic.ops.grouped": ("grouped_matmul",),

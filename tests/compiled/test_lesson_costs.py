@@ -1,7 +1,8 @@
 """Lessons of the details page through the compiler, on reduced work: what they count is there, and adds up."""
 
 import pytest
-from operation_costs import costs, page
+from operation_cost_pages import pages
+from operation_costs import costs
 from operations import ELEMENTWISE, READ, SHAPINGS, Elementwise, Shaping
 
 from systolic.chips import V5E, V5P, V6E
@@ -32,9 +33,13 @@ def test_costs_on_two_chips() -> None:
         refused = found["a + b", "int8", chip]
         assert refused.cycles is None
         assert "i16" in refused.reason
-    written = page(priced)
-    assert "| `exp(a)` | float32 | medium |" in written
-    assert "| `a + b` | int8 |  | refused | refused |" in written
+    written = pages(priced, "costs.md", "    python costs.py")
+    assert "| `exp(a)` | float32 | medium |" in written["costs.md"]
+    assert "| `a + b` | int8 |  | refused | refused |" in written["costs/integers.md"]
+    assert "| `[8,8,128] to [64,128]` | float32 | free |" in written["costs/shapes.md"]
+    for name in ("integers", "shapes"):
+        assert f"](costs/{name}.md)" in written["costs.md"]
+        assert "](../costs.md)" in written[f"costs/{name}.md"]
 
 
 def test_chosen_blocks_move_every_byte_once_each_way() -> None:

@@ -10,11 +10,11 @@ from systolic.lessons import LESSONS, Lesson
 
 SHOWN = [
     ("refs", "v5e"),
-    ("sparse_core", "v6e"),
     # Their kernels are run by tests in interpret mode; compiling all parts takes a minute each.
     *(
         pytest.param(*each, marks=pytest.mark.slow)
         for each in (
+            ("sparse_core", "v6e"),
             ("grouped", "v5e"),
             ("unpacking", "v6e"),
             ("cores", "v5p"),

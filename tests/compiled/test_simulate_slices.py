@@ -153,6 +153,40 @@ def test_a_program_of_a_slice_runs_again(pool: WorkerPool, tmp_path: Path) -> No
     assert again.run() == program.run(links=slow)
 
 
+def passed_on(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Pass one array to the next device, while another crosses HBM."""
+    return jax.lax.ppermute(x, "ring", [(device, device ^ 1) for device in range(4)]), y * 2
+
+
+def test_links_leave_less_of_hbm_to_an_operation(pool: WorkerPool) -> None:
+    mesh = slice_mesh(CHIP, TOPOLOGY, ring=4)
+    fn = jax.shard_map(passed_on, mesh=mesh, in_specs=P("ring"), out_specs=P("ring"), check_vma=False)
+    argument = shape(1 << 17, 1024, spec=P("ring"), mesh=mesh)
+    program = systolic.prepare(fn, argument, argument, chip=CHIP, topology=TOPOLOGY)
+    links, machine = program.shape.links, program.chip.machine
+    cycles = {}
+    for rate in (links.bytes_per_s, links.bytes_per_s / 2):
+        run = program.run(links=dataclasses.replace(links, bytes_per_s=rate))
+        (cycles[rate],) = (op.cycles for op in run.slowest.cores[0].ops if "multiply" in op.name)
+        # It ends while the other array is still on its way, from HBM to HBM.
+        assert cycles[rate] * 2 < run.cycles
+    carried = [count * (1 - 2 * rate / machine.hbm_bytes_per_s) for rate, count in cycles.items()]
+    assert carried[0] == pytest.approx(carried[1], rel=0.01)
+
+
+def test_an_argument_that_is_brought_ahead_counts_as_on_one_chip(pool: WorkerPool) -> None:
+    x = jax.ShapeDtypeStruct((128, 4096), jnp.bfloat16, sharding=CUT)
+    fn = jax.shard_map(
+        lambda x, w: gathered(x) @ w, mesh=MESH, in_specs=(P("model"), P(None, "model")), out_specs=P(None, "model")
+    )
+    w = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16, sharding=NamedSharding(MESH, P(None, "model")))
+    run = simulated(pool, fn, x, w)
+    weight_bytes = 4096 * 2048 * 2
+    # Neither the time nor the bytes that the program's own operations read hold it.
+    assert run.slowest.hbm_read_bytes < weight_bytes
+    assert run.prefetch_us == pytest.approx(weight_bytes / systolic.chip(CHIP).machine.hbm_bytes_per_s * 1e6, rel=0.2)
+
+
 def test_a_program_is_compiled_anew_where_it_is_not_kept(pool: WorkerPool) -> None:
     fn, x = jax.jit(jnp.negative, out_shardings=WHOLE), shape(128, 256, spec=P("model"))
     jobs = [

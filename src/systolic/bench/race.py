@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from systolic.accuracy.time_error import TimeError
@@ -12,6 +12,7 @@ from systolic.bench.cases import Case
 from systolic.bench.rows import BenchRow, Limits, OurTime, PeerTime, PlannedKernel, RacedCase, XlaTime
 from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.cost import dtype_on, machine_roofline, roofline
+from systolic.ops.collective import plan_across_chips
 from systolic.ops.op import op_of
 from systolic.ops.op_programs import Peer, RacedPrograms
 from systolic.ops.planner import plan
@@ -144,7 +145,7 @@ class _Field:
         try:
             if self.programs is not None:
                 limits = _limits(self.programs.spec, self.chip)
-                kernel = _kernel(self.case.contest.planned(self.programs.spec), self.chip)
+                kernel = self._planned_kernel(self.programs)
         except _UNPLANNED as reason:
             error, limits = reason, Limits()
         ended = ours if error is None or ours is not _NOT_RUN else Outcome.failed(self.case.name, error)
@@ -160,6 +161,17 @@ class _Field:
             xla=xla,
             peers=tuple(_peer_time(peer, outcome(peer.name, spec)) for peer in self.peers),
         )
+
+    def _planned_kernel(self, programs: RacedPrograms) -> PlannedKernel:
+        kernel = _kernel(self.case.contest.planned(programs.spec), self.chip)
+        if self.case.contest.mesh(self.case.spec) is None:
+            return kernel
+        experiment = self._experiment("ours", programs, programs.ours)
+        ours: Any = experiment.fn
+        choices = plan_across_chips(ours, *experiment.args)
+        if not any(choice.by_kernel for choice in choices):
+            return replace(kernel, config="; ".join(dict.fromkeys((kernel.config, *map(str, choices)))))
+        return PlannedKernel(kernel="across chips", config="; ".join(dict.fromkeys(map(str, choices))))
 
     def _raced_case(self) -> RacedCase:
         case, spec, contest = self.case, self.case.spec, self.case.contest

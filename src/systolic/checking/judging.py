@@ -11,13 +11,13 @@ import numpy as np
 from systolic.analysis import KernelCall, op_count
 from systolic.checking.access import Access
 from systolic.checking.comparing import Comparison, Reference, compared, is_nan, place
-from systolic.checking.ends import UnreadEnd
 from systolic.checking.exception_findings import about
 from systolic.checking.finding import Finding, Grade
-from systolic.checking.guessing import guessed
+from systolic.checking.guessing import Guesser
 from systolic.checking.interpreting import Conditions, Interpreted
 from systolic.checking.rounding import has_narrow, most_sums, sums
 from systolic.checking.rules.sums import sums_narrowly
+from systolic.checking.unreferenced import Unreferenced
 from systolic.compiler import written_at
 
 
@@ -207,52 +207,11 @@ class Judge:
             fix="nothing, if the kernel sums one term after the other; sums of blocks are more exact",
         )
 
-    def of_no_reference(self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[Finding]:
-        """Return the note that nothing was compared, and how to compare."""
-        guess = guessed(inputs, outputs, terms=self._terms, roundings=self._roundings, rounds=self._rounds)
-        if guess is not None and guess.known.fault and not guess.wrong.any():
-            yield about(
-                self.calls,
-                "wrong-result",
-                "note" if self.assumed else "warning",
-                value=f"all results are those of {guess.text}, {guess.known.fault}",
-                limit="that is seldom meant",
-                fix="mend the mask or the count, or give a reference that has the same",
-            )
-            return
-        partly = guess is not None and guess.wrong.any()
-        doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
-        value = "the results were compared with nothing"
-        if guess is not None and partly and not doubtful:
-            value = f"most results are those of {guess.text}, and {place(guess.wrong)} are not"
-        elif guess is not None and not partly:
-            value = f"the results were compared with no reference; they are those of {guess.text}"
-        yield about(
-            self.calls,
-            "reference",
-            "warning" if partly and not doubtful and not self.assumed else "note",
-            value=value,
-            limit="numbers that are wrong in the same way under all conditions do not show",
-            fix="give one that has the right numbers: --reference FILE.py:REF, a function of the same arguments",
-        )
-
-    def of_unread_end(self, end: UnreadEnd) -> Finding:
-        """Reports an end of an input that changes no result."""
-        elements = (
-            f"{'last' if end.is_last else 'first'} {'element' if end.elements == 1 else f'{end.elements} elements'}"
-        )
-        changed = (
-            f"{'changes' if end.elements == 1 else 'change'} {f'{end.results:,}' if end.results else 'no'} results"
-        )
-        return about(
-            self.calls,
-            "dropped-tail",
-            "note" if self.assumed else "warning",
-            value=f"argument {end.argument}: the {elements} along dimension {end.axis} {changed}, and an element next "
-            f"to them {end.usual:,}",
-            limit="a mask or a loop that ends one too early leaves it out",
-            fix="look at the comparison of the mask and the count of the loop; if that is meant, give a reference",
-        )
+    @property
+    def unreferenced(self) -> Unreferenced:
+        """The judge of results that there is no reference for."""
+        guesser = Guesser(terms=self._terms, roundings=self._roundings, rounds=self._rounds)
+        return Unreferenced(calls=self.calls, assumed=self.assumed, guesser=guesser)
 
     def of_precision(self) -> Iterator[Finding]:
         """Notes where interpret mode is more exact than a TPU."""

@@ -17,6 +17,7 @@ from systolic.checking.interpreting import Conditions, Interpreted, Interpreter,
 from systolic.checking.judging import Judge
 from systolic.checking.run_findings import run_findings
 from systolic.checking.scaling import ScaledArguments
+from systolic.checking.unreferenced import HarderResults
 from systolic.checking.waiting import TooSlowError
 from systolic.checking.watching import FIRST_BUFFER
 from systolic.chips import Chip
@@ -51,6 +52,7 @@ class Runs:
     findings: list[Finding] = field(default_factory=list)
     ran: bool = False
     data: list[Data] = field(default_factory=list)
+    harder: list[HarderResults] = field(default_factory=list)
     done: int = 0
     left_out: list[str] = field(default_factory=list)
 
@@ -101,7 +103,7 @@ class Runs:
         if not made and not any(finding.grade == "error" for finding in self.findings):
             self._harder(interpreter, conditions, wide_reference, prefetches)
         if reference is None and self.judge.calls and not any(finding.grade == "error" for finding in self.findings):
-            self.findings += self.judge.of_no_reference(inputs, results[0][1].outputs)
+            self.findings += self.judge.unreferenced.findings(inputs, results[0][1].outputs, self.harder)
             if not any(array.dtype.kind in "iu" for array in inputs) and not self.mesh:
                 self._ends(interpreter, inputs, results[0])
         self.findings += self.judge.of_precision()
@@ -136,6 +138,7 @@ class Runs:
                 if not result.has_nan:
                     break
             self.data.append(data)
+            self.harder.append(HarderResults(data=data, kind=kind, inputs=inputs, outputs=results[0][1].outputs))
             expected = self._wanted(reference, inputs)
             reported = {(finding.rule, finding.grade) for finding in self.findings}
             new_findings = list(self.judge.of_values(inputs, results, expected, data=kind))
@@ -157,7 +160,7 @@ class Runs:
             result = self._interpreted(interpreter, arguments, condition)
             return result.outputs if result is not None else None
 
-        self.findings += map(self.judge.of_unread_end, unread_ends(run, inputs, base.outputs))
+        self.findings += map(self.judge.unreferenced.of_unread_end, unread_ends(run, inputs, base.outputs))
 
     def _is_within_budget(self, runs: int) -> bool:
         """True if this number of further runs fits the budget, by the estimate of `run_seconds`."""

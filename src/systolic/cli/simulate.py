@@ -169,6 +169,7 @@ def _record(answer: _Answer) -> dict[str, Any]:
             "time_us": slice_run.time_us,
             "error_percent": slice_run.error_percent,
             "time_error": dataclasses.asdict(slice_run.error),
+            "prefetch_us": slice_run.prefetch_us,
             "skew_us": slice_run.skew_us,
             "exposed_us": slice_run.exposed_us,
             "hidden_us": slice_run.hidden_us,

@@ -47,7 +47,7 @@ def show_slice_tables(out: Console, run: SliceRun) -> None:
 
 
 def communication_text(run: SliceRun) -> str:
-    """Return the number of devices, their skew at the end, and the share of time in communication."""
+    """Return the number of devices, their skew, the share of time in communication, and the first call's time."""
     parts = [f", {run.devices} devices"]
     if run.skew_us:
         parts.append(f"the fastest ends {us(run.skew_us)} µs before the slowest")
@@ -58,4 +58,6 @@ def communication_text(run: SliceRun) -> str:
     if busiest is not None and busiest.sent_bytes:
         share = busiest.busy_cycles / max(1, run.cycles)
         parts.append(f"busiest link {link_name(busiest)} ({busiest.axis}) busy {percent(share)}")
+    if run.prefetch_us:
+        parts.append(f"a first call takes {us(run.prefetch_us)} µs longer (prefetch of an argument)")
     return "; ".join(parts)

@@ -60,7 +60,11 @@ from systolic.validation.published import COLLECTIVE
 @constants_option
 @click.option("--plot", "plot_file", type=WRITTEN_FILE, metavar="FILE.png", help="Draw simulated over measured times.")
 @click.option(
-    "--page", "page_file", type=WRITTEN_FILE, metavar="FILE.md", help="Write the page on how far to trust a time."
+    "--page",
+    "page_file",
+    type=WRITTEN_FILE,
+    metavar="FILE.md",
+    help="Write the page on how far to trust a time, and its tables into a folder FILE next to it.",
 )
 @click.option(
     "--intervals",
@@ -219,7 +223,7 @@ def _write_page(
     plot_file: Path | None,
     target: Path,
 ) -> None:
-    from systolic.report.trust import TrustFacts, trust_page
+    from systolic.report.trust import TrustFacts, trust_pages
 
     plot = None
     if plot_file is not None and plot_file.exists():
@@ -233,8 +237,10 @@ def _write_page(
         chips=chips,
         constants=constants,
         plot=plot,
+        page=target.name,
     )
-    write_text(target, trust_page(facts))
+    for name, text in trust_pages(facts).items():
+        write_text(target.parent / name, text)
 
 
 def _command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 MESH_VALUE = "systolic_mesh_value"  # the name of the primitive, whose parameter `of_mesh` computes the value
@@ -18,6 +19,16 @@ def concrete_mesh() -> Any:
     mesh = get_concrete_mesh()
     is_set = mesh is not None and not mesh.empty and dict(mesh.shape) == dict(get_abstract_mesh().shape)
     return mesh if is_set else None
+
+
+def mesh_set_of(args: Any) -> AbstractContextManager[Any]:
+    """Set the mesh of arguments on a mesh with explicit axes, as JAX asks its users to: kernels look up its devices."""
+    import jax
+
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    meshes = {sharding.mesh for sharding in shardings if isinstance(sharding, jax.sharding.NamedSharding)}
+    mesh = meshes.pop() if len(meshes) == 1 else None
+    return jax.set_mesh(mesh) if isinstance(mesh, jax.sharding.Mesh) and mesh.explicit_axes else nullcontext()
 
 
 def mesh_value(of_mesh: OfMesh, size: int) -> Any:

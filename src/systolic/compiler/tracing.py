@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from systolic.compat.mesh_values import mesh_set_of
 from systolic.compiler.arguments import abstract_arguments
 from systolic.compiler.errors import CompilerError
 from systolic.compiler.jit_options import JitOptions, without_jit_options
@@ -137,5 +138,5 @@ def _traced(fn: Callable[..., Any], args: Sequence[Any], options: JitOptions, **
     import jax
 
     # An argument that is not used stays a parameter: the program's have the numbers of the call's.
-    with at_stage("tracing"):
+    with at_stage("tracing"), mesh_set_of(args):
         return jax.jit(fn, keep_unused=True, donate_argnums=options.donated, **shardings).trace(*args)

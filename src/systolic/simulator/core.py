@@ -155,6 +155,8 @@ class Core:
                 self._overwritten(name, operand, registers)
             totals.calls += 1
             return time
+        if self._setup.repeated is not None and self._parts.device.others is not None:
+            yield time  # what links do until then decides whether the call may be looked up
         before = self._spent(name)
         execution = self._execution(translation, time, registers)
         if execution is not None:

@@ -46,12 +46,14 @@ Kind = Literal[
     "wait",  # for a count of a flag
     "wait for value",
     "signal",  # to another core or device
+    "signal in the core",  # of a SparseCore, from its sequencer to a tile or back
     "clear remote flag",
     "send",
     "receive",
     "matmul",
     "weight push",
     "result pop",
+    "lane move",  # of a register by a cross-lane unit
     "stream",
     "task",
     "barrier",

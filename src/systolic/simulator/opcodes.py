@@ -202,6 +202,11 @@ TENSOR_CORE = OpcodeTable(
         _matrix("vmatmul*", "matmul"),
         _matrix("vmatpush*", "weight push"),
         _matrix("vpop*", "result pop"),
+        # ---- cross-lane units ----
+        *(
+            _matrix(f"{name}*", "lane move")
+            for name in ("vadd.xlane", "vbcast.lane", "vmax.xlane", "vmin.xlane", "vperm", "vrot.lane", "vxpose")
+        ),
     ]
 )
 
@@ -239,7 +244,7 @@ SPARSE_CORE = OpcodeTable(
         _event("smem.*", "unsupported"),
         _event("ssyncadd.*", "unsupported"),
         _event("ssyncadd.remote.s32", "signal"),
-        _event("ssyncadd.tile.s32", "signal"),
+        _event("ssyncadd.tile.s32", "signal in the core"),
         _event("swait.ge", "wait"),
         _event("swait.eq", "wait"),
         _event("swait*", "unsupported"),

@@ -4,8 +4,8 @@ The layers of a model are a loop, whose operations are called again and again. H
 registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of its
 own, and everything that it is handed unknown. If it ends, its control flow depends only on the counts of its flags and
 on how long the pipe to HBM is still busy when it begins, and at which rate it carries; all calls with equal values of
-these do the same. Calls during which the rate changes are executed, and so are all of operations that act on other
-cores or devices, or on flags that are not their own.
+these do the same. Calls during which the rate changes are executed, and so are those that begin while links use HBM,
+and all of operations that act on other cores or devices, or on flags that are not their own.
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ class RepeatedCalls:
           iterations: of the core.
 
         Returns:
-          None where the call has to be executed: the first one, one during which the pipe changes its rate, and all of
-          an operation that depends on others.
+          None where the call has to be executed: the first one, one during which the pipe changes its rate or may,
+          because links use HBM when it begins, and all of an operation that depends on others.
         """
         operation = self._operations.setdefault(translation.name, _Operation(closed=_may_be_closed(translation)))
         operation.calls += 1
-        if not operation.closed or operation.calls == 1:
+        if not operation.closed or operation.calls == 1 or pipe.serves_links:
             return None
         rate, until = pipe.rate(max(time, pipe.free))
         if rate != pipe.rate(time)[0]:

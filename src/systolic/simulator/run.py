@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from systolic.accuracy.time_error import time_error
@@ -106,18 +107,14 @@ class PreparedProgram:
         words = self._known(parameters)
 
         def device(attempt: Attempt) -> DeviceRun:
-            progression = attempt.progression
-            kept_spans = spans if progression == ZEROS else 0
+            kept_spans = spans if attempt.progression == ZEROS else 0
             setup = self._setup(chip, attempt, kept_spans, remember=remember)
             setup = replace(setup, parameters=words, operand_words=operand_words)
             run = _run_device(setup, kept_spans)
-            if progression != ZEROS or attempt.skipped or not self.may_prefetch:
-                return run
-            cold = _run_device(replace(setup, initial=lambda address: int(address in self.flags)), 0)
-            return replace(run, prefetch_cycles=max(0, end_cycles(cold) - end_cycles(run)))
+            return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, lambda cold: _run_device(cold, 0)))
 
         run, assumed = self._assuming(device, max_iterations)
-        simulated = self._simulated(chip, run.cores, run.sparse_cores, run.prefetch_cycles, assumed)
+        simulated = self._simulated(chip, run.cores, run.sparse_cores, prefetch=run.prefetch_cycles, assumed=assumed)
         return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
     def run_slice(
@@ -152,9 +149,9 @@ class PreparedProgram:
         check_constants(chip.machine, self.prepared_for)
         facts = self.slice_facts
         if facts is None and len(shape.devices) == len(assignment) == 1:
-            words = operand_words[0] if operand_words else _nothing_known
-            parameter_words = parameters[0] if parameters else ()
-            return alone(self.run(chip, parameters=parameter_words, operand_words=words, spans=spans), shape)
+            first = operand_words[0] if operand_words else _nothing_known
+            known = parameters[0] if parameters else ()
+            return alone(self.run(chip, parameters=known, operand_words=first, spans=spans), shape)
         if facts is None:
             raise SliceError("the program is for one device: nothing in it is sharded")
         where = SliceSetup.of(shape, assignment, facts)
@@ -165,17 +162,26 @@ class PreparedProgram:
         def devices(attempt: Attempt) -> DevicesRun:
             kept_spans = spans if attempt.progression == ZEROS else 0
             setup = self._setup(chip, attempt, kept_spans, remember=remember)
-            return run_devices(setup, where, facts, contents, kept_spans, one_for_all=one_for_all)
+            again = partial(run_devices, where=where, facts=facts, contents=contents, spans=0, one_for_all=one_for_all)
+            run = again(setup, spans=kept_spans)
+            return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, again))
 
         run, assumed = self._assuming(devices, max_iterations)
         kernels = self.hlo.kernels if self.hlo is not None else frozenset[str]()
-        return slice_run(
-            run, where, facts, chip, kernels, lambda cores, sparse: self._simulated(chip, cores, sparse, 0, assumed)
-        )
+        of_device = partial(self._simulated, chip, prefetch=run.prefetch_cycles, assumed=assumed)
+        return slice_run(run, where, facts, chip, kernels, of_device)
+
+    def _prefetch(
+        self, run: ProgramRun, attempt: Attempt, setup: DeviceSetup, again: Callable[[DeviceSetup], ProgramRun]
+    ) -> int:
+        """Return how many cycles longer the first call takes, before which no argument has been brought into VMEM."""
+        if attempt.progression != ZEROS or attempt.skipped or not self.may_prefetch:
+            return 0
+        cold = again(replace(setup, initial=lambda address: int(address in self.flags)))
+        return max(0, end_cycles(cold) - end_cycles(run))
 
     def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
-        # Other traffic through the pipe to HBM makes calls differ.
-        alone = chip.cores_per_device == 1 and not self.sparse_programs
+        alone = chip.cores_per_device == 1 and not self.sparse_programs  # other traffic in the pipe changes calls
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
@@ -243,7 +249,8 @@ class PreparedProgram:
         chip: Chip,
         cores: Sequence[CoreRun],
         sparse_cores: tuple[SparseCoreRun, ...],
-        prefetch_cycles: int,
+        *,
+        prefetch: int,
         assumed: Mapping[str, str],
     ) -> SimulatedRun:
         return SimulatedRun(
@@ -251,7 +258,7 @@ class PreparedProgram:
             flags=dict(chip.compiler_flags),
             clock_hz=chip.machine.clock_hz,
             cores=tuple(cores),
-            prefetch_cycles=prefetch_cycles,
+            prefetch_cycles=prefetch,
             matrix_units=chip.machine.mxu_count,
             bundles=sum(translation.blocks[-1].last + 1 for translation in self.translations.values()),
             hbm_bytes_per_cycle=chip.machine.hbm_bytes_per_s / chip.machine.clock_hz,

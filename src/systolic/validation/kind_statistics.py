@@ -9,6 +9,7 @@ from systolic.validation.errors import ComparedRow, error_statistics
 
 # The groups that requirements are stated for, and the kinds in each; other kinds are programs of XLA.
 PALLAS, SPARSE_CORES, XLA = "all Pallas kernels", "all gathers and top-k", "all programs of XLA"
+GROUPS = PALLAS, XLA, SPARSE_CORES
 _ON_SPARSE_CORES = ("ragged_gather", "ragged_gather_reduce", "csa_gather", "router_top_k")
 
 
@@ -19,9 +20,7 @@ def kind_statistics(rows: Sequence[ComparedRow]) -> tuple[KindErrors, ...]:
         of_chip = [row for row in rows if row.chip == chip]
         kinds = sorted({row.kind for row in of_chip})
         parts = [(kind, [row for row in of_chip if row.kind == kind]) for kind in kinds]
-        groups = [
-            (name, [row for row in of_chip if group_of(row.kind) == name]) for name in (PALLAS, XLA, SPARSE_CORES)
-        ]
+        groups = [(name, [row for row in of_chip if group_of(row.kind) == name]) for name in GROUPS]
         for name, part in (*groups, *parts):
             for in_view in (False, True):
                 if half := [row for row in part if row.in_view == in_view]:
@@ -44,6 +43,7 @@ def is_covered(row: ComparedRow) -> bool | None:
 
 def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) -> KindErrors:
     counted = [row for row in rows if row.counted and row.error is not None]
+    others = [row for row in rows if row.other_program]
     statistics = error_statistics(counted)
     covered = [inside for row in counted if (inside := is_covered(row)) is not None]
     worst = max(counted, key=lambda row: abs(row.error or 0.0), default=None)
@@ -52,7 +52,8 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         kind=kind,
         in_view=in_view,
         rows=len(counted),
-        refused=len(rows) - len(counted),
+        refused=len(rows) - len(counted) - len(others),
+        other_programs=len(others),
         median_percent=_percent(statistics.median_error),
         p90_percent=_percent(statistics.p90_error),
         bias_percent=_percent(statistics.bias),
@@ -60,17 +61,6 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         covered=sum(covered),
         worst="" if worst is None else worst.program,
         worst_percent=_percent(worst.error if worst is not None else None),
-        worst_cause="" if worst is None else _cause(worst),
-    )
-
-
-def _cause(row: ComparedRow) -> str:
-    """Return why an error is large, where arithmetic shows it."""
-    if row.traffic_us is None or row.traffic_us <= row.published_us:
-        return ""
-    return (
-        f"this compiler's program moves more over HBM than the published time allows: {row.traffic_us:,.0f} µs at the "
-        f"published bandwidth, where {row.published_us:,.0f} µs are published"
     )
 
 

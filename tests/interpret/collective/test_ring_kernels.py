@@ -36,37 +36,49 @@ def delay(name, source, function, *operands):
         time.sleep(0.01 * (copies[device] * 7 % 5))
     return function(*operands)
 
-def run(kind, devices, pieces, slots_at_once, block, dma):
+def run(kind, devices, pieces, slots_at_once, block, dma, weights=1):
     rows, k, columns = 16 * pieces, 128, 1024
+    gathers, two = kind == "gather", weights == 2
     schedule = RingSchedule(
         devices=devices, rows=rows, columns=columns, dtype="bfloat16", pieces=pieces, slots_at_once=slots_at_once,
-        block=block,
+        block=block, weights=weights, outs=weights if gathers else 1, transpose_rhs=two,
     )
     kernel = launch.RingKernel(
-        schedule=schedule, axis_name="model", collective_id=0, dtype_out="float32", vmem_limit_bytes=2**26,
+        schedule=schedule, finish=lambda totals, bias: totals, keeps_x=gathers and two,
+        axis_name="model", collective_id=0, dtype_out="float32", vmem_limit_bytes=2**26,
         interpret=interpret_params(detect_races=True, uninitialized_memory="nan", dma_execution_mode=dma),
     )
     ring = jnp.asarray(random.permutation(devices), jnp.int32)
-    gathers = kind == "gather"
     multiply = gather.all_gather_matmul if gathers else scatter.matmul_reduce_scatter
     specs = (P("model"), P(None, "model")) if gathers else (P(None, "model"), P("model"))
     shapes = (devices * rows, k), (k, devices * columns)
     if not gathers:
         shapes = (devices * rows, devices * k), (devices * k, columns)
-    x, w = (random.integers(-3, 4, shape).astype(np.float32) for shape in shapes)
+    x, *w = (random.integers(-3, 4, shape).astype(np.float32) for shape in (*shapes, *shapes[1:] * (weights - 1)))
+
+    def part(x, *w):
+        # Two weights of a scatter: each device has rows of both, and of x the columns of both.
+        w = tuple(matrix.T for matrix in w) if two else w
+        x = x if gathers else jnp.concatenate([x] * weights, axis=1)
+        return multiply(launch.RingOperands(x=x, w=w, ring=ring), kernel)
+
     mapped = jax.jit(jax.shard_map(
-        lambda x, w: multiply(launch.RingOperands(x=x, w=w, ring=ring), kernel),
-        mesh=Mesh(np.array(jax.devices()[:devices]), ("model",)), in_specs=specs, out_specs=specs[1], check_vma=False,
+        part, mesh=Mesh(np.array(jax.devices()[:devices]), ("model",)), in_specs=(specs[0], *specs[1:] * weights),
+        out_specs=launch.RingResults(outs=specs[1], x=P()), check_vma=False,
     ))
     try:
         with watched_interpreter(delay) if delayed else contextlib.nullcontext():
-            out = np.asarray(mapped(x.astype("bfloat16"), w.astype("bfloat16")))
+            results = jax.tree.map(np.asarray, mapped(*(array.astype("bfloat16") for array in (x, *w))))
     except RuntimeError as error:
         # From JAX 0.12 on a race may also end the run, and only in some orders of the devices' threads.
         assert planted != "nothing" and "RACE DETECTED" in str(error), error
         return
     if planted == "nothing":
-        np.testing.assert_array_equal(out, x.astype(np.float64) @ w)
+        totals = [x.astype(np.float64) @ matrix for matrix in w]
+        for out, total in zip(results.outs, totals if gathers else [sum(totals)], strict=True):
+            np.testing.assert_array_equal(out, total)
+        if kernel.keeps_x:
+            np.testing.assert_array_equal(results.x.astype(np.float32), x)
         assert not races_found(), (kind, devices, pieces, slots_at_once)
     else:
         assert races_found()
@@ -77,14 +89,15 @@ assert all(copies.values())
 """
 
 
-# Kind, devices, pieces, slots at once, columns at once, and when copies between devices are made.
+# Kind, devices, pieces, slots at once, columns at once, when copies between devices are made, and weights: two are
+# stored as [columns, k].
 CASES = [
     ("gather", 4, 4, 2, 1024, "on_wait"),
-    ("gather", 3, 2, 1, 256, "eager"),
+    ("gather", 3, 2, 1, 256, "eager", 2),
     ("scatter", 4, 2, 1, 512, "eager"),
     ("gather", 2, 2, 2, 512, "eager"),
     ("scatter", 4, 4, 2, 1024, "on_wait"),
-    ("scatter", 3, 2, 3, 256, "eager"),
+    ("scatter", 3, 2, 3, 256, "eager", 2),
     ("scatter", 4, 2, 4, 512, "on_wait"),
     ("scatter", 2, 4, 1, 512, "on_wait"),
 ]

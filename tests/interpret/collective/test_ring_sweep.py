@@ -50,4 +50,4 @@ test()
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("devices", [2, *(pytest.param(count, marks=pytest.mark.exhaustive) for count in (4, 8))])
 def test_any_product_is_exact_and_has_no_race(tmp_path: Path, devices: int) -> None:
-    run_on_virtual_devices(SCRIPT, tmp_path, str(devices), str(examples(20)), devices=devices)
+    run_on_virtual_devices(SCRIPT, tmp_path, str(devices), str(examples(40 // devices)), devices=devices)

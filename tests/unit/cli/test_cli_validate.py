@@ -180,7 +180,9 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
     assert "    systolic validate published.csv --dispatch-us 115 --plot p.png --page p.md" in page
     assert str(tmp_path) not in page
     assert "1 of the 3 counted rows" in page
-    assert "| v5e | flash | 256/256/256 | bfloat16 |  | 200.0 | op 'flash' is unknown" in page
+    not_counted = (tmp_path / "docs" / "p" / "not_counted.md").read_text()
+    assert "| v5e | flash | 256/256/256 | bfloat16 |  | 200.0 | op 'flash' is unknown" in not_counted
+    assert "- a | b" in (tmp_path / "docs" / "p" / "rows_v5e.md").read_text()
     tables = [text for text in page.splitlines() if text.startswith("| v5e, ")]
     assert [text.split("|")[1:4] for text in tables] == [
         [" v5e, all ", " 3 ", " 3 "],

@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from step_recipes import RECIPES, Recipe, recipe_of
-from training_steps import PUBLISHED, record, rows_of, summary_of
+from training_steps import (
+    KEPT,
+    PUBLISHED,
+    compiled_recipe,
+    kept_or_reason,
+    kept_results,
+    published_us,
+    record,
+    rows_of,
+    summary_of,
+)
 from transformer.config import configured
 
 import systolic
 from systolic.chips import SliceShape, with_flags
+from systolic.steps import StepRun
 
-ROWS = rows_of(PUBLISHED, None)
+ROWS = rows_of(PUBLISHED)
 
 
 def test_rows_and_recipes_belong_together() -> None:
     found = [recipe_of(row) for row in ROWS]
     assert None not in found
     assert sorted(map(id, found)) == sorted(map(id, RECIPES))
+    assert all("@" in recipe.source for recipe in RECIPES)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +54,33 @@ def test_errors_are_of_rows_that_are_predicted() -> None:
     for row, error in zip(rows, (-10.0, 20.0, 30.0), strict=False):
         row["error_percent"] = error
     assert summary_of(rows) == {"predicted": 3, "median_error_percent": 20.0, "worst_error_percent": 30.0}
+
+
+def test_a_result_is_kept_until_its_recipe_changes() -> None:
+    recipe = next(recipe for recipe in RECIPES if not recipe.unsupported)
+    row = next(row for row in ROWS if recipe_of(row) is recipe)
+    key = (row["chip"], row["topology"], row["op"])
+    result = record(row, recipe, None, "") | {"recipe": compiled_recipe(recipe), "predicted_s": 2.0}
+    assert kept_or_reason(row, recipe, {key: result})["predicted_s"] == 2.0
+    without_reason = replace(recipe, not_run="")
+    other = replace(without_reason, parameters={**recipe.parameters, "batch": 99})
+    stale = kept_or_reason(row, other, {key: result})
+    assert stale["predicted_s"] is None
+    assert "recipe changed" in stale["reason"]
+    assert kept_or_reason(row, without_reason, {})["reason"] == "not predicted yet"
+
+
+def test_every_row_has_a_result_or_a_reason() -> None:
+    kept = kept_results(KEPT)
+    for row in ROWS:
+        result = kept_or_reason(row, recipe_of(row), kept)
+        assert (result["predicted_s"] is None) == bool(result["reason"])
+
+
+@pytest.mark.parametrize(("counted", "flops"), [(1.0, 10.0), (0.5, 9.0), (0.0, 8.0)])
+def test_a_rate_counts_its_share_of_attention(counted: float, flops: float) -> None:
+    """Of 10 operations attention has 2, of which a causal mask leaves 1."""
+    recipe = Recipe(chip="v5p", op="", rate_tflops=0.5, attention_counted=counted)
+    run = SimpleNamespace(chip="v5p", devices=4, flops=10e12, flops_causal=9e12)
+    assert published_us({"time_us": ""}, recipe, cast(StepRun, run)) == pytest.approx(flops / 4 / 0.5 * 1e6)
+    assert published_us({"time_us": "3"}, recipe, cast(StepRun, run)) == 3.0

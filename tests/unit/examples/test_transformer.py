@@ -71,7 +71,12 @@ def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [pytest.param("tiny", {}, marks=pytest.mark.slow), ("tiny", {"window": 5, "gated": False}), ("tiny-gemma", {})],
+    [
+        pytest.param("tiny", {}, marks=pytest.mark.slow),
+        ("tiny", {"window": 5, "gated": False}),
+        ("tiny-gemma", {}),
+        ("tiny", dict.fromkeys(("parallel", "qk_norm", "tied"), True)),
+    ],
     ids=str,
 )
 def test_decoding_continues_what_a_longer_prompt_would_give(name: str, changes: dict[str, object]) -> None:
@@ -141,12 +146,14 @@ SIZES = {
     "llama3.1-70b": 70.6,
     "llama3.1-405b": 405.9,
     "mistral-7b": 7.24,
-    "maxtext-16b": 15.9,
-    "maxtext-32b": 31.7,
+    "maxtext-16b": 16.5,
+    "maxtext-32b": 32.5,
     "gemma3-12b": 11.8,
     "gpt3-175b": 175.2,
-    "maxtext-22b": 22.1,
+    "maxtext-22b": 21.9,
     "deepseek2-16b": 15.7,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.1,
 }
 
 
@@ -156,7 +163,7 @@ def test_published_models_have_their_sizes(name: str) -> None:
     weights = jax.eval_shape(functools.partial(init, config=config), jax.random.key(0))
     count = sum(each.size for each in jax.tree.leaves(weights))
     assert count / 1e9 == pytest.approx(SIZES[name], rel=0.01)
-    norms = (2 * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
+    norms = ((2 - config.parallel) * config.layers + 1) * config.width + config.layers * (config.kv_rank or 0)
     norms += config.layers * (2 * config.width * config.post_norms + 2 * config.head_dim * config.qk_norm)
     others = config.experts - config.experts_per_token  # with whose weights a token is not multiplied
     others *= (config.layers - config.dense_layers) * 3 * config.width * config.expert_width

@@ -86,3 +86,48 @@ def test_reads_and_writes_in_turns_cost_time(copies: list[tuple[int, int, str]],
 
 def test_only_v6e_is_slow() -> None:
     assert [name for name in ("v4", "v5e", "v5p", "v6e", "v7x") if chip(name).machine.hbm_slow_period_s] == ["v6e"]
+
+
+def test_links_leave_the_rest_of_the_rate() -> None:
+    pipe = HbmPipe(replace(V5E.machine, hbm_slow_period_s=0.0))
+    quarter = pipe.bytes_per_cycle / 4
+    assert not pipe.serves_links
+    pipe.serve_links(0, quarter)
+    pipe.carry(0, 300)
+    assert pipe.free == pytest.approx(400)
+    # At 200 half is carried: what is left takes half of the rate, and from 300 on all of it.
+    pipe.serve_links(200, quarter)
+    pipe.serve_links(300, -2 * quarter)
+    assert pipe.free == pytest.approx(300 + 150 - 50)
+    assert not pipe.serves_links
+    # In all, links had 200 quarters of a cycle and 100 halves: nothing is lost.
+    assert pipe.free == pytest.approx(300 + 200 / 4 + 100 / 2)
+
+
+def test_links_slow_a_slow_part_too() -> None:
+    pipe = HbmPipe(slowing())
+    pipe.carry(0, 1000)
+    pipe.serve_links(1000, pipe.bytes_per_cycle / 2)
+    pipe.carry(1000, 50)
+    assert pipe.free == pytest.approx(1000 + 50 / SHARE / 0.5)
+
+
+def test_links_that_need_more_than_there_is_leave_a_tenth() -> None:
+    pipe = HbmPipe(replace(V5E.machine, hbm_slow_period_s=0.0))
+    pipe.serve_links(0, 3 * pipe.bytes_per_cycle)
+    pipe.carry(0, 100)
+    assert pipe.free == pytest.approx(1000)
+
+
+def test_links_do_not_stretch_pauses() -> None:
+    machine = replace(V5E.machine, hbm_slow_period_s=0.0)
+    # A call that is looked up ends at 1,000: what it copies until then is not known any more.
+    alone, pipe = HbmPipe(machine), HbmPipe(machine)
+    alone.carry(900, 100)
+    pipe.repeat(0, alone)
+    pipe.serve_links(0, pipe.bytes_per_cycle / 2)
+    assert pipe.free == 1000
+    # A copy that begins later than the links takes longer from its begin on.
+    pipe.carry(2000, 100)
+    pipe.serve_links(1500, -pipe.bytes_per_cycle / 2)
+    assert pipe.free == 2000 + 100

@@ -9,6 +9,7 @@ from simulator_listings import V5E, listing, loop
 
 from systolic.chips import Chip, chip
 from systolic.simulator import SimulatedRun, prepare_listings, repeated_calls
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.repeated_calls import RepeatedCalls
 
 TIMES = 7
@@ -84,6 +85,12 @@ def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool])
     calls = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
     assert max(calls) > 1.5 * min(calls)
     assert alone == [False, True, False, True, False, True, True]
+
+
+def test_calls_that_begin_while_links_use_hbm_are_executed(alone: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HbmPipe, "serves_links", True)
+    both_ways(*copied(1000))
+    assert not any(alone)
 
 
 def test_a_write_of_the_caller_before_a_call_counts(alone: list[bool]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from systolic.chips import SliceShape, chip
 from systolic.simulator.errors import TooManyCopiesError
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice import network
 from systolic.simulator.slice.communication import Communications
@@ -35,9 +39,11 @@ class Sends:
         self.ended: list[tuple[str, float]] = []
         self.bytes_per_cycle = shape.links.bytes_per_s / CLOCK
 
-    def send(self, name: str, source: int, target: int, size: int, time: float = 0.0) -> None:
+    def send(
+        self, name: str, source: int, target: int, size: int, time: float = 0.0, pipes: Sequence[HbmPipe] = ()
+    ) -> None:
         route = self.routes.between(source, target)
-        self.network.send(source, time, route, size, lambda end: self.ended.append((name, end)))
+        self.network.send(source, time, route, size, lambda end: self.ended.append((name, end)), pipes)
 
     def ends(self) -> dict[str, float]:
         self.schedule.run()
@@ -159,6 +165,23 @@ def test_two_cores_of_a_chip_share_its_links() -> None:
     sends.send("core 1", 1, 3, 90_000)
     assert list(sends.ends().values()) == [pytest.approx(180_000 / sends.bytes_per_cycle)] * 2
     assert [(run.source, run.target, run.sent_bytes) for run in sends.network.results()] == [(0, 1, 180_000)]
+
+
+def test_hbm_at_both_ends_has_less_for_others_while_bytes_pass() -> None:
+    shape = slice_of("v6e", "2x4")
+    sends = Sends(shape)
+    pipes = [HbmPipe(replace(shape.chip.machine, clock_hz=CLOCK, hbm_slow_period_s=0.0)) for _ in range(3)]
+    full, taken = pipes[0].bytes_per_cycle, sends.bytes_per_cycle
+    # One after the other along one link, and another copy that shares it in the middle.
+    sends.send("first", 0, 4, 100_000, pipes=pipes[:2])
+    sends.send("second", 0, 4, 100_000, pipes=pipes[:2])
+    sends.send("from VMEM", 2, 4, 50_000, time=1000.0)
+    for pipe in pipes:  # copies of their own, all the time
+        pipe.carry(0, 10_000)
+    sends.ends()
+    assert [pipe.free for pipe in pipes] == pytest.approx([10_000 + 200_000 / full] * 2 + [10_000])
+    assert 250_000 / taken < 10_000
+    assert not any(pipe.serves_links for pipe in pipes)
 
 
 def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,13 +142,29 @@ def test_two_branches_with_one_condition_are_refused() -> None:
         split_section("pair", parse_sparse_listing("pair", listing(code, [])).scs, "scs")
 
 
-def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for() -> None:
-    code = ["lr = simm.s32 $0x2", "[smem:$0x3F9D] = sst lr", "lr = simm.s32 $0x3", "[smem:$0x3F9E] = sst lr"]
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_program_goes_on_with_the_part_that_it_asks_its_loader_for(offset: int) -> None:
+    # The second part is run next, the third is fetched meanwhile, and the second is entered at an offset.
+    code = [
+        text
+        for word, value in (("0x3F9D", 2), ("0x3F9E", 3), ("0x3F9F", offset))
+        for text in (f"lr = simm.s32 ${value:#x}", f"[smem:${word}] = sst lr")
+    ]
     code += ["lr = scall.abs $__scs_overlays_trampoline_lowered, $1", "_ = snop"]
-    code += [".L_overlay_start_1:", "_ = shalt", ".L_overlay_start_2:", "_ = shalt"]
+    code += [".L_overlay_start_1:", "_ = shalt", ".L_overlay_start_2:", *["_ = snop"] * 2, "_ = shalt"]
     section = parse_sparse_listing("parts", listing(code, [])).scs
-    first, *_, last = split_section("parts", section, "scs")
-    assert (first.last, first.taken, last.first) == (5, 2, 7)
+    blocks = split_section("parts", section, "scs")
+    first = blocks[0]
+    assert first.last == 7
+    assert first.taken is not None
+    assert blocks[first.taken].first == 9 + offset
+
+
+def test_a_part_that_is_entered_at_no_known_place_is_refused() -> None:
+    code = ["lr = simm.s32 $0x1", "[smem:$0x3F9D] = sst lr"]
+    code += ["lr = scall.abs $__scs_overlays_trampoline_lowered, $1", "_ = snop", ".L_overlay_start_1:", "_ = shalt"]
+    with pytest.raises(SimulationError, match="a branch to nowhere"):
+        split_section("parts", parse_sparse_listing("parts", listing(code, [])).scs, "scs")
 
 
 def test_the_one_table_of_a_program_comes_first_in_its_image() -> None:

@@ -222,6 +222,36 @@ def test_a_tile_polls_a_word_of_the_sequencer(cycles: int) -> None:
     assert ends[1] - ends[0] == pytest.approx(cycles, abs=8)
 
 
+# The sequencer signals a flag of tile 0 by the bare number, as libtpu 0.0.50's all-reduces do.
+SIGNALLED = [
+    "s0 = stileid.u32; s3 = simm.s32 $0x100001",
+    "p0 = sne.s32 s0, $0x0",
+    "_ = shalt @p0",
+    "_ = swait.ge [sflag:$0x9], $0x1",
+    "[sflag:s3] = ssyncadd.tile.s32 $0x1; _ = shalt",
+]
+
+
+@pytest.mark.parametrize("cycles", [100, 100_000])
+def test_the_sequencer_signals_a_tile(cycles: int) -> None:
+    ends = []
+    for delay in (cycles, 2 * cycles):
+        signals = [f"_ = sdelay {delay:#x}; s11 = simm.s32 $0x9", "[sflag:s11] = ssyncadd.tile.s32 $0x1"]
+        device = Device(a_chip(), gather(SIGNALLED, meanwhile=signals))
+        device.launch(0)
+        ends.append(device.end())
+        assert device.dma.count(0, "TLP", ends[-1], DONE) == 1  # the TensorCore is told only of the end
+    assert ends[1] - ends[0] == pytest.approx(cycles, abs=8)
+
+
+def test_a_signal_to_another_tile_is_refused() -> None:
+    signals = ["s11 = simm.s32 $0x41", "[sflag:s11] = ssyncadd.tile.s32 $0x1"]
+    device = Device(a_chip(), gather(SIGNALLED, meanwhile=signals))
+    device.launch(0)
+    with pytest.raises(SimulationError, match="which tile is signalled by address 0x41"):
+        device.schedule.run()
+
+
 def test_a_copy_within_the_device_signals_both_flags() -> None:
     copy = "[spmem:s11], [sflag:s12] = dma.general [hbm:s11], [sflag:s13], length:$0x800, [dreg:$0x0], "
     copy += "stride_count:$0x1, ici_dest:s14, dma_misc:DstOpCode:WRITE"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Shaped
 
+    from systolic.ops.collective.choice import RingChoice
     from systolic.ops.collective.product import Kind
     from systolic.ops.engine.backend import Implementation
 
@@ -165,6 +166,23 @@ def matmul_all_reduce(
     padded = jnp.pad(x, [(0, -rows % devices), *[(0, 0)] * (x.ndim - 1)])
     parts = matmul_reduce_scatter(padded, w, axis_name=axis_name, **options)
     return all_gather_alike(parts, axis_name)[:rows]
+
+
+def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, ...]:
+    """Return the choice for each product of a function that a kernel could compute across chips, in traced order.
+
+    These are products of `systolic.matmul` and `systolic.gated_matmul`, and of their gradients, whose operands are cut
+    over a mesh with explicit axes so that rows of all devices are gathered, or sums of all devices added.
+
+    Args:
+      fn: the function, as it is called under `jit`.
+      args: its arguments, or `jax.ShapeDtypeStruct`s of them, with shardings on a mesh with explicit axes.
+    """
+    from systolic.compat.mesh_values import mesh_set_of
+    from systolic.ops.collective.noted import choices_of
+
+    with mesh_set_of(args):
+        return choices_of(fn, *args)
 
 
 def _computed(

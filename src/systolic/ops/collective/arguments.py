@@ -83,7 +83,7 @@ def canonical(
         axis_name=axis_name,
         devices=devices,
         ring=_ring(ring, axis_name, devices),
-        collective_id=_collective_id(collective_id, axis_name),
+        collective_id=barrier_number(axis_name) if collective_id is None else _collective_id(collective_id),
         precision=precision_named(precision),
         dtype_out=stored_dtype(dtype_out),
         activation=name,
@@ -116,10 +116,20 @@ def axis_size(axis_name: Any) -> int:
     return int(lax.axis_size(axis_name))
 
 
+def axis_ring(axis_name: str, devices: int) -> tuple[int, ...] | None:
+    """Return the ring of a mesh axis; None if the mesh is known only when the program is lowered."""
+    mesh = concrete_mesh()
+    return None if mesh is None else AxisRing(axis_name=axis_name, size=devices)(mesh)
+
+
+def barrier_number(axis_name: str) -> int:
+    """Return the `collective_id` of kernels over an axis of the surrounding `jax.shard_map`."""
+    return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+
+
 def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     if ring is None:
-        mesh = concrete_mesh()
-        return None if mesh is None else AxisRing(axis_name=axis_name, size=devices)(mesh)
+        return axis_ring(axis_name, devices)
     try:
         order = tuple(map(operator.index, ring))
     except TypeError as error:
@@ -129,9 +139,7 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     return order
 
 
-def _collective_id(number: int | None, axis_name: str) -> int:
-    if number is None:
-        return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+def _collective_id(number: int) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise SpecError(f"collective_id={number!r}; use a whole number from 0 up")
     return number

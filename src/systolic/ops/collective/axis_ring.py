@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 
 from systolic.chips import CHIPS
 from systolic.ops.collective.rings import places, ring_through
@@ -23,7 +24,7 @@ class AxisRing:
     size: int
 
     def __call__(self, mesh: Any) -> tuple[int, ...]:
-        devices = getattr(mesh, "devices", None)  # an abstract mesh has none
+        devices = mesh.devices if isinstance(mesh, Mesh) else None  # an abstract mesh has none
         if devices is None or any(getattr(device, "coords", None) is None for device in devices.flat):
             return tuple(range(self.size))
         kind = devices.flat[0].device_kind

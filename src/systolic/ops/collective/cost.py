@@ -46,7 +46,9 @@ class RingSizes:
     Attributes:
       rows: of a chunk: those of x before all-gather, of the result after reduce-scatter.
       columns: of w.
+      k: of x. For reduce-scatter with two weights, each has half of it.
       scatters: True for matmul × reduce-scatter.
+      weights, outs, transpose_rhs: as in `RingSchedule`.
     """
 
     devices: int
@@ -56,6 +58,19 @@ class RingSizes:
     dtype: str
     dtype_out: str
     scatters: bool
+    weights: int = 1
+    outs: int = 1
+    transpose_rhs: bool = False
+
+    def __str__(self) -> str:
+        product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
+        weights = " and a second product" if self.sums > 1 else ""
+        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}"
+
+    @property
+    def sums(self) -> int:
+        """Sums of each row."""
+        return 1 if self.scatters else self.weights
 
     @property
     def padded_rows(self) -> int:
@@ -71,7 +86,7 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
     violations = _violations(sizes, chip)
     schedules = [] if violations else list(_schedules(sizes, chip))
     if not violations and not schedules:
-        elements = (sizes.devices * sizes.padded_rows + sizes.columns) * sizes.k
+        elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
         value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
         limit = f"with blocks of results they have to fit in {usable_bytes(chip) // MIB} MiB"
         violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
@@ -94,8 +109,8 @@ def vmem_limit_bytes(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> in
 def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     buffers_of = schedule.scatter_buffers if sizes.scatters else schedule.gather_buffers
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
-    value_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")  # the sum of a block
-    return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + value_bytes
+    sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
+    return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + sizes.sums * sum_bytes
 
 
 def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
@@ -120,15 +135,15 @@ class _Times:
         assert chip.links is not None  # a rule of `_violations`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
         # One TensorCore of the device runs the kernel.
-        row = 2 * sizes.k * multiplied / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
+        row = 2 * sizes.k * multiplied * sizes.sums / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
         width_bytes = (
             schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
         )
         return _Times(
             row=row,
-            block=_WEIGHT_ROWS * row + _BLOCK_US,
-            copy=_COPY_US,
-            weights=sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
+            block=_WEIGHT_ROWS * row + sizes.sums * _BLOCK_US,
+            copy=sizes.outs * _COPY_US,
+            weights=sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
@@ -204,7 +219,16 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
     rows, columns = sizes.padded_rows, sizes.columns
-    of_sizes = functools.partial(RingSchedule, devices=sizes.devices, rows=rows, columns=columns, dtype=sizes.dtype)
+    of_sizes = functools.partial(
+        RingSchedule,
+        devices=sizes.devices,
+        rows=rows,
+        columns=columns,
+        dtype=sizes.dtype,
+        weights=sizes.weights,
+        outs=sizes.outs,
+        transpose_rhs=sizes.transpose_rhs,
+    )
     for pieces in (2, 4):
         for at_once in range(1, sizes.devices * pieces // 2 + 1):
             for block in blocks:

@@ -16,7 +16,7 @@ from jax import Array, lax
 from systolic.ops.collective.arguments import Call
 from systolic.ops.collective.pallas import by_pallas
 from systolic.ops.collective.product import Kind, RingProduct
-from systolic.ops.collective.xla import by_xla, finished
+from systolic.ops.collective.xla import by_xla
 from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
@@ -65,7 +65,7 @@ def multiply_fused(product: RingProduct, x: Array, w: Array, bias: Array | None)
     def in_two(operands: tuple[Array, Array, Array | None]) -> Array:
         x, w, bias = operands
         kept_dtype = "float32" if x.dtype == jnp.float32 else product.dtype_out
-        return finished(product, multiply(replace(product.plain, dtype_out=kept_dtype), x, w), bias)
+        return product.finished((multiply(replace(product.plain, dtype_out=kept_dtype), x, w),), bias)[0]
 
     def kernel(operands: tuple[Array, Array, Array | None]) -> Array:
         return _product(product, *operands)
@@ -73,12 +73,14 @@ def multiply_fused(product: RingProduct, x: Array, w: Array, bias: Array | None)
     return fused_after_sum(kernel, in_two, bool(product.activation), (x, w, bias))
 
 
-def _product(product: RingProduct, *operands: Any) -> Array:
-    def run(*operands: Any) -> Array:
-        backend = product.backend
-        if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:
-            return by_xla(product, *operands)  # the kernel leaves the device's second TensorCore idle
-        pallas, xla = (functools.partial(run, product) for run in (by_pallas, by_xla))
-        return dispatched(backend, pallas, xla, *operands)
+def _product(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+    return one_at_a_time(lambda x, w, bias: results(product, x, (w,), bias)[0], x, w, bias)
 
-    return one_at_a_time(run, *operands)
+
+def results(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
+    """Return the results of a product without derivative, by Pallas or by XLA."""
+    backend = product.backend
+    if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:
+        return by_xla(product, x, w, bias)  # the kernel leaves the device's second TensorCore idle
+    pallas, xla = (functools.partial(run, product) for run in (by_pallas, by_xla))
+    return dispatched(backend, pallas, xla, x, w, bias)

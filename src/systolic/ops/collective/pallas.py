@@ -20,7 +20,8 @@ from systolic.schedule.legality import IllegalTilesError, Violation
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def by_pallas(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+def by_pallas(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
+    """Return the results of `product`, the gathered rows last if it keeps them."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
     scatters, devices = product.kind == "scatter", product.devices
@@ -28,13 +29,16 @@ def by_pallas(product: RingProduct, x: Array, w: Array, bias: Array | None) -> A
     sizes = RingSizes(
         devices=devices,
         rows=rows,
-        k=w.shape[0],
-        columns=w.shape[1],
+        k=x.shape[1],
+        columns=w[0].shape[0 if product.transpose_rhs else 1],
         dtype=x.dtype.name,
         dtype_out=product.dtype_out,
         scatters=scatters,
+        weights=len(w),
+        outs=product.outs,
+        transpose_rhs=product.transpose_rhs,
     )
-    _require_passes(product, sizes)
+    _require_support(product, sizes)
     schedule = fastest_schedule(sizes, chip)
     kernel = RingKernel(
         schedule=schedule,
@@ -42,7 +46,8 @@ def by_pallas(product: RingProduct, x: Array, w: Array, bias: Array | None) -> A
         collective_id=product.collective_id,
         dtype_out=product.dtype_out,
         precision=lax.Precision[product.precision.upper()],
-        activation=product.function,
+        finish=product.finished,
+        keeps_x=product.keeps_x,
         vmem_limit_bytes=vmem_limit_bytes(schedule, sizes, chip),
         interpret=product.backend.interpret,
     )
@@ -55,8 +60,8 @@ def by_pallas(product: RingProduct, x: Array, w: Array, bias: Array | None) -> A
     x = _with_rows(product.backend.on_tpu(x), chunks, schedule.rows)
     with tracing_for(chip):
         run = matmul_reduce_scatter if scatters else all_gather_matmul
-        out = run(RingOperands(x=x, w=w, ring=ring, bias=bias), kernel)
-    return _with_rows(out, 1 if scatters else devices, rows)
+        results = run(RingOperands(x=x, w=w, ring=ring, bias=bias), kernel)
+    return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
 
 
 def _with_rows(array: Array, chunks: int, rows: int) -> Array:
@@ -68,10 +73,16 @@ def _with_rows(array: Array, chunks: int, rows: int) -> Array:
     return jnp.pad(cut, [(0, 0), (0, rows - cut.shape[1]), (0, 0)]).reshape(chunks * rows, width)
 
 
-def _require_passes(product: RingProduct, sizes: RingSizes) -> None:
+def _require_support(product: RingProduct, sizes: RingSizes) -> None:
+    violations: list[Violation] = []
     if product.precision == "high" and sizes.dtype == "float32":
         fix = "use default or highest"
-        violation = Violation(
-            rule="precision", value="high", limit="the kernel multiplies in one or six passes", fix=fix
-        )
-        raise IllegalTilesError("a product on a ring", [violation])
+        limit = "the kernel multiplies in one or six passes"
+        violations.append(Violation(rule="precision", value="high", limit=limit, fix=fix))
+    if product.kept_sum not in (None, product.dtype_out):
+        value = f"results are {product.dtype_out}, and sums for a derivative {product.kept_sum}"
+        limit = "the kernel stores all results in one dtype"
+        fix = "leave out preferred_element_type"
+        violations.append(Violation(rule="dtype", value=value, limit=limit, fix=fix))
+    if violations:
+        raise IllegalTilesError("a product on a ring", violations)

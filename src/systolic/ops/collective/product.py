@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
+from jax import Array
+
+from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.engine.backend import Computed
-from systolic.spec import PrecisionName
+from systolic.spec import Epilogue, Operands, Pairing, PrecisionName
 
 Kind = Literal["gather", "scatter"]  # all-gather × matmul, matmul × reduce-scatter
 
@@ -25,7 +28,26 @@ class RingProduct(Computed):
     dtype_out: str
     activation: str = ""  # its name
     function: Callable[..., Any] | None = None  # and its function
+    transpose_rhs: bool = False  # weights are [columns, k]
+    pairing: Pairing | None = None  # of two matrices of weights: `gated` of a gather, `added` of a scatter
+    kept_sum: str | None = None  # dtype of what a gather stores in addition for derivatives, as a `MatmulSpec` has it
+    keeps_x: bool = False  # the gathered rows are a result too
 
     @property
     def plain(self) -> Self:
         return replace(self, activation="", function=None)
+
+    @property
+    def outs(self) -> int:
+        """Results besides the gathered rows."""
+        return 1 if self.kept_sum is None else 3 if self.pairing == "gated" else 2
+
+    def finished(self, totals: tuple[Any, ...], bias: Any) -> tuple[Array, ...]:
+        """Return the results that are made of sums."""
+        # Records of sizes and counts are the planner's; here only what is applied counts.
+        epilogue = Epilogue(activation=self.activation, kept_sum=self.kept_sum)
+        functions = Functions(activation=self.function)
+        operands = Operands(lhs=None, rhs=None, bias=bias)
+        outs = outputs(totals, operands, epilogue, functions, self.dtype_out, self.pairing)
+        dtypes = (self.dtype_out, *(self.kept_sum,) * (self.outs - 1))
+        return tuple(out.astype(dtype) for out, dtype in zip(outs, dtypes, strict=True))

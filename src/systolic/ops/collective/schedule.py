@@ -33,6 +33,10 @@ class RingSchedule:
       slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
         follow, they are multiplied one by one.
       block: columns that are multiplied at once.
+      weights: matrices of weights: before all-gather two that multiply the same rows, each with a sum of its own; for
+        reduce-scatter two whose products are added, by the two halves of k.
+      outs: results of all-gather × matmul, each [devices · rows, columns].
+      transpose_rhs: weights are stored as [columns, k].
 
     Raises:
       IllegalTilesError: the pieces are odd, or a size is not cut evenly.
@@ -45,6 +49,9 @@ class RingSchedule:
     pieces: int
     slots_at_once: int
     block: int
+    weights: int = 1
+    outs: int = 1
+    transpose_rhs: bool = False
 
     def __post_init__(self) -> None:
         multiple = self.pieces * row_multiple(self.dtype)
@@ -141,11 +148,14 @@ class RingSchedule:
 
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
-        product = (self.slots_at_once * WAYS, self.piece_rows, self.block)
-        return (*self._operand_buffers(k), _buffer("out", product, dtype_out, copies=OUT_SLOTS))
+        product = (self.outs, self.slots_at_once * WAYS, self.piece_rows, self.block)
+        return (
+            *self._operand_buffers(k, self.weights * self.blocks),
+            _buffer("out", product, dtype_out, copies=OUT_SLOTS),
+        )
 
     def scatter_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
-        """Return the VMEM of matmul × reduce-scatter, in the order of the kernel's scratch.
+        """Return the VMEM of matmul × reduce-scatter, in the order of the kernel's scratch. k is that of all weights.
 
         `sums` has a slot for each step, from which that step sends, and then slots for the last pieces that arrive.
         """
@@ -153,15 +163,16 @@ class RingSchedule:
         kept_blocks = 1 if self.adds_at_once else self.blocks
         products = (kept_blocks, self.first_slots, WAYS, self.piece_rows, self.block)
         return (
-            *self._operand_buffers(k),
+            *self._operand_buffers(k, self.blocks),
             _buffer("sums", (self.steps + self.pieces, *blocks), dtype_out),
             _buffer("products", products, "float32"),
         )
 
-    def _operand_buffers(self, k: int) -> tuple[VmemBuffer, ...]:
+    def _operand_buffers(self, k: int, blocks: int) -> tuple[VmemBuffer, ...]:
+        block = (self.block, k) if self.transpose_rhs else (k, self.block)
         return (
             _buffer("x", (self.slots, WAYS, self.piece_rows, k), self.dtype),
-            _buffer("w", (self.blocks, k, self.block), self.dtype),
+            _buffer("w", (blocks, *block), self.dtype),
         )
 
     def __str__(self) -> str:

@@ -7,25 +7,24 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from systolic.kernels.epilogue import apply_epilogue
 from systolic.ops.collective.product import RingProduct
 from systolic.spec import accumulator_dtype
 
 
-def by_xla(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+def by_xla(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
+    """Return the results of `product`, the gathered rows last if it keeps them."""
     if product.kind == "gather":
         gathered = lax.all_gather(x, product.axis_name, tiled=True)
-        return finished(product, _dot(product, gathered, w, accumulator_dtype(x.dtype.name)), bias)
+        dtype = accumulator_dtype(x.dtype.name)
+        outs = product.finished(tuple(_dot(product, gathered, side, dtype) for side in w), bias)
+        return (*outs, gathered) if product.keeps_x else outs
     # The kernel's sums, too, travel in the dtype of the result.
-    partial_sum = _dot(product, x, w, product.dtype_out)
-    return finished(product, lax.psum_scatter(partial_sum, product.axis_name, tiled=True), bias)
-
-
-def finished(product: RingProduct, total: Array, bias: Array | None) -> Array:
-    """Apply what follows the sum."""
-    return apply_epilogue(total, product.dtype_out, bias=bias, activation=product.function)
+    axis = 1 if product.transpose_rhs else 0
+    partial_sum = _dot(product, x, w[0] if len(w) == 1 else jnp.concatenate(w, axis), product.dtype_out)
+    return product.finished((lax.psum_scatter(partial_sum, product.axis_name, tiled=True),), bias)
 
 
 def _dot(product: RingProduct, x: Array, w: Array, dtype: Any) -> Array:
     precision = lax.Precision[product.precision.upper()]
+    w = w.T if product.transpose_rhs else w
     return jnp.matmul(x, w, precision=precision, preferred_element_type=jnp.dtype(dtype))

@@ -40,9 +40,25 @@ def cuts_of(given: Any, names: Any, last: tuple[str, ...]) -> dict[str, Axes]:
 
 def axes_of(array: Array) -> Iterator[Axes]:
     """Yield for each dimension of an array the axes that cut it."""
-    spec = jax.typeof(array).sharding.spec
-    for axes in (*spec, *(None for _ in range(array.ndim - len(spec)))):
+    yield from _axes_of_spec(jax.typeof(array).sharding.spec, array.ndim)
+
+
+def _axes_of_spec(spec: PartitionSpec, rank: int) -> Iterator[Axes]:
+    for axes in (*spec, *(None for _ in range(rank - len(spec)))):
         yield (axes,) if isinstance(axes, str) else tuple(axes or ())
+
+
+def out_cut_of(array: Array) -> tuple[Axes, Axes] | None:
+    """Return the axes that cut a matrix of a mesh with explicit axes; None for anything else."""
+    if array.ndim != 2 or not jax.typeof(array).sharding.mesh.explicit_axes:
+        return None
+    return cut_of_spec(jax.typeof(array).sharding.spec)
+
+
+def cut_of_spec(spec: PartitionSpec) -> tuple[Axes, Axes]:
+    """Return the axes that cut a matrix."""
+    rows, columns = _axes_of_spec(spec, 2)
+    return rows, columns
 
 
 def parts_of(mesh: Any, axes: Axes) -> int:

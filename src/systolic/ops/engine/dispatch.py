@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax import Array, lax
@@ -14,13 +14,14 @@ from systolic.ops.engine.target import NO_CHIP, kernel_or_xla, without_kernel
 from systolic.schedule import IllegalTilesError
 
 Run = Callable[..., Array]
+T = TypeVar("T")  # an array, or several
 
 
-def dispatched(backend: Backend, pallas: Run, xla: Run, *given: Any) -> Array:
+def dispatched(backend: Backend, pallas: Callable[..., T], xla: Callable[..., T], *given: Any) -> T:
     """Compute the op by Pallas or by XLA; raise IllegalTilesError if the caller requires a kernel and no tiles fit."""
     leaves, structure = jax.tree.flatten(given)
 
-    def by_xla_because(reason: str) -> Array:
+    def by_xla_because(reason: str) -> T:
         return xla(*structure.unflatten([without_kernel(leaves[0], reason), *leaves[1:]]))
 
     if backend.implementation == "xla" or any(0 in leaf.shape for leaf in leaves):

@@ -11,6 +11,7 @@ from systolic.schedule import KernelConfig, Tiles
 if TYPE_CHECKING:
     import numpy as np
     from jax import Array
+    from jax.sharding import NamedSharding, PartitionSpec
     from jax.typing import DTypeLike
     from jaxtyping import Shaped
 
@@ -27,6 +28,7 @@ def gated_matmul(
     quantize_lhs: DTypeLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
@@ -49,6 +51,7 @@ def gated_matmul(
       quantize_lhs: rows of x are quantized in the kernel, as in `systolic.matmul`.
       precision: of float32, as in `systolic.matmul`.
       preferred_element_type: of the result. Default: as in `systolic.matmul`, but float32 for integers.
+      out_sharding: the cuts of the result, as in `systolic.matmul`.
       implementation, chip, tiles: as in `systolic.matmul`; a tile of n is a tile of each weight.
 
     Returns:
@@ -65,6 +68,7 @@ def gated_matmul(
     from systolic.ops.engine.backend import backend_of
     from systolic.ops.gated.arguments import canonical
     from systolic.ops.gated.derivatives import multiply
+    from systolic.ops.matmul.call import result
     from systolic.ops.quantized.api import quantized_matmul
     from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized
@@ -82,10 +86,10 @@ def gated_matmul(
                 up=w_up,
                 gated=True,
                 quantize_lhs=quantize_lhs,
-                refused={"precision": precision},
+                refused={"precision": precision, "out_sharding": out_sharding},
                 **shared,
             )
         )
     call = canonical(x, w_gate, w_up, precision=precision, **shared)
     with jax.named_scope("systolic"):
-        return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)
+        return result(multiply, call, out_sharding)

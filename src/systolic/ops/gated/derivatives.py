@@ -23,8 +23,10 @@ from jax import Array
 
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.backend import OfProduct
+from systolic.ops.engine.cuts import Axes, out_cut_of
 from systolic.ops.engine.linear import linear, perturbed
 from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.matmul.across_chips import gathers
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.jvp import multiplied_by, sum_tangent
 from systolic.ops.matmul.named import function_named
@@ -51,10 +53,16 @@ def _complete(product: Product, operands: Operands) -> Operands:
 @functools.partial(_multiply.defjvp, symbolic_zeros=True)
 def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Operands]) -> tuple[Array, Any]:
     (operands,) = primals
-    out, up_slope, gate_slope = compute(replace(product, kept_sum=kept_dtype(operands)), _complete(product, operands))
+    complete = _complete(product, operands)
+    computed = replace(product, kept_sum=kept_dtype(operands))
+    computed = replace(computed, keeps_lhs=gathers(computed, complete))
+    out, up_slope, gate_slope, *whole_x = compute(computed, complete)
     count = 2 if product.side_by_side else 3  # x, and one or two arrays of weights
-    residuals = [*list(operands)[:count], gate_slope, up_slope]
-    return out, linear(_Tangent(product=product), residuals, perturbed(list(tangents[0])[:count]), [out])[0]
+    x, *weights = list(operands)[:count]
+    tangent = _Tangent(product=product, x_cut=out_cut_of(operands.lhs))
+    # The rows of all devices, if a kernel has gathered them, are for the gradients of weights.
+    residuals = [*(whole_x or [x]), *weights, gate_slope, up_slope]
+    return out, linear(tangent, residuals, perturbed(list(tangents[0])[:count]), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,7 @@ class _Tangent(OfProduct):
     """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
 
     product: Product
+    x_cut: tuple[Axes, Axes] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, gate_slope, up_slope = residuals
@@ -84,14 +93,21 @@ class _Tangent(OfProduct):
         x, *weights, gate_slope, up_slope = residuals
         wanted_x, *weights_wanted = (argument is not None for argument in arguments)
         (dout,) = cotangents
-        dx = _dx(self.product, x, weights, dout, (gate_slope, up_slope)) if wanted_x else None
+        dx = _dx(self.product, x, self.x_cut, weights, dout, (gate_slope, up_slope)) if wanted_x else None
         slopes_wanted = weights_wanted * 2 if self.product.side_by_side else weights_wanted
         slopes = [slope for slope, is_wanted in zip((gate_slope, up_slope), slopes_wanted, strict=True) if is_wanted]
         dweights = iter(_dweights(self.product, x, weights[0], dout, slopes) if slopes else ())
         return [dx, *(next(dweights) if is_wanted else None for is_wanted in weights_wanted)]
 
 
-def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slopes: tuple[Array, ...]) -> Array:
+def _dx(
+    product: Product,
+    x: Array,
+    cut: tuple[Axes, Axes] | None,
+    weights: Sequence[Array],
+    dout: Array,
+    slopes: tuple[Array, ...],
+) -> Array:
     gate, up = (weights[0], weights[0]) if product.side_by_side else weights
     (dx,) = compute(
         product.anew(
@@ -101,6 +117,7 @@ def _dx(product: Product, x: Array, weights: Sequence[Array], dout: Array, slope
             activation="",
             pairing="added",
             counts_cast=False,
+            out_cut=cut,
         ),
         Operands(lhs=dout, lhs_args=slopes, rhs=gate, up=up),
     )
@@ -116,6 +133,7 @@ def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Se
             activation="",
             pairing="apart" if len(slopes) > 1 else None,
             counts_cast=False,
+            out_cut=out_cut_of(weight),
         ),
         Operands(lhs=x, rhs=dout, rhs_args=tuple(slopes)),
     )

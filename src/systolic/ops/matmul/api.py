@@ -11,6 +11,7 @@ from systolic.schedule import KernelConfig, Tiles
 if TYPE_CHECKING:
     import numpy as np
     from jax import Array
+    from jax.sharding import NamedSharding, PartitionSpec
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Shaped
 
@@ -35,6 +36,7 @@ def matmul(
     quantize_lhs: DTypeLike | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     implementation: Implementation = None,
     chip: str | Chip | None = None,
     tiles: Tiles | KernelConfig | tuple[int, int, int] | None = None,
@@ -69,6 +71,9 @@ def matmul(
         `lax.DotAlgorithmPreset.BF16_BF16_F32_X3`. None: `jax.default_matmul_precision`.
       preferred_element_type: of the result. Default: the operands' dtype, int32 for int8. The sum is taken in float32
         or int32, which wraps if it is the result itself. An integer result is rounded to the nearest and saturates.
+      out_sharding: the cuts of the result, as `jnp.matmul` takes them, for operands on a mesh with explicit axes. Where
+        rows of lhs have to be gathered for it, or sums to be scattered over rows, one kernel sends and multiplies if
+        that is faster: see the page on products across chips.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
         TPU interpret mode, or your own `pltpu.InterpretParams`.
       chip: whose tiles to use. None: the chip of the program being traced.
@@ -87,6 +92,7 @@ def matmul(
 
     from systolic.ops.engine.backend import backend_of
     from systolic.ops.matmul.arguments import Given, canonical
+    from systolic.ops.matmul.call import result
     from systolic.ops.matmul.jvp import multiply
     from systolic.ops.quantized.api import quantized_matmul
     from systolic.ops.quantized.arguments import canonical as quantized_call
@@ -107,6 +113,7 @@ def matmul(
             "lhs_fn": lhs_fn,
             "rhs_fn": rhs_fn,
             "precision": precision,
+            "out_sharding": out_sharding,
         }
         return quantized_matmul(quantized_call(lhs, rhs, quantize_lhs=quantize_lhs, refused=unsupported, **shared))
     call = canonical(
@@ -116,4 +123,4 @@ def matmul(
         **shared,
     )
     with jax.named_scope("systolic"):
-        return multiply(call.product, call.operands).reshape(call.shape).astype(call.dtype)
+        return result(multiply, call, out_sharding)

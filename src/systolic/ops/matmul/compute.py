@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -92,6 +92,8 @@ def _batched(product: Product, operands: Operands) -> tuple[Array, ...]:
 
 
 def _dispatched(product: Product, operands: Operands) -> tuple[Array, ...]:
+    if product.keeps_lhs and operands.lhs.ndim > 2:  # under `vmap` nothing is gathered
+        return (*_dispatched(replace(product, keeps_lhs=False), operands), operands.lhs)
     mesh = explicit_mesh(operands.present())
     if mesh is not None:
         return sharded(_dispatched, mesh, product, operands)

@@ -20,9 +20,11 @@ from jax import Array
 
 from systolic.compat import varying_alike
 from systolic.ops.engine.backend import OfProduct
-from systolic.ops.engine.cuts import cut_like
+from systolic.ops.engine.cuts import Axes, axes_of, cut_like, out_cut_of
 from systolic.ops.engine.linear import jvp_of_moving, linear, perturbed
 from systolic.ops.engine.shapes import fold, is_symbolic
+from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.matmul.across_chips import gathers
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype, output_shape
 from systolic.ops.matmul.vjp import operand_cotangents
@@ -50,6 +52,9 @@ def folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, .
     """Return a batch that shares rhs as one matrix, so that the gradient of rhs is one product, not a sum of many."""
     if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
         return operands, None
+    # JAX joins cut dimensions only if the first of them alone is cut.
+    if explicit_mesh(operands.present()) and any(any(tuple(axes_of(array))[1:-1]) for array in operands.present()):
+        return operands, None
     return fold(product.transpose_lhs, operands)
 
 
@@ -63,9 +68,13 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
     (operands,) = primals
     leaves, structure = jax.tree.flatten(operands)
     keeps = product.functions.activation is not None or operands.scale is not None
-    out, *kept_sums = compute(replace(product, kept_sum=kept_dtype(operands)) if keeps else product, operands)
+    computed = replace(product, kept_sum=kept_dtype(operands)) if keeps else product
+    computed = replace(computed, keeps_lhs=gathers(computed, operands))
+    out, *kept = compute(computed, operands)
     tangent = _Tangent(product=product, structure=structure)
-    return out, linear(tangent, [*leaves, *kept_sums], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
+    if computed.keeps_lhs:  # the rows of all devices are for the gradient of rhs
+        tangent, leaves[0] = replace(tangent, lhs_cut=out_cut_of(operands.lhs)), kept.pop()
+    return out, linear(tangent, [*leaves, *kept], perturbed(jax.tree.leaves(tangents[0])), [out])[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,7 @@ class _Tangent(OfProduct):
 
     product: Product
     structure: Any  # of `Operands`
+    lhs_cut: tuple[Axes, Axes] | None = None  # the cuts of lhs, where the residual has the rows of all devices
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         operands, z = self._unpacked(residuals)
@@ -84,8 +94,10 @@ class _Tangent(OfProduct):
     ) -> Sequence[Array | None]:
         operands, z = self._unpacked(residuals)
         is_wanted = self.structure.unflatten([argument is not None for argument in arguments])
-        cotangents_in = operand_cotangents(self.product, operands, z, is_wanted, *cotangents)
-        return list(map(cut_like, self.structure.flatten_up_to(cotangents_in), residuals))
+        cotangents_in = operand_cotangents(self.product, operands, z, is_wanted, *cotangents, lhs_cut=self.lhs_cut)
+        lhs, *others = self.structure.flatten_up_to(cotangents_in)
+        lhs = lhs if self.lhs_cut is not None else cut_like(lhs, operands.lhs)
+        return [lhs, *map(cut_like, others, residuals[1 : self.structure.num_leaves])]
 
     def _unpacked(self, residuals: Sequence[Array]) -> tuple[Operands, Array | None]:
         count = self.structure.num_leaves

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.engine.activations import OpCount, op_count_of
 from systolic.ops.engine.backend import Computed
+from systolic.ops.engine.cuts import Axes
 from systolic.ops.engine.shapes import broadcast_shapes
 from systolic.ops.gated.spec import GatedSpec
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Operands, Pairing, PrecisionName, Prologue, Side
@@ -40,6 +41,8 @@ class Product(Computed):
     kept_sum: str | None = None  # dtype of a second output, z; None: there is none
     pairing: Pairing | None = None  # the combination of two products; None if there is one
     side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
+    out_cut: tuple[Axes, Axes] | None = None  # axes of the mesh that are to cut m and n; None: as the operands say
+    keeps_lhs: bool = False  # lhs, which a kernel gathers over an axis of the mesh, is the last output too
     counts_cast: bool = True  # True if the cast to `dtype_out` counts as an operation of the epilogue
 
 

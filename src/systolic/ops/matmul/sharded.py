@@ -2,7 +2,9 @@
 
 Each device multiplies its parts. Rows, columns and the batch stay cut as they are; if k is cut, the parts' products are
 summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two dimensions of a product
-cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first.
+cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first. Where the caller says
+how the result is cut, rows and columns are cut so. `across_chips` sends and multiplies in one kernel where that is
+faster.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from systolic.kernels.epilogue import outputs
-from systolic.ops.engine.cuts import Axes, Names, cuts_of, on_devices, parts_of
+from systolic.ops.collective.noted import noted
+from systolic.ops.engine.cuts import Axes, Names, axes_of, cut_as, cuts_of, on_devices, parts_of
+from systolic.ops.matmul.across_chips import across_chips, choice_of, cut_of
 from systolic.ops.matmul.product import Product, output_shape, spec_of
 from systolic.spec import Operands, Side
 
@@ -24,15 +29,42 @@ Run = Callable[[Product, Operands], tuple[Array, ...]]
 
 def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[Array, ...]:
     """Return the product by `run`, which on each device of the mesh gets the device's parts."""
+    if (cut := cut_of(product, operands)) is not None:
+        choice = choice_of(mesh, product, operands, cut)
+        operands = operands._replace(lhs=noted(operands.lhs, choice))
+        if choice.by_kernel:
+            return across_chips(mesh, product, operands, cut)
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
-    cuts = cuts_of(operands, names, last=("m", "n", "k"))
+    cuts = _cuts(product, operands, names)
 
     def compute(*parts: Any) -> tuple[Array, ...]:
         part_operands = Operands(*parts)
         return _summed(run, mesh, product, part_operands, cuts["k"]) if "k" in cuts else run(product, part_operands)
 
     out_names = _names(product, "out", output_shape(product, operands))  # of all outputs
-    return on_devices(compute, mesh, cuts, tuple(operands), tuple(names), out_names)
+    outs = on_devices(compute, mesh, cuts, tuple(operands), tuple(names), out_names)
+    if product.out_cut is None:
+        return outs
+    # Rows whose axis cuts k too are cut after the sum: XLA makes one reduce-scatter of both.
+    return tuple(cut_as(out, mesh, PartitionSpec(*(axes or None for axes in product.out_cut))) for out in outs)
+
+
+def _cuts(product: Product, operands: Operands, names: Operands) -> dict[str, Axes]:
+    """Return the axes that cut each dimension while the devices multiply."""
+    cuts = cuts_of(operands, names, last=("m", "n", "k"))
+    if product.out_cut is None:
+        return cuts
+    k_cuts = [
+        axes
+        for array, array_names in ((operands.lhs, names.lhs), (operands.rhs, names.rhs))
+        for name, axes in zip(array_names, axes_of(array), strict=True)
+        if name == "k"
+    ]
+    summed = set(k_cuts[0]).intersection(*k_cuts[1:]) if k_cuts else set()
+    rows, columns = (tuple(axis for axis in axes if axis not in summed) for axes in product.out_cut)
+    k = tuple(axis for axis in max(k_cuts, key=len, default=()) if axis not in (*rows, *columns))
+    out_names = _names(product, "out", output_shape(product, operands))
+    return {name: axes for name, axes in zip((*out_names, "k"), (rows, columns, k), strict=True) if name and axes}
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:

@@ -9,6 +9,7 @@ an expensive one once, before them, because each product would compute it again 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from jax import Array
 
 from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import op_count_of
+from systolic.ops.engine.cuts import Axes, out_cut_of
 from systolic.ops.engine.shapes import broadcast_shapes
+from systolic.ops.matmul.across_chips import gathers
 from systolic.ops.matmul.compute import compute
 from systolic.ops.matmul.product import Fn, Product, kept_dtype
 from systolic.spec import MatmulSpec, Operands, Side
@@ -27,7 +30,13 @@ _CHEAP_DERIVATIVE_OPS = 6
 
 
 def operand_cotangents(
-    product: Product, operands: Operands, z: Array | None, wanted: Operands, dout: Array
+    product: Product,
+    operands: Operands,
+    z: Array | None,
+    wanted: Operands,
+    dout: Array,
+    *,
+    lhs_cut: tuple[Axes, Axes] | None = None,
 ) -> Operands:
     """Return the cotangents of the wanted operands, None for the others.
 
@@ -35,6 +44,7 @@ def operand_cotangents(
       z: the sum with the bias, kept if there is an activation or a scale.
       wanted: for each operand, True if its cotangent is wanted; never for integers.
       dout: cotangent of the output.
+      lhs_cut: the cuts of lhs over a mesh with explicit axes, if they are not those of the array.
     """
     wide = dout.astype(jnp.float32)
     scaled = wide if operands.scale is None else wide * operands.scale.astype(jnp.float32)
@@ -47,8 +57,9 @@ def operand_cotangents(
         if operands.residual is not None:
             unscaled = unscaled + operands.residual.astype(jnp.float32)
         dscale = wide * unscaled
-    dlhs, dlhs_args = _operand_cotangents("lhs", product, operands, wanted, source, fn)
-    drhs, drhs_args = _operand_cotangents("rhs", product, operands, wanted, source, fn)
+    cuts = (out_cut_of(operands.lhs) if lhs_cut is None else lhs_cut), out_cut_of(operands.rhs)
+    dlhs, dlhs_args, source = _operand_cotangents("lhs", product, operands, wanted, source, fn, cuts[0])
+    drhs, drhs_args, _ = _operand_cotangents("rhs", product, operands, wanted, source, fn, cuts[1])
     return Operands(
         lhs=dlhs,
         rhs=drhs,
@@ -93,9 +104,18 @@ def _derivative_ops(activation: Fn) -> int:
 
 
 def _operand_cotangents(
-    side: Side, product: Product, operands: Operands, wanted: Operands, source: tuple[Array, ...], fn: Fn | None
-) -> tuple[Any, tuple[Any, ...]]:
-    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted."""
+    side: Side,
+    product: Product,
+    operands: Operands,
+    wanted: Operands,
+    source: tuple[Array, ...],
+    fn: Fn | None,
+    cut: tuple[Axes, Axes] | None,
+) -> tuple[Any, tuple[Any, ...], tuple[Array, ...]]:
+    """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted.
+
+    The last result is `source`, with the rows of all devices if a kernel has gathered them.
+    """
     is_lhs = side == "lhs"
     # From the view of lhs: its array and function, and the other operand's array and function.
     own_operands, functions = (
@@ -105,7 +125,7 @@ def _operand_cotangents(
     transposed, other_transposed = (product.transpose_lhs, product.transpose_rhs)[:: 1 if is_lhs else -1]
     own_wanted, args_wanted = (wanted.lhs, wanted.lhs_args) if is_lhs else (wanted.rhs, wanted.rhs_args)
     if not own_wanted and not any(args_wanted):
-        return None, tuple(None for _ in args)
+        return None, tuple(None for _ in args), source
     # dz is the left factor of the gradient of lhs, and the right one of rhs's; stored transposed, the other way.
     dz_left = is_lhs != transposed
     # dz is stored as [m, n]; as the left factor it is needed as [m, n] for lhs and [n, m] for rhs, and so on.
@@ -130,17 +150,20 @@ def _operand_cotangents(
         functions=factor_functions,
         activation="",
         counts_cast=False,
+        out_cut=cut,
     )
-    (gradient_sum,) = compute(gradient, factors)
+    gradient = replace(gradient, keeps_lhs=dz_left and gathers(gradient, factors))
+    gradient_sum, *whole_source = compute(gradient, factors)
+    source = tuple(whole_source) or source
     if is_whole:
-        return summed(gradient_sum, array), ()
+        return summed(gradient_sum, array), (), source
     assert own_fn is not None
     through = _through(own_fn, gradient_sum, array, args)
     cotangents_in = [
         cotangent_in if is_wanted else None
         for cotangent_in, is_wanted in zip(through, (own_wanted, *args_wanted), strict=True)
     ]
-    return cotangents_in[0], tuple(cotangents_in[1:])
+    return cotangents_in[0], tuple(cotangents_in[1:]), source
 
 
 def _through(fn: Fn, cotangent: Array, array: Array, args: tuple[Array, ...]) -> tuple[Any, ...]:

@@ -50,4 +50,5 @@ def by_xla(product: Product, operands: Operands) -> tuple[Array, ...]:
             totals = [totals[0] + totals[1]]
         outs = outputs(tuple(totals), operands, spec.epilogue, functions, product.dtype_out, product.pairing)
     outs = tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))
-    return (jnp.concatenate(outs, axis=-1),) if spec.joined_outputs else outs
+    outs = (jnp.concatenate(outs, axis=-1),) if spec.joined_outputs else outs
+    return (*outs, operands.lhs) if product.keeps_lhs else outs

@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.permuting import returned, spread
+from systolic.ops.moe.combining import combined
+from systolic.ops.moe.permuting import spread
 from systolic.ops.moe.routing import sorted_by_expert
-
-# Of VMEM, for results, beside what is gathered from it.
-# Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
-_SHARE_OF_VMEM = 0.5
 
 
 class Experts(NamedTuple):
@@ -33,36 +29,20 @@ class Experts(NamedTuple):
 def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
     """Return the weighted sum of what each token's experts return, those of this device: [tokens, d]."""
     here = experts.gate.shape[0]
-    tokens, k = call.ids.shape
-    if not tokens:
+    if not call.ids.shape[0]:
         return call.x
+    backend = backend_of(options["implementation"], options["chip"], None)
     with jax.named_scope("sort"):
         ids = call.ids if call.first_expert is None else call.ids - call.first_expert
-        in_order = sorted_by_expert(ids, here, call.capacity)
+        choices = sorted_by_expert(ids, here, call.capacity)
     rows = ids.size if call.capacity is None else min(ids.size, here * call.capacity)
     with jax.named_scope("gather"):
-        x = spread(call.x, in_order.order, in_order.place, rows)
+        x = spread(backend, call.x, choices, rows)
     options = {**options, "rows_per_group": max(ids.size // call.experts, 1)}
     with jax.named_scope("experts"):
-        results = _mlp(x, experts, in_order.sizes, activation, options)
+        results = _mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
-        has_expert = in_order.place.reshape(tokens, k) < in_order.sizes.sum()
-        weights = jnp.where(has_expert, call.weights, 0)[:, :, None]
-        results = _in_vmem(results, in_order.sizes.sum(), options)
-        choices = returned(results, in_order.order, in_order.place).reshape(tokens, k, -1)
-        return (choices.astype(jnp.float32) * weights).sum(1).astype(call.x.dtype)
-
-
-def _in_vmem(results: Array, kept: Array, options: dict[str, Any]) -> Array:
-    """Have XLA keep results in VMEM where they fit: it gathers rows there five times as fast as in HBM.
-
-    XLA does not keep a kernel's result there, so it passes through an operation that XLA computes: rows after the last
-    group are set to zero, which they are.
-    """
-    chip = backend_of(options["implementation"], options["chip"], None).chip
-    if chip is None or results.nbytes > chip.vmem_bytes_per_core * _SHARE_OF_VMEM:
-        return results
-    return jnp.where(jnp.arange(results.shape[0])[:, None] < kept, results, 0)
+        return combined(backend, results, call.weights, choices, call.x.dtype.name)
 
 
 def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:

@@ -1,4 +1,4 @@
-"""Rows of tokens in the order of their experts, and back: each is the other's derivative, and both are gathers.
+"""Rows of tokens in the order of their experts. The derivative is a sum over each token's rows, and both are gathers.
 
 JAX would transpose a gather to a scatter-add, which a TPU does row by row.
 """
@@ -14,78 +14,100 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from systolic.kernels.interpreted import tracing_for
+from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
+from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.moe.combining import combined
+from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES, SUBLANES, row_codes
+from systolic.ops.moe.kernel.spread import spread_rows
+from systolic.ops.moe.routing import Sorted
+from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
+from systolic.schedule.legality import LANES
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import vmem_limit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Spread:
     """Copies of tokens' rows, one for each choice that is kept, in the order of experts: [rows, d] of [tokens, d]."""
 
+    backend: Backend
     rows: int
 
-    effects = frozenset[Any]()
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.backend.effects
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        (order, place), (x,) = residuals, arguments
+        choices, (x,) = Sorted(*residuals), arguments
         assert x is not None  # the only argument, without which there is no tangent
-        tokens_of_rows = order[: self.rows] // max(place.size // max(x.shape[0], 1), 1)
-        return [x[tokens_of_rows]]
+        by_pallas, by_xla = (functools.partial(run, self) for run in (_by_pallas, _by_xla))
+
+        def call(x: Array, tokens: Array, kept: Array) -> Array:
+            if explicit_mesh([x]) is not None or x.dtype.name not in PACKED_DTYPES:
+                return by_xla(x, tokens, kept)
+            return dispatched(self.backend, by_pallas, by_xla, x, tokens, kept)
+
+        tokens_of_rows = choices.order[: self.rows] // (choices.order.size // x.shape[0])
+        return [one_at_a_time(call, x, tokens_of_rows, choices.sizes.sum())]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
     ) -> Sequence[Array | None]:
-        (order, place), (x,), (cotangent,) = residuals, arguments, cotangents
+        choices, (x,), (cotangent,) = Sorted(*residuals), arguments, cotangents
         if x is None:
             return [None]
-        choices = _returned(cotangent, order, place).reshape(x.shape[0], -1, x.shape[1])
-        return [choices.astype(jnp.float32).sum(1).astype(x.dtype)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Return:
-    """Rows of experts in the order of choices, zero for those that were not kept: [choices, d] of [rows, d]."""
-
-    rows: int
-
-    effects = frozenset[Any]()
-
-    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
-        (order, place), (rows,) = residuals, arguments
-        assert rows is not None  # the only argument, without which there is no tangent
-        return [_returned(rows, order, place)]
-
-    def transpose(
-        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
-    ) -> Sequence[Array | None]:
-        (order, _), (rows,), (cotangent,) = residuals, arguments, cotangents
-        return [None if rows is None else cotangent[order[: self.rows]]]
-
-
-def _returned(rows: Array, order: Array, place: Array) -> Array:
-    if rows.shape[0] == order.size:
-        return rows[place]
-    is_kept = place < rows.shape[0]
-    # Not times zero: a row that is read in place of one that was dropped may hold NaN.
-    return jnp.where(is_kept[:, None], rows[jnp.where(is_kept, place, 0)], 0)
+        weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
+        return [combined(self.backend, cotangent, weights, choices, x.dtype.name)]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _moved(move: _Spread | _Return, array: Array, order: Array, place: Array) -> Array:
-    return move.forward((order, place), (array,))[0]
+def _moved(move: _Spread, array: Array, choices: Sorted) -> Array:
+    return move.forward(choices, (array,))[0]
 
 
 @_moved.defjvp
-def _tangent(move: _Spread | _Return, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    array, order, place = primals
-    out = _moved(move, array, order, place)
-    return out, linear(move, (order, place), (tangents[0],), (out,))[0]
+def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    array, choices = primals
+    out = _moved(move, array, choices)
+    return out, linear(move, choices, (tangents[0],), (out,))[0]
 
 
-def spread(x: Array, order: Array, place: Array, rows: int) -> Array:
-    """Return the rows of tokens in the order of experts, the first `rows` of them."""
-    return _moved(_Spread(rows), x, order, place)
+def spread(backend: Backend, x: Array, choices: Sorted, rows: int) -> Array:
+    """Return the rows of tokens in the order of experts, the first `rows` of them.
+
+    Those after the last expert's are not defined.
+    """
+    return _moved(_Spread(backend=backend, rows=rows), x, choices)
 
 
-def returned(rows: Array, order: Array, place: Array) -> Array:
-    """Return the rows of experts in the order of choices."""
-    return _moved(_Return(rows.shape[0]), rows, order, place)
+def _by_xla(move: _Spread, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+    return x[tokens_of_rows]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _by_pallas(move: _Spread, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+    chip, d = move.backend.chip, x.shape[1]
+    assert chip is not None  # else XLA computes it
+    # Whole tiles of rows and columns, by a copy if they are none.
+    x = move.backend.on_tpu(x)
+    x = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
+    rows = padded(move.rows, SUBLANES)
+    spec = SpreadSpec(tokens=x.shape[0], rows=rows, d=x.shape[1], dtype=x.dtype.name)
+    schedule = SpreadSchedule.of(spec, chip)
+    codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
+    chunk_rows = CHUNK_BLOCKS * schedule.rows
+    codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - move.rows)).reshape(schedule.chunks, 1, chunk_rows)
+    with tracing_for(chip):
+        out = spread_rows(
+            x,
+            codes,
+            kept.reshape(1),
+            spec=spec,
+            schedule=schedule,
+            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
+            interpret=move.backend.interpret,
+        )
+    return out[: move.rows, :d]

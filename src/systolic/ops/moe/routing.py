@@ -13,14 +13,21 @@ import numpy as np
 from jax import Array, lax
 
 from systolic.compat.typical import typical
+from systolic.ops.moe.schedule import GRANULE_TOKENS
 
 
 class Sorted(NamedTuple):
     """Choices in the order of their experts; those without an expert are last."""
 
+    ids: Array  # the expert of each choice; the number of experts for no expert
     order: Array  # the choice of each sorted row
     place: Array  # the sorted row of each choice, the inverse of `order`
-    sizes: Array  # rows of each expert
+    counts: Array  # rows of each expert, by granules of tokens: [granules, experts]
+
+    @property
+    def sizes(self) -> Array:
+        """Rows of each expert."""
+        return self.counts.sum(0)
 
 
 def chosen_experts(logits: Array, top_k: int, renormalize: bool) -> tuple[Array, Array]:
@@ -40,21 +47,27 @@ def _is_expert(ids: Array, experts: int) -> Array:
 
 def sorted_by_expert(ids: Array, experts: int, capacity: int | None) -> Sorted:
     """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert."""
-    count = ids.size
-    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts).reshape(-1)
-    counted = _is_expert(ids, experts)
-    sizes = counted.astype(jnp.int32).sum(0)
+    tokens, top_k = ids.shape
+    ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
+    granules = -(-tokens // GRANULE_TOKENS)
+    in_granules = jnp.pad(ids, [(0, granules * GRANULE_TOKENS - tokens), (0, 0)], constant_values=experts)
+    counted = _is_expert(in_granules.reshape(granules, -1), experts).astype(jnp.int32)
+    counts = typical(counted.sum(1), typical_counts(tokens, top_k, experts))
+    ids = ids.reshape(-1)
     if capacity is not None:
-        rank = jnp.where(counted, jnp.cumsum(counted.astype(jnp.int32), axis=0), 0).sum(1)
-        ids = jnp.where(rank > capacity, experts, ids)
-        sizes = jnp.minimum(sizes, capacity)
-    numbers = jnp.arange(count, dtype=jnp.int32)
+        rank = (counted * jnp.cumsum(counted.reshape(-1, experts), axis=0).reshape(counted.shape)).sum(2)
+        ids = jnp.where(rank.reshape(-1)[: ids.size] > capacity, experts, ids)
+        counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
+    numbers = jnp.arange(ids.size, dtype=jnp.int32)
     _, order = lax.sort((ids, numbers), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
-    return Sorted(order=order, place=place, sizes=typical(sizes, typical_sizes(count, experts, capacity)))
+    return Sorted(ids=ids, order=order, place=place, counts=counts)
 
 
-def typical_sizes(count: int, experts: int, capacity: int | None) -> Any:
-    """Return rows of each expert that a router might send: drawn at random, all experts equally likely."""
-    sizes = np.random.default_rng(0).multinomial(count, np.full(experts, 1 / experts))
-    return np.minimum(sizes, count if capacity is None else capacity).astype(np.int32)
+def typical_counts(tokens: int, top_k: int, experts: int) -> Any:
+    """Return rows of each expert, by granules of tokens, that a router might send: all experts equally likely."""
+    random, granules = np.random.default_rng(0), -(-tokens // GRANULE_TOKENS)
+    sizes = random.multinomial(tokens * top_k, np.full(experts, 1 / experts))
+    ids = random.permutation(np.repeat(np.arange(experts), sizes))
+    choice = np.arange(ids.size) // (GRANULE_TOKENS * top_k)
+    return np.bincount(choice * experts + ids, minlength=granules * experts).reshape(granules, experts).astype(np.int32)

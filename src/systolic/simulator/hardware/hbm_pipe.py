@@ -4,6 +4,8 @@ It carries copies one after the other, in the order in which they are handed ove
 a pause, or a read a write, memory serves both in turns, which costs it time. On some chips a period in which it
 was busy for more than a share of the time is followed by one that begins slowly; periods count from the program's
 begin.
+
+What links read and write passes beside that order, at the links' rate, and leaves the pipe the rest of its rate.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ from __future__ import annotations
 import math
 
 from systolic.chips import MachineModel
+
+# Of the rate, that links leave at least: on every chip all links together need less than half.
+_LEAST_LEFT = 0.1
+_ROUNDING = 1e-9  # of the rate: what sums of rates leave over
 
 
 class HbmPipe:
@@ -39,6 +45,9 @@ class HbmPipe:
         self.last = last
         self._period = 0  # of `free`
         self._slow = False  # begins slowly
+        self._busy_from = 0.0  # from then to `free` without a pause
+        self._links_bytes_per_cycle = 0.0  # that links read and write now
+        self._left = 1.0  # the share of the rate that they leave
 
     def carry(self, time: float, cycles: float, direction: str = "") -> float:
         """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins.
@@ -46,6 +55,8 @@ class HbmPipe:
         `direction` is "read", "write", or "" where it costs nothing to change it.
         """
         begin = at = max(self.free, time)
+        if time > self.free:
+            self._busy_from = time
         last, last_cycles = self.last
         self.last = direction, cycles
         if time < self.free and direction and last and direction != last:
@@ -62,17 +73,36 @@ class HbmPipe:
     def rate(self, time: float) -> tuple[float, float]:
         """Return the share of the full rate at a time not before `free`, and until when it is known to last."""
         if self._constant_rate is not None:
-            return self._constant_rate, math.inf
+            return self._constant_rate * self._left, math.inf
         period, slow = self._at(time)
         begun = period * self._period_cycles
         if slow and time < begun + self._slow_cycles:
-            return self._slow_rate, begun + self._slow_cycles
-        return 1.0, begun + self._period_cycles
+            return self._slow_rate * self._left, begun + self._slow_cycles
+        return self._left, begun + self._period_cycles
+
+    @property
+    def serves_links(self) -> bool:
+        """True if links read or write now."""
+        return self._left < 1.0
+
+    def serve_links(self, time: float, bytes_per_cycle: float) -> None:
+        """Let links read and write so much more than before, or less, from `time` on.
+
+        What the pipe has not carried by then takes longer, or less long. Copies whose landing is known land as they
+        would have: the next one bears the difference. So does what follows a repeated call.
+        """
+        before = self._left
+        self._links_bytes_per_cycle += bytes_per_cycle
+        taken = self._links_bytes_per_cycle / self.bytes_per_cycle
+        self._left = 1.0 if taken < _ROUNDING else max(_LEAST_LEFT, 1.0 - taken)
+        since = max(time, self._busy_from)
+        if self.free > since:
+            self.free = since + (self.free - since) * before / self._left
 
     def repeat(self, time: float, alone: HbmPipe) -> None:
         """Carry again, from `time` on, what another pipe has carried at a constant rate from its begin on."""
         self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
-        self.last = alone.last
+        self.last, self._busy_from = alone.last, self.free
 
     def _pass(self, begin: float, end: float, busy_cycles: float) -> None:
         """Be busy for a time between `begin` and `end`, which are of one period; `end` may be the period's."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from systolic.simulator.device import DeviceModel
 from systolic.simulator.device_setup import DeviceSetup
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.lanes import Lanes
 from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.sync_flags import COUNTS_COPIES, FLAG_MASK
@@ -15,7 +16,7 @@ from systolic.simulator.other_devices import RemoteCopy, RemoteTarget
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.identity import constants_from
-from systolic.simulator.slice.surroundings import Surroundings
+from systolic.simulator.slice.surroundings import SliceDevice, Surroundings
 from systolic.simulator.sparse_core.outside import SparseCopy, core_of_copy, core_of_signal
 
 _SIGN = 1 << 31
@@ -91,7 +92,7 @@ class Device:
             self.dma.land(core, copy.program, own_flag, own_time, amount, copy.label)
             target.dma.land(to_core, copy.program, to_flag, remote_time, arriving, copy.label)
 
-        self._around.send(self, goes_on, route, size, left)
+        self._around.send(self, goes_on, route, size, left, self._pipes(target, copy.source, copy.destination))
         return goes_on
 
     def signal(self, core: int, program: str, time: int, address: Any, amount: int, label: str) -> None:
@@ -109,7 +110,8 @@ class Device:
         route = self._around.route(self, to)
         if not route.links:
             return False
-        receiver = self._around.receiver(self, to).sparse_cores
+        target = self._around.receiver(self, to)
+        receiver = target.sparse_cores
         way = route.latency_s * self._around.clock_hz
         self.communications[0].sent(label, math.ceil(copy.launched), copy.size_bytes, route)
 
@@ -117,8 +119,14 @@ class Device:
             self.sparse_cores.land(self.first_sparse_core + core, copy.source_flag, end + self._latency, copy.amount)
             receiver.land(core_of_copy(copy.flag), copy.flag, end + way + self._latency, copy.amount)
 
-        self._around.send(self, copy.time, route, copy.size_bytes, left)
+        pipes = self._pipes(target, copy.source, copy.destination)
+        self._around.send(self, copy.time, route, copy.size_bytes, left, pipes)
         return True
+
+    def _pipes(self, target: SliceDevice, source: str, destination: str) -> tuple[HbmPipe, ...]:
+        """Return the pipes to HBM that a copy to another device goes through."""
+        ends = ((self, source), (target, destination))
+        return tuple(device.dma.pipe for device, space in ends if space == "hbm")
 
     def sparse_signal(self, label: str, launched: float, time: float, address: int, amount: int) -> bool:
         to = self._around.sparse_signal_target(self.number, address)

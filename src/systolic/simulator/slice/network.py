@@ -3,6 +3,7 @@
 Copies from one device along one route follow each other in the order in which they were started. Routes that have a
 link in common share it evenly, and what one cannot use for another link's sake is left to the others: max-min fairness.
 Bytes pass link after link without being stored in between, so that a hop adds its latency once and no transfer time.
+While they pass, the HBM that they come from, and that they go to, has less of its rate for other copies.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import TooManyCopiesError
+from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.fair_shares import changed_rates
@@ -25,6 +27,7 @@ _TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that rates 
 MAX_COPIES = 2_000_000
 
 Ended = Callable[[float], None]
+Pipes = Sequence[HbmPipe]  # to HBM that a copy reads or writes, on the sender and on the receiver
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +35,18 @@ class Stream:
     """The copies of one device along one route: the first one's bytes are passing, the others wait."""
 
     route: Route
-    copies: deque[tuple[float, Ended]] = field(default_factory=deque)  # bytes, and the callback at the end
+    copies: deque[tuple[float, Pipes, Ended]] = field(default_factory=deque)  # bytes, and the callback at the end
     sent_bytes: int = 0  # in all
     left_bytes: float = 0.0  # of the first
     rate: float = 0.0  # bytes a cycle
     since: float = 0.0  # when `left_bytes` was right
     prediction: int = 0  # of its end; earlier ones are out of date
+
+    def change_rate(self, time: float, rate: float) -> None:
+        """Let the first copy pass at a rate from `time` on."""
+        for pipe in self.copies[0][1]:
+            pipe.serve_links(time, rate - self.rate)
+        self.rate = rate
 
 
 @dataclass(slots=True)
@@ -71,7 +80,7 @@ class Network:
         self._timelines: dict[Link, Timeline] = {}
         self._changed: dict[Stream, None] = {}  # shares to be computed after all events of this time
 
-    def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
+    def send(self, sender: int, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes = ()) -> None:
         """Send bytes from `time` on, call `ended` when the last has left; raise TooManyCopiesError past the limit."""
         self.copies += 1
         if self.copies > self._most_copies:
@@ -80,7 +89,7 @@ class Network:
         if stream is None:
             stream = self._streams[sender, route] = Stream(route)
         stream.sent_bytes += size_bytes
-        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), ended))
+        self._schedule.at(time, lambda: self._begin(time, stream, float(size_bytes), pipes, ended))
 
     def capacity(self, link: Link) -> float:
         """Return the bytes per cycle of a link."""
@@ -89,8 +98,8 @@ class Network:
             capacity = self._capacity[link] = self._routes.bytes_per_s(link) / self._clock_hz
         return capacity
 
-    def _begin(self, time: float, stream: Stream, size_bytes: float, ended: Ended) -> None:
-        stream.copies.append((size_bytes, ended))
+    def _begin(self, time: float, stream: Stream, size_bytes: float, pipes: Pipes, ended: Ended) -> None:
+        stream.copies.append((size_bytes, pipes, ended))
         if len(stream.copies) == 1:
             stream.left_bytes, stream.since, stream.rate = size_bytes, time, 0.0
             self._join(time, stream)
@@ -104,10 +113,13 @@ class Network:
     def _end(self, time: float, stream: Stream, prediction: int) -> None:
         if prediction != stream.prediction:
             return
-        (size_bytes, ended), begin = stream.copies.popleft(), stream.since
+        rate, begin = stream.rate, stream.since
+        stream.change_rate(time, 0.0)
+        size_bytes, _, ended = stream.copies.popleft()
         if self._spans:
             self._note(stream, begin, time, round(size_bytes))
         if stream.copies:
+            stream.change_rate(time, rate)
             stream.left_bytes, stream.since = stream.copies[0][0], time
             self._predict(stream)
         else:
@@ -166,7 +178,8 @@ class Network:
             if abs(rate - stream.rate) > _SAME * rate:
                 left = stream.left_bytes - stream.rate * (time - stream.since)
                 stream.left_bytes = left if left > _NEARLY_NOTHING else 0.0
-                stream.rate, stream.since = rate, time
+                stream.change_rate(time, rate)
+                stream.since = time
                 self._predict(stream)
 
     # ---- what it all came to ----

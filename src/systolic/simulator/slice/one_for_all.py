@@ -20,7 +20,7 @@ from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.fair_shares import fair_rates
-from systolic.simulator.slice.network import Ended, Network, Stream
+from systolic.simulator.slice.network import Ended, Network, Pipes, Stream
 from systolic.simulator.slice.routes import Link, Route, Routes
 from systolic.simulator.slice.surroundings import SliceDevice
 
@@ -109,8 +109,8 @@ class OneForAll:
         """Return the receiving device: what the representative sends comes back to it."""
         return sender
 
-    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        self.network.send(sender.number, time, route, size_bytes, ended)
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
+        self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
         """Return when the last device goes on, if all may be timed like it."""

@@ -133,6 +133,11 @@ class SliceRun(SavedResult):
         return self.cycles / self.clock_hz * 1e6
 
     @property
+    def prefetch_us(self) -> float:
+        """See `SimulatedRun.prefetch_us`."""
+        return self.slowest.prefetch_us
+
+    @property
     def skew_us(self) -> float:
         """Time by which the first device ends before the last."""
         return (self.cycles - min(device_class.run.cycles for device_class in self.classes)) / self.clock_hz * 1e6

@@ -35,6 +35,7 @@ class DevicesRun:
     links: tuple[LinkRun, ...]
     iterations: int
     way: Way
+    prefetch_cycles: int = 0  # that the first call takes longer
 
     @property
     def cores(self) -> tuple[CoreRun, ...]:

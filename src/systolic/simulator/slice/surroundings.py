@@ -12,7 +12,7 @@ from systolic.simulator.other_devices import RemoteTarget
 from systolic.simulator.reading.global_barriers import GlobalBarrier
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.slice.addresses import Addresses
-from systolic.simulator.slice.network import Ended, Network
+from systolic.simulator.slice.network import Ended, Network, Pipes
 from systolic.simulator.slice.routes import Route, Routes
 from systolic.simulator.sparse_core.device import SparseCores
 
@@ -63,8 +63,8 @@ class Surroundings(Protocol):
         """Return the device of a target."""
         ...
 
-    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        """Send bytes from `time` on; `ended` is called when the last has left."""
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
+        """Send bytes from `time` on, through those pipes to HBM; `ended` is called when the last has left."""
         ...
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
@@ -120,8 +120,8 @@ class AllDevices:
     def receiver(self, sender: SliceDevice, target: RemoteTarget) -> SliceDevice:
         return self.devices[target.device]
 
-    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended) -> None:
-        self.network.send(sender.number, time, route, size_bytes, ended)
+    def send(self, sender: SliceDevice, time: float, route: Route, size_bytes: int, ended: Ended, pipes: Pipes) -> None:
+        self.network.send(sender.number, time, route, size_bytes, ended, pipes)
 
     def barrier_end(self, time: int, barrier: GlobalBarrier, wait_cycles: int) -> int | None:
         """Return None: devices execute the barrier."""

@@ -17,6 +17,7 @@ _FORWARD = re.compile(r"\$0x([0-9a-fA-F]+)", re.ASCII)
 # it is fetched while the one before runs.
 _LOADER = "$__scs_overlays_trampoline_lowered"
 _NEXT_PART = "[smem:$0x3F9D]"
+_ENTRY_IN_PART = "[smem:$0x3F9F]"  # in bundles from the part's begin
 _BRANCHES = ("branch", "branch out")
 _SLOTS = re.compile(r"\$(\d+)", re.ASCII)
 
@@ -91,16 +92,21 @@ def delay_cycles(bundle: SparseBundle) -> int:
     return max((int(wait.operands[0].removeprefix("$"), 0) for wait in waits), default=0)
 
 
-def _next_part(section: SparseSection, index: int) -> int | None:
-    """Return the part of the program that is loaded and run next: the number that was last stored for the loader."""
-    stores = False
-    for bundle in reversed(section.bundles[:index]):
+def _place_in_part(section: SparseSection, index: int) -> int | None:
+    """Return the bundle at which the loader goes on, by the two words that were last stored for it."""
+    link: int | None = None
+    stored: dict[str, int | None] = {}
+    for bundle in section.bundles[:index]:
         for instruction in bundle.instructions:
-            if instruction.opcode == "sst" and instruction.dests == (_NEXT_PART,):
-                stores = True
-            elif stores and instruction.opcode == "simm.s32" and instruction.dests == ("lr",):
-                return int(instruction.operands[0].removeprefix("$"), 0)
-    return None
+            if instruction.opcode == "sst" and instruction.operands == ("lr",):
+                stored[instruction.dests[0]] = link
+        for instruction in bundle.instructions:
+            if instruction.dests == ("lr",):
+                constant = instruction.opcode == "simm.s32"
+                link = int(instruction.operands[0].removeprefix("$"), 0) if constant else None
+    begin = section.labels.get(f".L_overlay_start_{stored.get(_NEXT_PART)}")
+    offset = stored.get(_ENTRY_IN_PART)
+    return None if begin is None or offset is None else begin + offset
 
 
 def _opposite(branch: SparseInstruction, other: SparseInstruction) -> bool:
@@ -116,9 +122,9 @@ def _target(name: str, line: int, section: SparseSection, index: int, branch: Sp
     if branch.traits.kind == "branch out":  # back to what is always in the instruction memory
         return None
     if branch.opcode == "scall.abs":
-        part = f".L_overlay_start_{_next_part(section, index)}"
-        if branch.operands[0] == _LOADER and part in section.labels:
-            return section.labels[part]
+        entry = _place_in_part(section, index) if branch.operands[0] == _LOADER else None
+        if entry is not None and entry < len(section.bundles):
+            return entry
     elif match := _BETWEEN_LABELS.fullmatch(branch.operands[0]):
         if match[1] in section.labels:
             return section.labels[match[1]]

@@ -30,7 +30,7 @@ _POLLS = 8  # after so many equal reads of a word in a row, a tile is taken to w
 CALLED = (
     *("wait", "stream", "copy", "task", "barrier", "add", "put", "signal", "load", "store", "read_argument"),
     *("write_argument", "lanes", "lanes_below", "blocked", "round", "tile", "core", "general", "refuse", "fetch_add"),
-    "read_flag",
+    *("read_flag", "signal_inside"),
 )
 
 
@@ -223,11 +223,19 @@ class SparseMachine:
         self._core_state.start_task(time, arguments, how & 0xFFFF)
 
     def signal(self, time: float, address: int | Unknown, amount: int) -> None:
-        """Signal a flag that is not its own."""
-        if self._tile_state is not None and isinstance(address, int) and address & _SEQUENCER:
+        """Signal a flag of another core."""
+        self._core_state.signal_outside(time, address, amount)
+
+    def signal_inside(self, time: float, address: int | Unknown, amount: int) -> None:
+        """Signal a flag of this core's sequencer or of tile 0, the only tile that listings were seen to signal."""
+        if isinstance(address, Unknown):
+            raise SimulationError(f"whom a tile or its sequencer signals depends on {address.why}")
+        if address & _SEQUENCER:
             self._core_state.flags.land(address & (_SEQUENCER - 1), time, amount)
+        elif address < _FLAGS_OF_A_TILE:
+            self._core_state.tiles[0].flags.land(address, time, amount)
         else:
-            self._core_state.signal_outside(time, address, amount)
+            raise SimulationError(f"which tile is signalled by address {address:#x} is not known")
 
     def blocked(self, where: str) -> None:
         self.waits_for = where

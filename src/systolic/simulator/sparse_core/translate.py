@@ -187,8 +187,9 @@ class _Translator:
             return ["yield t", f"task(t, {self._place(operands[0])}, {self._operand(operands[1])})"]
         if kind == "barrier":
             return ["yield t", *until(f"barrier(t, {self._place(instruction.dests[0])})", where), "t = r"]
-        if kind == "signal":
-            return ["yield t", f"signal(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
+        if kind in ("signal", "signal in the core"):
+            call = "signal" if kind == "signal" else "signal_inside"
+            return ["yield t", f"{call}(t, {self._place(instruction.dests[0])}, {self._operand(operands[0])})"]
         if kind == "refused":
             return [f"refuse({where})"]
         if kind == "unsupported":

@@ -13,7 +13,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.epilogue import apply_epilogue
 from systolic.kernels.launch import vmem_shapes
 from systolic.ops.collective.schedule import RingSchedule
 from systolic.schedule import VmemBuffer
@@ -23,9 +22,16 @@ class RingOperands(NamedTuple):
     """The operands of one device, or their refs."""
 
     x: Any  # [rows, k]
-    w: Any  # [k, columns]
+    w: tuple[Any, ...]  # one or two matrices [k, columns], or [columns, k]; for reduce-scatter they share x's k
     ring: Any  # int32 [devices]: axis indices round the ring. Any order is right, neighbors one hop apart are fast.
     bias: Any = None  # float32 [blocks, 1, block]
+
+
+class RingResults(NamedTuple):
+    """The results of one device, or their refs."""
+
+    outs: tuple[Any, ...]  # [rows, columns]
+    x: Any = None  # [devices · rows, k]: all rows, where all-gather × matmul keeps them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +42,8 @@ class RingKernel:
       axis_name: the mesh axis of the ring, of which the device is a part under `shard_map`.
       collective_id: the barrier's number. Calls over another axis in the same program need another one.
       precision: of float32 operands.
+      finish: makes a block of each result from its sums and from a block of the bias.
+      keeps_x: True if the gathered rows are a result too.
     """
 
     schedule: RingSchedule
@@ -43,7 +51,8 @@ class RingKernel:
     collective_id: int
     dtype_out: str
     precision: lax.Precision = lax.Precision.DEFAULT
-    activation: Callable[..., Any] | None = None
+    finish: Callable[..., tuple[Array, ...]]
+    keeps_x: bool = False
     vmem_limit_bytes: int
     interpret: bool | pltpu.InterpretParams = False
 
@@ -56,16 +65,25 @@ class RingKernel:
         rows: int,
         buffers: tuple[VmemBuffer, ...],
         semaphores: dict[str, Any],
-    ) -> Array:
-        """Return [rows, columns] of `body`, which gets refs of the operands and the result, and scratch by name."""
+    ) -> RingResults:
+        """Return the results of `body`, which gets refs of the operands and the results, and scratch by name."""
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         scalars, vmem = (pl.BlockSpec(memory_space=memory) for memory in (pltpu.SMEM, pltpu.VMEM))
-        (x_rows, k), columns = operands.x.shape, operands.w.shape[1]
+        (x_rows, k), columns = operands.x.shape, self.schedule.columns
+
+        def shape(columns: int, dtype: Any) -> Any:
+            return shape_with_mesh_axes((rows, columns), jnp.dtype(dtype), jax.tree.leaves(operands))
+
+        results = RingResults(
+            outs=(shape(columns, self.dtype_out),) * self.schedule.outs,
+            x=shape(k, operands.x.dtype) if self.keeps_x else None,
+        )
+        in_specs = jax.tree.map(lambda _: hbm, operands)._replace(ring=scalars)
         call = pl.pallas_call(
-            lambda refs, out_hbm, scratch: body(refs, out_hbm, **scratch, kernel=self),
-            out_shape=shape_with_mesh_axes((rows, columns), jnp.dtype(self.dtype_out), jax.tree.leaves(operands)),
-            in_specs=[RingOperands(x=hbm, w=hbm, ring=scalars, bias=None if operands.bias is None else vmem)],
-            out_specs=hbm,
+            lambda refs, results, scratch: body(refs, results, **scratch, kernel=self),
+            out_shape=(results,),
+            in_specs=[in_specs if operands.bias is None else in_specs._replace(bias=vmem)],
+            out_specs=(jax.tree.map(lambda _: hbm, results),),
             scratch_shapes=({f"{key}_vmem": shape for key, shape in vmem_shapes(buffers).items()} | semaphores,),
             compiler_params=pltpu.CompilerParams(
                 collective_id=self.collective_id, vmem_limit_bytes=self.vmem_limit_bytes
@@ -73,11 +91,13 @@ class RingKernel:
             interpret=self.interpret,
             name=f"systolic_{name}_{x_rows}_{k}_{columns}",
         )
-        return call(operands)
+        (results,) = call(operands)
+        return results
 
     def dot(self, x: Any, w: Any) -> Any:
-        return jnp.dot(x, w, precision=self.precision, preferred_element_type=jnp.float32)
+        contracted = ((1,), (1 if self.schedule.transpose_rhs else 0,)), ((), ())
+        return lax.dot_general(x, w, contracted, precision=self.precision, preferred_element_type=jnp.float32)
 
-    def finished(self, total: Any, bias: Any) -> Any:
-        """Return a block of the result, made of its sum."""
-        return apply_epilogue(total, self.dtype_out, bias=bias, activation=self.activation)
+    def block_of(self, columns: Any, k: Any = slice(None)) -> tuple[Any, Any]:
+        """Return the index of columns of a block of weights."""
+        return (columns, k) if self.schedule.transpose_rhs else (k, columns)

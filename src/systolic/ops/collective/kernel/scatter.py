@@ -2,6 +2,8 @@
 
     out[rows, columns] = sum over devices of (x[devices · rows, k] @ w[k, columns])[the rows of this device]
 
+Two matrices w are one, of which each has half of k.
+
 It is all-gather × matmul the other way round. The sum of one device's rows begins at the opposite device, in two halves
 that come round the ring both ways, and each device on the way adds its own product. So a link carries (devices − 1) / 2
 chunks of the result in each direction, the least for a ring.
@@ -22,11 +24,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
+from systolic.kernels.ring import Act
+from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.collective.schedule import WAYS
 from systolic.schedule.legality import LANES
@@ -34,8 +37,8 @@ from systolic.schedule.legality import LANES
 _ROW_ALIGNMENT = 8
 
 
-def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> Array:
-    """Return `activation(out + bias)`, [rows, columns]; x has devices · rows rows."""
+def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> RingResults:
+    """Return `finish(out, bias)`, [rows, columns]; x has devices · rows rows."""
     schedule = kernel.schedule
     assert schedule.scatters_evenly, schedule
     return kernel.launch(
@@ -56,10 +59,10 @@ def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> Array:
 
 def _body(
     refs: RingOperands,  # x and w in HBM
-    out_hbm,  # [rows, columns]
+    results: RingResults,  # one out, in HBM
     *,
     x_vmem,  # [slots, directions, piece_rows, k], in the order of the steps, the device's own rows last
-    w_vmem,  # [blocks, k, block]
+    w_vmem,  # [blocks, k, block], or [blocks, block, k]
     sums_vmem,  # [steps + pieces, directions, blocks, piece_rows, block]
     products_vmem,  # [blocks or 1, slots of a pass, directions, piece_rows, block] float32
     x_sem,  # [slots]
@@ -69,7 +72,7 @@ def _body(
     out_sem,
     kernel: RingKernel,
 ):
-    schedule, x_hbm, w_hbm = kernel.schedule, refs.x, refs.w
+    schedule, x_hbm, (out_hbm,) = kernel.schedule, refs.x, results.outs
     rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     walk = Walk(kernel.axis_name, refs.ring)
@@ -83,8 +86,11 @@ def _body(
     def rows_at(device: Any, piece: Any) -> Any:
         return pl.ds(pl.multiple_of((device * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
 
-    def weights(number: Any) -> Any:
-        return pltpu.make_async_copy(w_hbm.at[:, columns_of(number)], w_vmem.at[number], w_sem.at[number])
+    def weights(number: Any, act: Act) -> None:
+        k = x_hbm.shape[1] // schedule.weights
+        for index, w_hbm in enumerate(refs.w):
+            to = w_vmem.at[number, *kernel.block_of(slice(None), pl.ds(index * k, k))]
+            act(pltpu.make_async_copy(w_hbm.at[*kernel.block_of(columns_of(number))], to, w_sem.at[number]))
 
     def rows_of(slot: Any) -> list[Any]:
         """Return the copies of a slot's rows: of the devices whose sums this step passes on, and finally its own."""
@@ -132,7 +138,7 @@ def _body(
                 pl.when(has_come)(sent(last, direction, number).wait_recv)
                 places.append(sums_vmem.at[last + pieces, direction, number])
                 total += jnp.where(has_come, places[-1][...].astype(jnp.float32), 0.0)
-            places[0][...] = kernel.finished(total, None if refs.bias is None else refs.bias[number])
+            (places[0][...],) = kernel.finish((total,), None if refs.bias is None else refs.bias[number])
             stored(piece, number, places[0]).start()
 
     def each_slot(begin: Any, end: Any, act: str) -> None:
@@ -151,13 +157,13 @@ def _body(
 
     def begin(number: Any) -> None:
         """Multiply a block as soon as its weights are in VMEM, and send the sums that begin here."""
-        weights(number).wait()
+        weights(number, lambda copy: copy.wait())
         multiply(0, schedule.first_slots, number)
         for slot in range(schedule.fresh_slots):
             pass_on(slot, slot, number, is_first=True)
 
     each_slot(0, schedule.first_slots, "start")
-    each_block(lambda number: weights(number).start())
+    each_block(lambda number: weights(number, lambda copy: copy.start()))
     each_slot(schedule.first_slots, schedule.slots, "start")
     walk.barrier()
     each_slot(0, schedule.first_slots, "wait")

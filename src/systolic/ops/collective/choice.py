@@ -1,0 +1,72 @@
+"""The choice between a kernel that sends and multiplies, and XLA's collective with a product before or after it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.collective.cost import RingSizes, fastest_schedule, schedule_us
+from systolic.schedule import IllegalTilesError
+from systolic.spec import dtype_bytes
+
+# XLA's serial programs take at least 1.15 times the sum of both parts' limits: v6e 2x4, layers of Llama-3, in
+# docs/results/collective.md.
+_SERIAL_OVERHEAD = 1.15
+# Share of XLA's time that a kernel has to save by arithmetic, which is up to 17 % short of a kernel's simulated time in
+# the eight rows of that page, and 25 % of XLA's. It was chosen by these rows: with it all eight choices are the faster
+# ones; without it the one row that XLA wins would be lost.
+_DOUBT = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingChoice:
+    """The choice for one product.
+
+    Attributes:
+      by_kernel: True if a kernel sends and multiplies; else XLA sends, before or after our product.
+      reason: of the choice.
+      product: what is computed; empty if the call decides, and not its sizes.
+      time_us: of the chosen one by arithmetic, without XLA's gathering of an all-reduce; None if it was not compared.
+    """
+
+    by_kernel: bool
+    reason: str
+    product: str = ""
+    time_us: float | None = None
+
+    def __str__(self) -> str:
+        choice = "a kernel across chips" if self.by_kernel else "XLA's collective and our product"
+        return ": ".join(filter(None, (self.product, choice, self.reason)))
+
+
+@functools.lru_cache(maxsize=1024)
+def chosen(sizes: RingSizes, chip: Chip) -> RingChoice:
+    """Return the faster one by arithmetic, with both times."""
+    no_kernel = functools.partial(RingChoice, by_kernel=False, product=str(sizes))
+    if chip.cores_per_device > 1:
+        return no_kernel(reason=f"the kernel would use one of a {chip.name}'s {chip.cores_per_device} cores")
+    try:
+        schedule = fastest_schedule(sizes, chip)
+    except IllegalTilesError as error:
+        return no_kernel(reason=str(error))
+    kernel_us, xla_us = schedule_us(schedule, sizes, chip), serial_us(sizes, chip)
+    times = f"{kernel_us:.1f} µs by arithmetic, and XLA's collective and a product {xla_us:.1f} µs"
+    if kernel_us > xla_us * (1 - _DOUBT):
+        return no_kernel(reason=f"the kernel takes {times}; it has to save {_DOUBT:.0%}", time_us=xla_us)
+    return RingChoice(by_kernel=True, reason=f"{schedule}: {times}", product=str(sizes), time_us=kernel_us)
+
+
+def serial_us(sizes: RingSizes, chip: Chip) -> float:
+    """Return the time of a collective and a product, one after the other."""
+    assert chip.links is not None  # else there is no schedule to compare with
+    width = sizes.columns * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
+    # A ring sends half of all other devices' chunks in each direction.
+    sent_bytes = (sizes.devices - 1) / 2 * sizes.rows * width
+    columns = sizes.columns * sizes.sums
+    operations = 2 * sizes.devices * sizes.rows * sizes.k * columns
+    product_s = max(
+        operations / chip.peak_ops_per_s(sizes.dtype),
+        sizes.k * columns * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s,
+    )
+    return (sent_bytes / chip.links.bytes_per_s + product_s) * _SERIAL_OVERHEAD * 1e6

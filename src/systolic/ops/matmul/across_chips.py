@@ -1,0 +1,183 @@
+"""The choice of a product across chips for arrays that are cut over a mesh with explicit axes.
+
+For an axis of the mesh, and operands and a result that are cut so, one kernel sends and multiplies:
+
+    x[axis, -] @ w[-, axis]  to  [-, axis]        all-gather × matmul
+    x[-, axis] @ w[axis, -]  to  [axis, -]        matmul × reduce-scatter
+    x[-, axis] @ w[axis, -]  to  [-, -]           the same, whose rows XLA then gathers
+
+Rows may be cut over other axes in addition, and so may columns in the second and third form. Arithmetic decides between
+the kernel and XLA's collective with our product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.kernels.epilogue import outputs
+from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_number
+from systolic.ops.collective.choice import RingChoice, chosen
+from systolic.ops.collective.cost import RingSizes
+from systolic.ops.collective.derivative import results
+from systolic.ops.collective.product import RingProduct
+from systolic.ops.engine.cuts import Axes, axes_of, on_devices, parts_of
+from systolic.ops.engine.shapes import is_symbolic
+from systolic.ops.matmul.product import Product, spec_of
+from systolic.spec import Operands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The cuts of a product that one kernel can compute across chips, and the axis that it sends over."""
+
+    kind: Literal["gather", "scatter", "reduce"]
+    axis: str
+    rows: Axes  # of lhs
+    out_rows: Axes
+    columns: Axes
+
+
+def across_chips(mesh: Any, product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
+    """Return the product by a kernel that sends and multiplies."""
+    cuts = {"m": cut.rows, "M": cut.out_rows, "n": cut.columns, "k": () if cut.kind == "gather" else (cut.axis,)}
+    weight = ("n", "k") if product.transpose_rhs else ("k", "n")
+    names = Operands(
+        lhs=("m", "k"),
+        rhs=weight,
+        up=weight,
+        lhs_args=(("m", "k"),) * len(operands.lhs_args),
+        bias=("", "n"),
+        residual=("M", "n"),
+    )
+    names = operands.map(lambda _, array_names: array_names, names)
+    outs = len(spec_of(product, operands).dtypes_out)
+    return on_devices(
+        lambda *parts: _computed(product, Operands(*parts), cut),
+        mesh,
+        {name: axes for name, axes in cuts.items() if axes},
+        tuple(operands),
+        tuple(names),
+        (*(("M", "n"),) * outs, *([("M", "k")] if product.keeps_lhs else [])),
+    )
+
+
+def gathers(product: Product, operands: Operands) -> bool:
+    """True if a kernel gathers lhs, so that it can store all rows for a derivative."""
+    sharding = jax.typeof(operands.lhs).sharding
+    if not sharding.mesh.explicit_axes or product.functions.lhs is not None:
+        return False
+    cut = cut_of(product, operands)
+    return (
+        cut is not None
+        and cut.kind == "gather"
+        and operands.residual is None
+        and choice_of(sharding.mesh, product, operands, cut).by_kernel
+    )
+
+
+def cut_of(product: Product, operands: Operands) -> Cut | None:
+    """Return the form of a product, by the cuts of its arrays and of its result; None for any other."""
+    lhs, rhs, functions = operands.lhs, operands.rhs, product.functions
+    if lhs.ndim != 2 or is_symbolic(operands) or any(arg.shape != lhs.shape for arg in operands.lhs_args):
+        return None
+    if product.transpose_lhs or product.side_by_side or functions.rhs or functions.primal or operands.scale is not None:
+        return None
+    spec = spec_of(product, operands)
+    # `residual` of one row, or of one column, is not cut as the result.
+    if operands.bias is not None and operands.bias.shape[-1] != spec.n:
+        return None
+    if operands.residual is not None and operands.residual.shape != (spec.m, spec.n):
+        return None
+    rows, k = axes_of(lhs)
+    other_k, columns = tuple(axes_of(rhs))[:: -1 if product.transpose_rhs else 1]
+    out_rows, out_columns = (rows, columns) if product.out_cut is None else product.out_cut
+    gathers_rows = rows and (rows[:-1], rows[-1:]) == (out_rows, columns)
+    if gathers_rows and columns == out_columns and not k and not other_k and product.pairing in (None, "gated"):
+        return Cut(kind="gather", axis=rows[-1], rows=rows, out_rows=out_rows, columns=columns)
+    distinct = len({*rows, *k, *columns}) == len((*rows, *k, *columns))
+    if len(k) != 1 or k != other_k or columns != out_columns or not distinct or product.pairing not in (None, "added"):
+        return None
+    if out_rows == (*rows, *k):
+        return Cut(kind="scatter", axis=k[0], rows=rows, out_rows=out_rows, columns=columns)
+    return Cut(kind="reduce", axis=k[0], rows=rows, out_rows=rows, columns=columns) if out_rows == rows else None
+
+
+def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> RingChoice:
+    """Return the choice between the kernel and XLA, with its reason."""
+    if product.backend.implementation == "xla" or product.backend.chip is None:
+        return _no_kernel("the product is left to XLA")
+    if product.backend.tiles is not None:
+        return _no_kernel("the call has tiles of its own, for the product alone")
+    if product.precision == "high":
+        return _no_kernel("the kernel has no precision `high`")
+    finishes = _finishes(product, operands, cut)
+    if finishes and product.kept_sum not in (None, product.dtype_out):
+        return _no_kernel("the result and what is kept for the derivative have different dtypes")
+    spec, devices = spec_of(product, operands), mesh.shape[cut.axis]
+    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
+    rows = spec.m // parts_of(mesh, cut.rows)
+    sizes = RingSizes(
+        devices=devices,
+        rows=rows if cut.kind == "gather" else -(-rows // devices),
+        k=spec.k if cut.kind == "gather" else spec.k // devices * spec.products,
+        columns=spec.n // parts_of(mesh, cut.columns),
+        dtype=spec.dtype_multiplied,
+        dtype_out=product.dtype_out if finishes else "float32",
+        scatters=cut.kind != "gather",
+        weights=spec.products,
+        outs=len(spec.dtypes_out) if finishes else 1,
+        transpose_rhs=product.transpose_rhs,
+    )
+    return chosen(sizes, product.backend.chip)
+
+
+def _no_kernel(reason: str) -> RingChoice:
+    return RingChoice(by_kernel=False, reason=reason)
+
+
+def _finishes(product: Product, operands: Operands, cut: Cut) -> bool:
+    """True if the kernel makes the results of the sum, rather than XLA."""
+    return operands.residual is None and (product.kept_sum is None or cut.kind == "gather")
+
+
+def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
+    """Return the parts of the results on one device."""
+    spec, functions, finishes = spec_of(product, operands), product.functions, _finishes(product, operands, cut)
+    devices = axis_size(cut.axis)
+    ring = RingProduct(
+        backend=product.backend,
+        kind="gather" if cut.kind == "gather" else "scatter",
+        axis_name=cut.axis,
+        devices=devices,
+        ring=axis_ring(cut.axis, devices),
+        collective_id=barrier_number(cut.axis),
+        precision=product.precision,
+        dtype_out=product.dtype_out if finishes else "float32",
+        activation=product.activation if finishes else "",
+        function=functions.activation if finishes else None,
+        transpose_rhs=product.transpose_rhs,
+        pairing=product.pairing,
+        kept_sum=product.kept_sum if finishes else None,
+        keeps_x=product.keeps_lhs,
+    )
+    lhs: Any = operands.lhs if functions.lhs is None else functions.lhs(operands.lhs, *operands.lhs_args)
+    if product.pairing == "added":
+        lhs = jnp.concatenate(lhs if isinstance(lhs, tuple) else (lhs, lhs), axis=-1)
+    lhs = lhs.astype(spec.dtype_multiplied)
+    weights = tuple(side.astype(spec.dtype_multiplied) for side in (operands.rhs, operands.up) if side is not None)
+    rows = lhs.shape[0]
+    if cut.kind == "reduce":
+        lhs = jnp.pad(lhs, [(0, -rows % devices), (0, 0)])
+    bias = None if operands.bias is None or not finishes else operands.bias.reshape(-1)
+    outs = results(ring, lhs, weights, bias)
+    if cut.kind == "reduce":
+        outs = tuple(lax.all_gather(out, cut.axis, tiled=True)[:rows] for out in outs)
+    if finishes:
+        return outs
+    outs = outputs(outs, operands, spec.epilogue, functions, product.dtype_out, product.pairing)
+    return tuple(out.astype(dtype) for out, dtype in zip(outs, spec.dtypes_out, strict=True))

@@ -1,0 +1,135 @@
+"""Rows of tokens in the order of experts: `out[r] = x[token of row r]`.
+
+All tokens are in VMEM, and a row there costs a few cycles where its copy from HBM would cost 60. The grid goes over
+slabs of columns, of which the next one arrives meanwhile, and over chunks of rows. Blocks of a chunk are put together
+one after another, while those before are on their way to HBM. Rows after the last expert's are left as they are in HBM.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Int, Shaped
+
+from systolic.compat import shape_with_mesh_axes
+from systolic.kernels.launch import from_hbm
+from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.ops.moe.schedule import BLOCK_SLOTS, CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
+from systolic.schedule.legality import LANES
+
+
+class _Refs(NamedTuple):
+    kept: Any  # int32 [1] in SMEM: number of rows of experts
+    codes: Any  # int32 [1, 1, chunk rows] in SMEM: `row_codes` of tokens
+    x: Any  # [tiles, registers, 8, 128] in HBM
+    out: Any  # the same, of rows, in HBM
+    tokens: Any  # a buffer of `PackedRows`, of a slab
+    rows: Any  # and another, of a few blocks
+    tokens_sem: Any
+    rows_sem: Any
+
+
+def spread_rows(
+    x: Shaped[Array, "tokens d"],
+    codes: Int[Array, "chunks 1 rows"],
+    kept: Int[Array, " 1"],
+    *,
+    spec: SpreadSpec,
+    schedule: SpreadSchedule,
+    vmem_limit_bytes: int,
+    interpret: bool | pltpu.InterpretParams = False,
+) -> Shaped[Array, "rows d"]:
+    """Return the rows; tokens and rows are multiples of 8, d of 128."""
+    registers = spec.d // LANES
+    tokens, rows = (
+        PackedRows(
+            slots=slots,
+            tiles=count // SUBLANES,
+            registers=schedule.columns // LANES,
+            dtype=spec.dtype,
+            is_interpreted=bool(interpret),
+        )
+        for slots, count in ((schedule.slots, spec.tokens), (BLOCK_SLOTS, schedule.rows))
+    )
+    in_tiles = x.reshape(spec.tokens // SUBLANES, SUBLANES, registers, LANES).transpose(0, 2, 1, 3)
+    out = pl.pallas_call(
+        functools.partial(_kernel, schedule, tokens, rows),
+        grid=(schedule.slabs, schedule.chunks),
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec((1, *codes.shape[1:]), lambda slab, chunk: (chunk, 0, 0), memory_space=pltpu.SMEM),
+            pl.BlockSpec(memory_space=pltpu.HBM),
+        ],
+        out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+        out_shape=shape_with_mesh_axes((spec.rows // SUBLANES, registers, SUBLANES, LANES), x.dtype, [x]),
+        scratch_shapes=[
+            tokens.scratch,
+            rows.scratch,
+            pltpu.SemaphoreType.DMA((schedule.slots,)),
+            pltpu.SemaphoreType.DMA((BLOCK_SLOTS,)),
+        ],
+        cost_estimate=pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=spec.least_hbm_bytes),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+        interpret=interpret,
+        name=f"systolic_spread_{spec.dtype}_{spec.tokens}_{spec.rows}_{spec.d}",
+    )(kept, codes, in_tiles if interpret else from_hbm(in_tiles))
+    return out.transpose(0, 2, 1, 3).reshape(spec.rows, spec.d)
+
+
+def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, *refs: Any) -> None:
+    slab, chunk, its = pl.program_id(0), pl.program_id(1), _Refs(*refs)
+    registers, block_tiles = tokens.registers, rows.tiles
+
+    def arrival(slab: Any) -> Any:
+        slot = lax.rem(slab, schedule.slots)
+        source = its.x.at[:, pl.ds(slab * registers, registers)]
+        return pltpu.make_async_copy(source, tokens.in_tiles(its.tokens).at[slot], its.tokens_sem.at[slot])
+
+    @pl.when(chunk == 0)
+    def _next_slab() -> None:
+        pl.when(slab == 0)(lambda: arrival(0).start())
+        if schedule.slabs > 1:
+            pl.when(slab + 1 < schedule.slabs)(lambda: arrival(slab + 1).start())
+        arrival(slab).wait()
+
+    kept_tiles = lax.div(its.kept[0] + SUBLANES - 1, SUBLANES)
+    used_blocks = lax.div(kept_tiles + block_tiles - 1, block_tiles)
+
+    def departure(step: Any) -> Any:
+        block = lax.rem(step, jnp.maximum(used_blocks, 1))
+        first, slot = block * block_tiles, lax.rem(step, BLOCK_SLOTS)
+        count = jnp.minimum(block_tiles, kept_tiles - first)
+        columns = pl.ds(lax.div(step, jnp.maximum(used_blocks, 1)) * registers, registers)
+        source = rows.in_tiles(its.rows).at[slot, pl.ds(0, count)]
+        return pltpu.make_async_copy(source, its.out.at[pl.ds(first, count), columns], its.rows_sem.at[slot])
+
+    first_block = chunk * CHUNK_BLOCKS
+
+    def block(number: Any, carry: None) -> None:
+        step = slab * used_blocks + first_block + number
+        slot = lax.rem(step, BLOCK_SLOTS)
+        pl.when(step >= BLOCK_SLOTS)(lambda: departure(step - BLOCK_SLOTS).wait())
+
+        def copy(tile: Any, carry: None) -> None:
+            code = (number * block_tiles + tile) * SUBLANES
+            codes = [its.codes[0, 0, code + row] for row in range(SUBLANES)]
+            tokens.copy(its.tokens, lax.rem(slab, schedule.slots), codes, rows, its.rows, slot, tile)
+            return carry
+
+        tiles = jnp.minimum(block_tiles, kept_tiles - (first_block + number) * block_tiles)
+        lax.fori_loop(0, tiles, copy, None)
+        departure(step).start()
+        return carry
+
+    lax.fori_loop(0, jnp.clip(used_blocks - first_block, 0, CHUNK_BLOCKS), block, None)
+
+    @pl.when((slab == schedule.slabs - 1) & (chunk == schedule.chunks - 1))
+    def _end() -> None:
+        steps = schedule.slabs * used_blocks
+        for last in range(BLOCK_SLOTS, 0, -1):
+            pl.when(steps >= last)(lambda last=last: departure(steps - last).wait())
