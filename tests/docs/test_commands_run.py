@@ -80,7 +80,7 @@ NOT_RUN = {
     "systolic bench --suite moe --against nothing": "four hundred products on two chips: hours where none is kept",
     'systolic bench --suite moe --only "mixtral': "forty programs, some of them large: half an hour",
     "systolic bench --suite layers": "whole layers, sixty-six programs: an hour and more",
-    "systolic bench --suite loss": "ten losses by five programs, with gradients: half an hour",
+    "systolic bench --suite loss": "losses by five programs, with gradients: half an hour",
     "systolic bench --suite quantized": "fifteen products and XLA's own on three chips: ten minutes",
     "systolic bench --suite sharded": "fourteen products on eight chips, most of them large: half an hour",
     "systolic bench --suite sparse": "five products by five programs: ten minutes",

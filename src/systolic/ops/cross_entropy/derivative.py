@@ -62,14 +62,16 @@ _statistics.defvjp(_with_residuals, _gradients)
 
 def _forward(loss: Loss, keep_logits: bool, *given: Array) -> Any:
     def run(loss: Loss, *given: Array) -> Any:
-        pallas, xla = (functools.partial(form, loss, keep_logits) for form in (statistics_by_pallas, statistics_by_xla))
+        pallas: Any = functools.partial(statistics_by_pallas, loss, keep_logits)
+        xla: Any = functools.partial(statistics_by_xla, loss, keep_logits)
         return dispatched(loss.backend, pallas, xla, *given)
 
     return _batchable(run, (True, False, True))(loss, *given)
 
 
 def _backward(loss: Loss, *given: Any) -> Any:
-    pallas, xla = (functools.partial(form, loss) for form in (gradients_by_pallas, gradients_by_xla))
+    pallas: Any = functools.partial(gradients_by_pallas, loss)
+    xla: Any = functools.partial(gradients_by_xla, loss)
     return dispatched(loss.backend, pallas, xla, *given)
 
 

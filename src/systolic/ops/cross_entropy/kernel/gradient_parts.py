@@ -99,7 +99,7 @@ def add_products(
       before: called when the copies have begun, before the products.
       beside: called in each part of the products.
     """
-    _, grid_m, grid_n = schedule.core_grid
+    grid_m, grid_n = schedule.core_grid[1:]
     step = i * grid_n + j
     written = refs.sums_vmem if refs.dw_vmem is None else refs.dw_vmem
     copies = SumCopies(
