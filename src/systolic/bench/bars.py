@@ -30,6 +30,8 @@ _QUANTIZED_SHARES = {
 # and what the docs' kernel has to take of it.
 _SPARSE_SHARES = {"512²": 0.85, "256²": 0.75, "128²": 0.5}
 _SPARSE_RATIO = 1.5
+# XLA's time over ours, of layers of experts: by HBM with few tokens, and where XLA's gathers count.
+_MOE_LAYER_RATIOS = {"layer of few tokens": 1.15, "layer of many tokens": 1.8}
 # A pass over an operand outside the kernel, as a share of the time, above which it counts as a copy of a large one.
 _OTHER_OPS_SHARE = 0.02
 
@@ -174,6 +176,8 @@ def _bars(rows: Sequence[BenchRow]) -> Iterator[Cleared]:
             yield from _mean_bar(rows, least)
     elif rows[0].case.suite == "moe" and bfloat16:
         yield from _moe_bars(rows)
+    elif group in _MOE_LAYER_RATIOS and bfloat16:
+        yield from _mean_bar(rows, _MOE_LAYER_RATIOS[group])
     elif group == "edges":
         yield from _mean_bar([row for row in rows if row.case.dtype != "bfloat16"], 1.00)
         yield from _worst_bar(bfloat16, "× the next even size", lambda row: row.over_even, most=1.15)

@@ -54,6 +54,15 @@ class MoeContest(NetworkContest):
             yield replace(peer, program=peer.program and row_major(peer.program))
 
 
+class MoeLayerContest(NetworkContest):
+    """Races layers of experts, each of several kernels."""
+
+    def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
+        from systolic.bench.moe_layer_programs import raced  # needs JAX
+
+        return raced(spec, chip)
+
+
 class PatternContest(NetworkContest):
     """Races block-sparse products with blocks where a pattern has them."""
 

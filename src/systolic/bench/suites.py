@@ -9,10 +9,11 @@ from functools import partial
 
 from systolic.bench.cases import Case, even_spec, fused_spec, sizes
 from systolic.bench.contest import OF_OP, Contest
-from systolic.bench.contests import LayersContest, MoeContest, PatternContest, ShardedContest
+from systolic.bench.contests import LayersContest, MoeContest, MoeLayerContest, PatternContest, ShardedContest
 from systolic.bench.layers import LayersSpec
 from systolic.bench.losses import losses
 from systolic.bench.moe import moe
+from systolic.bench.moe_layers import moe_layers
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import sharded
 from systolic.bench.sparse import sparse
@@ -249,6 +250,7 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
     "edges": _edges,
     "layers": _layers,
     "moe": lambda dtype, _precision: moe(dtype),
+    "moe-layer": lambda dtype, _precision: moe_layers(dtype),
     "quantized": _quantized,
     "sparse": lambda dtype, _precision: sparse(dtype),
     "loss": lambda dtype, _precision: losses(dtype),
@@ -257,6 +259,7 @@ SUITES: dict[str, Callable[[str, PrecisionName], Iterator[Case]]] = {
 _CONTESTS: dict[str, Contest] = {
     "layers": LayersContest(),
     "moe": MoeContest(),
+    "moe-layer": MoeLayerContest(),
     "sparse": PatternContest(),
     SHARDED: ShardedContest(),
 }
