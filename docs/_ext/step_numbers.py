@@ -20,7 +20,7 @@ def step_tables(text: str) -> str:
     predicted = [row for row in rows if row["predicted_s"] is not None]
     others = [row for row in rows if row["predicted_s"] is None]
     for heading, lines in (
-        ("| step | published s |", map(_result, predicted)),
+        ("| step | published s | simulated s | error | minutes", map(_result, predicted)),
         ("| step | parts |", map(_parts, predicted)),
         ("| step | why not |", (f"| {_name(row)} | {row['reason']} |" for row in others)),
     ):
@@ -30,9 +30,10 @@ def step_tables(text: str) -> str:
 
 def _put_rows(heading: str, lines: Iterable[str], text: str) -> str:
     [first] = [line for line in text.splitlines() if line.startswith(heading)]
-    rule = "|---" * (first.count("|") - 1) + "|"
+    columns = first.count("|") - 1
+    rows = tuple(lines) or ("| – " * columns + "|",)
     opening = heading.replace("|", r"\|")
-    return put(rf"^{opening}(?:.|\n)*?(?=\n\n)", "\n".join((first, rule, *lines)), text)
+    return put(rf"^{opening}(?:.|\n)*?(?=\n\n)", "\n".join((first, "|---" * columns + "|", *rows)), text)
 
 
 def _name(row: Row) -> str:

@@ -29,13 +29,17 @@ def test_no_logits_cross_hbm(name: str, kind: Any, dtype: str) -> None:
     assert run.hbm_bytes > 0.4 * spec.least_hbm_bytes  # XLA may keep a small array in VMEM
 
 
+@pytest.mark.parametrize("logits", ["recompute", "keep"])
 @pytest.mark.parametrize("name", ["v6e"])
-def test_a_training_step_has_both_kernels(name: str) -> None:
+def test_a_training_step_has_both_kernels(name: str, logits: Any) -> None:
     def loss(x: Any, w: Any, labels: Any) -> Any:
-        return systolic.linear_cross_entropy(x, w, labels, label_smoothing=0.1, soft_cap=30.0, chip=name)
+        options: Any = {"label_smoothing": 0.1, "soft_cap": 30.0, "logits": logits}
+        return systolic.linear_cross_entropy(x, w, labels, chip=name, **options)
 
-    shapes = [((M, K), jnp.bfloat16), ((K, N), jnp.bfloat16), ((M,), jnp.int32)]
+    m = M if logits == "recompute" else M - 5  # logits of rows that fill no tile
+    shapes = [((m, K), jnp.bfloat16), ((K, N), jnp.bfloat16), ((m,), jnp.int32)]
     arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
     run = systolic.simulate(jax.grad(loss, argnums=(0, 1)), *arguments, chip=name)
     kernels = [op.name for op in run.cores[0].ops if op.is_pallas]
     assert len(kernels) == 2, kernels
+    assert (run.hbm_bytes > 2 * m * N * 2) is (logits == "keep")  # they are written and read in bfloat16

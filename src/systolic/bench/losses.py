@@ -17,13 +17,17 @@ LAYERS: tuple[tuple[str, int, int], ...] = (
     ("llama3-70b", 8192, 128_256),
 )
 TOKENS = (2048, 4096, 8192, 16384, 32768)
-_KINDS: tuple[tuple[LossKind, str], ...] = (("forward", "forward"), ("gradients", "with gradients"))
+_KINDS: tuple[tuple[LossKind, bool, str], ...] = (  # a spec's kind, if logits are kept, and the rows' group
+    ("forward", False, "forward"),
+    ("gradients", False, "with gradients"),
+    ("gradients", True, "keeping logits"),
+)
 
 
 def losses(dtype: str) -> Iterator[Case]:
     """Yield each layer with each number of tokens, for floats of 16 and 32 bits."""
     if dtype not in ("bfloat16", "float32"):
         return
-    for (kind, group), (model, k, n), m in itertools.product(_KINDS, LAYERS, TOKENS):
-        spec = CrossEntropySpec(m=m, k=k, n=n, dtype=dtype, kind=kind)
+    for (kind, keep_logits, group), (model, k, n), m in itertools.product(_KINDS, LAYERS, TOKENS):
+        spec = CrossEntropySpec(m=m, k=k, n=n, dtype=dtype, kind=kind, keep_logits=keep_logits)
         yield Case(suite="loss", group=group, name=f"{model} {group} {m}", spec=spec, series=f"{model} {group}")

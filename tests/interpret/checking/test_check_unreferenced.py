@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from check_runs import array, errors, ran
-from checked import unreferenced
+from checked import unreferenced, unreferenced_blocks
 from checked.public.plain import attention_plain
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -17,6 +17,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention as flash
 from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 
 FAULTS = {case.name: case for case in unreferenced.FAULTS if "precision" not in case.rules}  # static rules find these
+BLOCK_FAULTS = {case.name: case for case in unreferenced_blocks.FAULTS}
 # Block masks are meant somewhere: nothing tells these from such a mask.
 NOT_FOUND = ("mask without the block's start", "mask of the diagonal block forgotten")
 
@@ -27,6 +28,29 @@ def test_a_fault_is_found_without_a_reference(name: str) -> None:
     case = FAULTS[name]
     rules = {finding.rule for finding in ran(case.fn, *case.args).findings if finding.grade != "note"}
     assert rules & case.rules
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("split_product: parts in bfloat16", "the results are those of lhs @ rhs, but"),
+        ("biased_product: bias of the row's block", "results are those of jax.nn.relu(lhs @ rhs + bias), and"),
+        ("padded_largest: padded with zeros", "of negative numbers, "),
+        ("padded_attention: padded keys not masked", "which also counts 56 keys of zeros that fill up the last block"),
+        ("prefix_sums: carry without the last column", "some results are those of x.cumsum(1), and"),
+    ],
+)
+def test_a_known_function_shows_the_fault(name: str, said: str) -> None:
+    case = BLOCK_FAULTS[f"{name}, no reference"]
+    warnings = [finding for finding in ran(case.fn, *case.args).findings if finding.grade == "warning"]
+    assert [finding.rule for finding in warnings if said in finding.value and finding.rule in case.rules]
+
+
+@pytest.mark.parametrize("case", unreferenced_blocks.SOUND, ids=lambda case: case.name)
+def test_a_sound_function_of_blocks_is_not_suspected(case: unreferenced.Case) -> None:
+    findings = ran(case.fn, *case.args).findings
+    # Scratch memory that is carried on is a warning: a prefix sum does it on purpose.
+    assert not [finding for finding in findings if finding.grade != "note" and finding.rule != "uninitialised"]
 
 
 @pytest.mark.sampled(2)

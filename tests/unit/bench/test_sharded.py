@@ -13,6 +13,7 @@ from systolic.bench.sharded import ShardedSpec, on_slice
 from systolic.bench.suites import suite
 from systolic.chips import SliceError, chip
 from systolic.cli import main
+from systolic.ops.collective import plan_across_chips
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
 
@@ -68,6 +69,17 @@ def test_gradients_are_cut_as_what_they_are_gradients_of() -> None:
     assert tuple(out.sharding.spec) == its.result
     for gradient, argument in zip(gradients, mine.args[:-1], strict=True):
         assert (gradient.shape, gradient.sharding.spec) == (argument.shape, argument.sharding.spec)
+
+
+def test_many_rows_are_summed_by_a_kernel_across_chips() -> None:
+    by_kernel = {}
+    for case in on_slice(suite("sharded"), "2x4", MESH):
+        mine, _ = experiments(case.spec)
+        fn: Any = mine.fn
+        if case.spec.kind == "rows":
+            (choice,) = plan_across_chips(fn, *mine.args)
+            by_kernel[case.spec.m] = choice.by_kernel
+    assert by_kernel == {256: False, 2048: True, 8192: True}
 
 
 def test_a_mesh_that_does_not_suit() -> None:

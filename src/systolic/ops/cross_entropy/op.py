@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from systolic.chips import Chip
 from systolic.cost import TimedConfig, machine_roofline
 from systolic.ops.cross_entropy.cost import configs, timed
@@ -9,7 +11,7 @@ from systolic.ops.cross_entropy.schedule import LossSchedule
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
 from systolic.ops.engine.listed import ListedOp
 from systolic.ops.op import Layout
-from systolic.ops.op_programs import Programs, RacedPrograms
+from systolic.ops.op_programs import Peer, Programs, RacedPrograms
 from systolic.schedule import KernelConfig, total_bytes
 from systolic.schedule.vmem import vmem_limit
 
@@ -60,3 +62,8 @@ class CrossEntropyOp(ListedOp):
         from systolic.ops.cross_entropy.programs import raced  # needs JAX
 
         return raced(spec, chip)
+
+    def peers(self, spec: CrossEntropySpec, chip: Chip) -> Iterable[Peer]:
+        from systolic.ops.cross_entropy.peers import peers  # needs JAX
+
+        return peers(spec)

@@ -44,9 +44,9 @@ def raced(spec: CrossEntropySpec, chip: Chip) -> RacedPrograms:
     return RacedPrograms(
         spec=spec,
         arguments=_operands(spec),
-        ours=_differentiated(spec, functools.partial(_called, spec, chip)),
-        xla=_differentiated(spec, plain),
-        xla_forms={f"{_CHUNKS} chunks": _differentiated(spec, chunked)},
+        ours=differentiated(spec, functools.partial(_called, spec, chip)),
+        xla=differentiated(spec, plain),
+        xla_forms={f"{_CHUNKS} chunks": differentiated(spec, chunked)},
     )
 
 
@@ -75,7 +75,8 @@ def _by_pallas(spec: CrossEntropySpec, chip: Chip, config: KernelConfig, *operan
     return gradients_by_pallas(loss, *operands)
 
 
-def _differentiated(spec: CrossEntropySpec, loss: Any) -> Any:
+def differentiated(spec: CrossEntropySpec, loss: Any) -> Any:
+    """Return the program of a kind: the loss, or the loss and the gradients of x and w."""
     return jax.value_and_grad(loss, argnums=(0, 1)) if spec.kind == "gradients" else loss
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from systolic.ops.cross_entropy import xla
 from systolic.ops.cross_entropy.cost import configs
 from systolic.ops.cross_entropy.schedule import LossSchedule
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
-from systolic.ops.op import read_spec, record_of
+from systolic.ops.op import op_of, read_spec, record_of
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles
 from systolic.spec import SpecError
 
@@ -85,6 +86,43 @@ def test_gradients_in_chunks_are_those_of_plain_jax(monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 * np.abs(other).max())
 
 
+def kept_shapes(logits: Any) -> list[tuple[int, ...]]:
+    """Return the shapes of what the loss leaves in memory for its gradients."""
+    _, pull = jax.vjp(
+        lambda x, w: systolic.linear_cross_entropy(x, w, LABELS, logits=logits, implementation="xla"), X, W
+    )
+    return [leaf.shape for leaf in jax.tree.leaves(pull)]
+
+
+def test_logits_stay_in_memory_up_to_the_bytes_that_the_caller_allows() -> None:
+    size = M * N * 4
+    for logits, are_kept in (("recompute", False), ("keep", True), (size - 1, False), (size, True)):
+        assert ((M, N) in kept_shapes(logits)) is are_kept
+
+
+def test_gradients_of_kept_logits_are_those_of_logits_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "_CHUNK_BYTES", 4 * N * 8)  # 8 of 30 tokens at once: the last chunk is shorter
+
+    def value(logits: Any, x: Any, w: Any) -> Any:
+        return systolic.linear_cross_entropy(
+            x, w, LABELS, soft_cap=3.0, label_smoothing=0.1, logits=logits, implementation="xla", precision="highest"
+        )
+
+    # Logits of float32 are kept as they are.
+    kept, again = (jax.grad(functools.partial(value, form), argnums=(0, 1))(X, W) for form in ("keep", "recompute"))
+    batched = jax.vmap(jax.grad(functools.partial(value, "keep"), argnums=(0, 1)), (0, None))(jnp.stack([X, X]), W)
+    for one, two, other in zip(kept, batched, again, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6 * np.abs(other).max())
+        np.testing.assert_allclose(two[1], other, rtol=0, atol=2e-6 * np.abs(other).max())
+
+
+def test_tokamax_has_no_soft_cap_to_race() -> None:
+    spec = CrossEntropySpec(m=8, k=128, n=256, dtype="bfloat16", soft_cap=True)
+    (peer,) = op_of(spec).peers(spec, chip("v6e"))
+    assert peer.program is None
+    assert "soft cap" in peer.reason
+
+
 def test_float8_is_multiplied_in_bfloat16() -> None:
     """Every product of two such numbers is exact, and the sums are float32."""
     x, w = (array.astype(jnp.float8_e4m3fn) for array in (X, W))
@@ -125,6 +163,9 @@ def test_a_label_that_is_no_column_is_nan(label: int) -> None:
         ({"z_loss": -1}, "a number from 0 on"),
         ({"soft_cap": 0}, "a number above 0"),
         ({"ignore_index": 1.5}, "an integer"),
+        ({"logits": "store"}, 'use "recompute" or "keep"'),
+        ({"logits": True}, "bytes that they may take"),
+        ({"logits": -1}, "bytes that they may take"),
         ({"implementation": "mosaic"}, "implementation="),
     ],
     ids=lambda value: str(value) if isinstance(value, str) else "",
@@ -136,11 +177,14 @@ def test_refusals(changes: dict[str, Any], words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["v4", "v5e", "v5p", "v6e", "v7x"])
+@pytest.mark.parametrize("keep_logits", [False, True], ids=["recompute", "keep"])
 @pytest.mark.parametrize("kind", ["forward", "gradients"])
 @pytest.mark.parametrize("sizes", [(1, 64, 10), (8192, 4096, 128_256), (1000, 2880, 201_088), (4096, 8192, 151_936)])
-def test_every_planned_configuration_is_legal(name: str, kind: Any, sizes: tuple[int, int, int]) -> None:
+def test_every_planned_configuration_is_legal(
+    name: str, kind: Any, keep_logits: bool, sizes: tuple[int, int, int]
+) -> None:
     m, k, n = sizes
-    spec = CrossEntropySpec(m=m, k=k, n=n, dtype="bfloat16", kind=kind)
+    spec = CrossEntropySpec(m=m, k=k, n=n, dtype="bfloat16", kind=kind, keep_logits=keep_logits)
     if (name, kind, k) == ("v4", "gradients", 8192):
         with pytest.raises(IllegalTilesError, match=r"tiles 128/8192/128.*there are 14\.08 MiB"):
             systolic.plan(spec, name)
