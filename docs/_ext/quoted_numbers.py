@@ -31,6 +31,7 @@ from bench_numbers import (
     sharded_table,
 )
 from gallery import explanation
+from step_numbers import step_tables
 
 from systolic.accuracy.kind_errors import shipped_kind_errors
 
@@ -182,6 +183,7 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
         sentence("weights cost us {gate by gathered 8192} µs more of exposed communication", more_exposed),
     ),
     "docs/results/quantized.md": (few_rows_table,),
+    "docs/results/steps.md": (step_tables,),
     "docs/tune_function.md": (
         sentence("With blocks of {block} it takes {winner} µs; with its defaults of 128, {default} (both", tuned),
     ),

@@ -152,6 +152,17 @@ def _scaled_maxtext(scale: int) -> Config:
 
 _LLAMA = {"vocabulary": 128_256, "kv_heads": 8, "head_dim": 128, "rope_theta": 500_000.0}
 _PLAIN_MLP: dict[str, Any] = {"gated": False, "activation": "gelu"}
+# Qwen 3 with experts, from MaxText's qwen3-30b-a3b.yml and qwen3-235b-a22b.yml. It divides the shares of a token's
+# experts by their sum, which takes no time and is left out.
+_QWEN3_EXPERTS: dict[str, Any] = {
+    "vocabulary": 151_936,
+    "kv_heads": 4,
+    "head_dim": 128,
+    "experts": 128,
+    "experts_per_token": 8,
+    "qk_norm": True,
+    "norm_epsilon": 1e-6,
+}
 _GEMMA3: dict[str, Any] = {
     "activation": "gelu",
     "window": 1024,
@@ -228,6 +239,12 @@ CONFIGS: Mapping[str, Config] = {
         kv_rank=512,
         rope_dim=64,
         norm_epsilon=1e-6,
+    ),
+    "qwen3-30b-a3b": Config(
+        width=2048, layers=48, heads=32, mlp_width=768, expert_width=768, rope_theta=1e7, **_QWEN3_EXPERTS
+    ),
+    "qwen3-235b-a22b": Config(
+        width=4096, layers=94, heads=64, mlp_width=1536, expert_width=1536, rope_theta=5e6, **_QWEN3_EXPERTS
     ),
     "gemma3-12b": Config(
         vocabulary=262_144, width=3840, layers=48, heads=16, kv_heads=8, head_dim=256, mlp_width=15_360, **_GEMMA3

@@ -88,6 +88,24 @@ def test_serving_is_all_forward(maker: str, tmp_path: Path) -> None:
     assert run.slice_run is None
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("maker", ["prefill", "decode"])
+def test_experts_of_several_devices_serve(maker: str, tmp_path: Path) -> None:
+    file = tmp_path / "served.json"
+    sizes = ("--config", "tiny-moe", "--seq", "128", "--batch", "8", "--param", "grouped=megablox")
+    widths = ("--param", "width=128", "--param", "expert_width=128")
+    command = ("step", f"{EXAMPLE}:{maker}", *ON, *sizes, *widths, "--mesh", "expert=4", "--json", str(file))
+    assert main(command) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    run = StepRun.from_json(json.dumps(row["run"]))
+    assert {"router", "experts", "attention", "mlp"} <= {part.part for part in run.parts}
+    assert sum(part.exposed_cycles for part in run.parts if part.part == "experts") > 0
+    # Tokens go to all devices, and the parts of their results are added up.
+    kinds = {collective.kind for collective in run.collectives}
+    assert "all-gather" in kinds
+    assert kinds & {"reduce-scatter", "all-reduce"}
+
+
 def test_a_step_that_does_not_fit_says_by_how_much() -> None:
     state = jax.ShapeDtypeStruct((5 * 2**30,), jnp.float32)
     with pytest.raises(DoesNotFitError) as refused:

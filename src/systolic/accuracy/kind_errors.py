@@ -29,13 +29,13 @@ class KindErrors:
       in_view: the half that constants may be fitted to; else the half that is held out.
       rows: rows with a simulated time.
       refused: rows without one.
+      other_programs: rows of which another program was timed: less is published than the compiled one can take.
       median_percent, p90_percent: of the errors' sizes; None: no row.
       bias_percent: the median of the signed errors.
       with_interval: rows whose simulated time has an interval.
       covered: those whose published time lies in it.
       worst: the program with the largest error.
       worst_percent: its signed error.
-      worst_cause: why it is so large, where the row itself shows it; "": it does not.
     """
 
     chip: str
@@ -43,6 +43,7 @@ class KindErrors:
     in_view: bool
     rows: Count
     refused: Count
+    other_programs: Count
     median_percent: Amount | None
     p90_percent: Amount | None
     bias_percent: Change | None
@@ -50,7 +51,6 @@ class KindErrors:
     covered: Count
     worst: str = ""
     worst_percent: Change | None = None
-    worst_cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ class MachineModel:
     result_latency_cycles: int  # from the last row into the matrix unit to the first result out
     weight_push_cycles: float  # a unit takes no rows for so long while a register of weights is pushed into it
     matmul_queue_depth: int  # `vmatmul`s that may wait before a unit; one more stalls the core
+    lane_move_cycles: int  # a cross-lane unit takes so long for a vector register; 0: as the compiler issues them
     hbm_bytes_per_s: float  # what a copy engine reaches, reads and writes together, for the whole device
     hbm_run_cycles: float  # a strided copy holds HBM so long for each contiguous piece, besides its bytes
     hbm_turn_cost: float  # a read right after a write, or the reverse, takes this share of the smaller one longer

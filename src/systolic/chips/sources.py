@@ -25,6 +25,11 @@ POPS = (
 TUNING_CACHE = (
     "fitted to published device times of a foreign ragged kernel compiled with the same tiles (tokamax tuning cache)"
 )
+LANE_MOVES = (
+    "listings put two into one unit 3 to 4 cycles apart (5 to 8 on v5p) where nothing else holds them up. The longer "
+    "is taken: two norms along lanes in view (v6e 768²·128, v7x' gradient of 384²·128, tokamax) are 6 and 12 % fast as "
+    "issued, and 1 and 5 % fast with it; four that are held out 5 to 12 % fast as issued, and 0 to 4 % off with it"
+)
 NO_ROWS = "no published row shows it"
 NEVER_SLOW = "published device times of 20 to 60 ms that HBM limits (tokamax) grow with the bytes, as those of 1 ms do"
 STEP_ESTIMATE = (

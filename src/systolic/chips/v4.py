@@ -53,6 +53,7 @@ V4 = with_sources(
             result_latency_cycles=sourced(31, sources.POPS),
             weight_push_cycles=sourced(0.0, "not fitted: no published rows"),
             matmul_queue_depth=sourced(V5P.machine.matmul_queue_depth, _V5P_VALUE),
+            lane_move_cycles=sourced(0, sources.NO_ROWS),
             hbm_bytes_per_s=sourced(1.06e12, _V5P_VALUE),
             dma_latency_cycles=sourced(V5P.machine.dma_latency_cycles, _V5P_VALUE),
             dma_issue_cycles=sourced(V5P.machine.dma_issue_cycles, _V5P_VALUE),

@@ -73,6 +73,7 @@ V5E = with_sources(
             result_latency_cycles=sourced(38, sources.POPS),
             weight_push_cycles=sourced(0.0, "not fitted: `systolic validate` prints how near its times come without"),
             matmul_queue_depth=sourced(4, _FIT),
+            lane_move_cycles=sourced(0, sources.NO_ROWS),
             hbm_bytes_per_s=sourced(0.70e12, _FIT),
             hbm_run_cycles=sourced(0.0, sources.NO_ROWS),
             hbm_turn_cost=sourced(0.0, sources.NO_ROWS),

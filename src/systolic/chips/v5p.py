@@ -53,6 +53,7 @@ V5P = with_sources(
             mxu_count=sourced(4, _PEAK),
             mxu_rows_per_cycle=sourced(V5E.machine.mxu_rows_per_cycle, f"{_PEAK}; int4 at twice int8: {sources.INT4}"),
             matmul_queue_depth=sourced(4, TUNING_CACHE),
+            lane_move_cycles=sourced(8, sources.LANE_MOVES),
             hbm_bytes_per_s=sourced(2.38e12, TUNING_CACHE),
             hbm_slow_period_s=sourced(0.0, sources.NEVER_SLOW),
             dma_latency_cycles=sourced(1195, TUNING_CACHE),

@@ -72,6 +72,7 @@ V6E = with_sources(
                 "rows, as if that cost nothing, while published times of products grow with the pushes they make",
             ),
             matmul_queue_depth=sourced(4, "fitted earlier, to ragged rows of that cache"),
+            lane_move_cycles=sourced(4, sources.LANE_MOVES),
             hbm_bytes_per_s=sourced(1.488e12, _HBM),
             hbm_run_cycles=sourced(0.2, _FIT),
             hbm_turn_cost=sourced(0.08, _HBM),

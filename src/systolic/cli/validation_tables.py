@@ -57,6 +57,7 @@ _KINDS: tuple[Column[KindErrors], ...] = (
     textual("half", lambda kind: "in view" if kind.in_view else "held out"),
     numeric("rows", lambda kind: kind.rows),
     numeric("no time", lambda kind: kind.refused or ""),
+    numeric("another program", lambda kind: kind.other_programs or ""),
     numeric("median %", lambda kind: kind.median_percent, ".1f"),
     numeric("90th percentile %", lambda kind: kind.p90_percent, ".1f"),
     numeric("bias %", lambda kind: kind.bias_percent, "+.1f"),

@@ -11,6 +11,8 @@ from systolic.simulator.hardware.loop_timer import LoopTime
 from systolic.simulator.reading.blocks import Block
 from systolic.simulator.reading.utilization import BlockUse
 
+_NONE = (0, 0)
+
 
 @dataclass(slots=True)
 class OpTotals:
@@ -37,13 +39,13 @@ class OpTotals:
         self.loop = loop
 
     def regions(
-        self, blocks: Sequence[Block], stalls: Mapping[int, int], use: BlockUse | None
+        self, blocks: Sequence[Block], stalls: Mapping[int, tuple[int, int]], use: BlockUse | None
     ) -> tuple[RegionRun, ...]:
         """Return the blocks that were executed.
 
         Args:
           blocks: the operation's, in the order of the listing.
-          stalls: cycles that the matrix units kept a block waiting, by its number.
+          stalls: cycles that matrix and cross-lane units kept a block waiting, and those of matrix units alone.
           use: what a block issues; None: not known.
         """
         return tuple(
@@ -52,8 +54,8 @@ class OpTotals:
                 bundles=block.last - block.first + 1,
                 depth=block.depth,
                 executions=count,
-                cycles=count * block.cycles + stalls.get(number, 0),
-                matrix_stall_cycles=stalls.get(number, 0),
+                cycles=count * block.cycles + stalls.get(number, _NONE)[0],
+                matrix_stall_cycles=stalls.get(number, _NONE)[1],
                 issued={} if use is None else use.of_block(number, count),
             )
             for number, (block, count) in enumerate(zip(blocks, self.block_counts, strict=False))

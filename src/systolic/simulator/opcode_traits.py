@@ -53,6 +53,7 @@ Kind = Literal[
     "matmul",
     "weight push",
     "result pop",
+    "lane move",  # of a register by a cross-lane unit
     "stream",
     "task",
     "barrier",

@@ -202,6 +202,11 @@ TENSOR_CORE = OpcodeTable(
         _matrix("vmatmul*", "matmul"),
         _matrix("vmatpush*", "weight push"),
         _matrix("vpop*", "result pop"),
+        # ---- cross-lane units ----
+        *(
+            _matrix(f"{name}*", "lane move")
+            for name in ("vadd.xlane", "vbcast.lane", "vmax.xlane", "vmin.xlane", "vperm", "vrot.lane", "vxpose")
+        ),
     ]
 )
 

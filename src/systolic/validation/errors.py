@@ -18,9 +18,10 @@ import numpy as np
 
 from systolic.accuracy.time_error import TimeError
 from systolic.chips import Chip, UnknownChipError, chip, flags_text, with_flags
-from systolic.simulator import SimulatedRun, SliceRun
+from systolic.simulator import SliceRun
 from systolic.support.choices import unknown_name
 from systolic.timing import Measurement
+from systolic.validation.least_time import least_us
 from systolic.validation.published import COLLECTIVE, PublishedRow
 from systolic.validation.seen_rows import in_view
 
@@ -28,10 +29,13 @@ WALL_CLOCK = "wall_clock"
 TIMINGS = (WALL_CLOCK, "device", "bandwidth-derived")
 LARGE = 2048  # below, a product is short compared with what a wall clock adds to it
 LARGE_COLLECTIVE_MIB = 1  # of a device; below, hops and waits take more of the time than bytes
+OTHER_PROGRAM = "another program was timed"  # how the reason of such a row begins
 # Rows whose source leaves the program open are compared, but their error is not the simulator's.
 _LEFT_OPEN = re.compile(r"[^;,]*\bis not (?:certain|stated)\b[^;,]*", re.IGNORECASE)
-# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program.
+# The time of the event in which the TensorCore waits for its SparseCores, not of the whole program: rows say so, or are
+# of a suite that takes these events of its traces wherever there are any (Ironwood/src/benchmark_utils.py).
 _CALL_DONE = re.compile(r"\bcall-done event\b", re.IGNORECASE)
+_SUITE_OF_CALL_DONE = "accelerator-microbenchmarks"
 _ONE_CORE = re.compile(r"\bone (of the (two )?)?cores?\b|\b(a )?single core\b", re.IGNORECASE)
 
 
@@ -86,8 +90,13 @@ class ComparedRow(PublishedRow):
     program: str  # the same text for the same program
     left_open: str = ""  # properties of the program that the source leaves open, in its words; "": none
     time_error: TimeError | None = None  # the known error of such times; None: not asked for
-    # Least time of the compiled program's HBM traffic, at the published bandwidth; None: there is no run of one device.
-    traffic_us: float | None = None
+    # The compiled program takes no less on any model of the chip; None: there is no run of one device.
+    least_us: float | None = None
+
+    @property
+    def other_program(self) -> bool:
+        """True if another program was timed than the one that today's compiler makes."""
+        return self.reason.startswith(OTHER_PROGRAM)
 
     @property
     def dtypes(self) -> str:
@@ -148,6 +157,12 @@ def program_or_reason(row: PublishedRow, program_of: ProgramOf) -> PublishedProg
     )
 
 
+def _is_call_done(row: PublishedRow, run: SliceRun) -> bool:
+    if _CALL_DONE.search(row.notes):
+        return True
+    return _SUITE_OF_CALL_DONE in row.source and row.timing == "device" and bool(run.slowest.sparse_cores)
+
+
 def device_us(row: PublishedRow, dispatch_us: float) -> float | None:
     """Return the published time without the host's dispatch; None if nothing is left."""
     left = row.published_us - (dispatch_us if row.timing == WALL_CLOCK else 0.0)
@@ -174,7 +189,7 @@ def compared(
     timed = rebuilt if isinstance(rebuilt, Measurement) else None
     run = None if timed is None else timed.slice_run or timed.run
     time_us = rebuilt.time_us if isinstance(rebuilt, Measurement) else None if isinstance(rebuilt, str) else rebuilt
-    if isinstance(run, SliceRun) and _CALL_DONE.search(row.notes):
+    if isinstance(run, SliceRun) and _is_call_done(row, run):
         time_us = run.exposed_us
     if time_us is not None and isinstance(program, PublishedProgram):
         time_us /= program.repeats
@@ -188,6 +203,12 @@ def compared(
     left_open = open_words[0].strip() if open_words else ""
     if not reason and left_open:
         reason = f"its source leaves open what was timed: {left_open}"
+    least = least_us(run, chip(program.chip)) if isinstance(program, PublishedProgram) else None
+    if not reason and row.arguments and least is not None and row.published_us < least:
+        reason = (
+            f"{OTHER_PROGRAM}: this compiler's has instructions and HBM traffic for {least:,.0f} µs at "
+            f"peak rates, where {row.published_us:,.0f} µs are published"
+        )
     return ComparedRow(
         **{**asdict(row), "chip": program.chip if isinstance(program, PublishedProgram) else row.chip},
         predicted_us=time_us,
@@ -200,12 +221,8 @@ def compared(
         program=str(program) if isinstance(program, PublishedProgram) else "",
         left_open=left_open,
         time_error=run.error if run is not None else None,
-        traffic_us=_traffic_us(run, program.chip) if isinstance(program, PublishedProgram) else None,
+        least_us=least,
     )
-
-
-def _traffic_us(run: SimulatedRun | SliceRun | None, chip_name: str) -> float | None:
-    return run.hbm_bytes / chip(chip_name).hbm_bytes_per_s * 1e6 if isinstance(run, SimulatedRun) else None
 
 
 def error_statistics(rows: Sequence[ComparedRow]) -> ErrorStatistics:

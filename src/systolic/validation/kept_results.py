@@ -94,8 +94,13 @@ class KeptResults:
         self._lines[key] = line
 
     def _key(self, program: PublishedProgram, chip: Chip) -> str:
-        record = json.dumps(asdict(chip), sort_keys=True, default=str)
+        record = json.dumps(asdict(chip), sort_keys=True, default=_ordered)
         return hashlib.sha256("\n".join((str(program), record, self._made_with)).encode()).hexdigest()
+
+
+def _ordered(value: object) -> object:
+    """Return a set as a list: its own order differs from process to process, and with it the key would."""
+    return sorted(value) if isinstance(value, frozenset) else str(value)
 
 
 def _measured(run: SimulatedRun, slice_run: SliceRun | None) -> Measurement:

@@ -43,6 +43,7 @@ def is_covered(row: ComparedRow) -> bool | None:
 
 def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) -> KindErrors:
     counted = [row for row in rows if row.counted and row.error is not None]
+    others = [row for row in rows if row.other_program]
     statistics = error_statistics(counted)
     covered = [inside for row in counted if (inside := is_covered(row)) is not None]
     worst = max(counted, key=lambda row: abs(row.error or 0.0), default=None)
@@ -51,7 +52,8 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         kind=kind,
         in_view=in_view,
         rows=len(counted),
-        refused=len(rows) - len(counted),
+        refused=len(rows) - len(counted) - len(others),
+        other_programs=len(others),
         median_percent=_percent(statistics.median_error),
         p90_percent=_percent(statistics.p90_error),
         bias_percent=_percent(statistics.bias),
@@ -59,17 +61,6 @@ def _errors(chip: str, kind: str, in_view: bool, rows: Sequence[ComparedRow]) ->
         covered=sum(covered),
         worst="" if worst is None else worst.program,
         worst_percent=_percent(worst.error if worst is not None else None),
-        worst_cause="" if worst is None else _cause(worst),
-    )
-
-
-def _cause(row: ComparedRow) -> str:
-    """Return why an error is large, where arithmetic shows it."""
-    if row.traffic_us is None or row.traffic_us <= row.published_us:
-        return ""
-    return (
-        f"HBM traffic of this compiler's program takes {row.traffic_us:,.0f} µs at the published bandwidth; "
-        f"{row.published_us:,.0f} are published"
     )
 
 

@@ -80,6 +80,9 @@ with mock.patch.object(across_chips, "chosen", kernel):
         assert chosen == kinds, chosen
         assert out.sharding.is_equivalent_to(NamedSharding(mesh, cut), 2), out.sharding
         close(out, wanted)
+        assert implementation is None or not races_found()
+        if implementation is not None and layer is not gated:  # interpret mode is slow
+            continue
         found = jax.jit(jax.grad(functools.partial(loss, layer), argnums=every))(*operands)
         close(found, gradients)
         for gradient, operand in zip(found, operands, strict=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -204,3 +207,30 @@ def test_a_kept_time_is_of_one_chip_record(tmp_path: Path) -> None:
     assert again.result(program, changed) is None
     assert again.result(replace(program, what="another"), known) is None
     assert KeptResults(tmp_path / "kept.jsonl", {"jax": "2"}).result(program, known) is None
+
+
+def test_another_process_uses_a_kept_result(tmp_path: Path) -> None:
+    """Records hold sets, whose order differs from process to process."""
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from systolic.chips import chip
+        from systolic.validation.errors import PublishedProgram
+        from systolic.validation.kept_results import KeptResults
+
+        program = PublishedProgram(chip="v6e", what="copy", function=print, arguments=())
+        kept = KeptResults(Path(sys.argv[1]), {"jax": "1"})
+        print(kept.result(program, chip("v6e")))
+        kept.keep(program, chip("v6e"), "no time")
+    """
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "kept.jsonl"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    assert outputs == ["None", "no time"]

@@ -152,6 +152,8 @@ SIZES = {
     "gpt3-175b": 175.2,
     "maxtext-22b": 21.9,
     "deepseek2-16b": 15.7,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.1,
 }
 
 

@@ -340,3 +340,30 @@ def test_a_delay_slot_too_many_is_found_by_the_registers() -> None:
     check_registers(program, split_blocks(program, 3))
     with pytest.raises(SimulationError, match="s5 is read from s5, which holds s5 or s7 here"):
         check_registers(program, split_blocks(program, 4))
+
+
+# ---- cross-lane units ----
+
+
+def test_a_cross_lane_unit_that_is_behind_stalls_the_core_and_counts_as_no_matrix_stall() -> None:
+    move, machine = "%7 = vxpose.xlu0.b32.cont %v1_v1", chip("v6e").machine
+    run = simulate(*[move] * 100, chip_name="v6e")
+    assert run.cycles == pytest.approx(100 * machine.lane_move_cycles, abs=4 * machine.lane_move_cycles + 4)
+    assert run.cores[0].matrix_stall_cycles == run.cores[0].matrix_busy_cycles == 0
+    both = f"{move}  ;;  {move.replace('xlu0', 'xlu1')}"
+    assert simulate(*[both] * 100, chip_name="v6e").cycles == run.cycles
+    assert simulate(*[f"{move}", "", "", ""] * 25, chip_name="v6e").cycles == 100
+
+
+def test_a_core_with_stalls_on_cross_lane_units_reports_them_in_its_regions() -> None:
+    moves = ["%7 = vbcast.lane.b32.xlu1 %v1_v1, 0"] * 40
+    run = simulate("%8 = inlined_call /* %fusion.1 = f(%x) */", chip_name="v6e", called={"fusion.1": (*moves, "")})
+    (op,) = run.cores[0].ops
+    assert op.cycles > 41
+    assert sum(region.cycles for region in op.regions) == op.cycles
+    assert op.matrix_stall_cycles == 0
+
+
+def test_a_move_across_lanes_under_a_predicate_asks_for_no_value() -> None:
+    code = "%7 = vxpose.xlu0.b32.cont (%p1_p1), %v1_v1"
+    assert simulate("%p1_p1 = scmp.eq.s32.totalorder %s9_s9, 2", *[code] * 9, chip_name="v6e").cycles == 10

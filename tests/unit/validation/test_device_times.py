@@ -13,9 +13,13 @@ from typing import Any
 import jax
 import pytest
 
+from systolic.simulator import SimulatedRun
+from systolic.simulator.core_records import CoreRun, OpRun, RegionRun
+from systolic.timing import Measurement
 from systolic.validation.device_times import for_fitting, read_device_times, sampled
-from systolic.validation.errors import OpError, PublishedProgram, program_or_reason
+from systolic.validation.errors import OpError, PublishedProgram, compared, program_or_reason
 from systolic.validation.foreign import foreign_program
+from systolic.validation.kind_statistics import kind_statistics
 from systolic.validation.published import PublishedFileError, PublishedRow
 from systolic.validation.recorded import KINDS_IN_JAX
 from systolic.validation.recorded_flags import recorded_flags
@@ -133,3 +137,44 @@ def _lines(rows: Iterable[PublishedRow]) -> list[tuple[str, int]]:
 def _row(record: dict[str, Any], chip: str, line: int = 1) -> PublishedRow:
     parts = {name: record[name] for name in ("op", "arguments", "config")}
     return replace(ROWS[0], line=line, chip=chip, kind=record["op"], **parts)
+
+
+def test_a_time_shorter_than_the_compiled_program_can_take_is_another_programs_and_counted_apart() -> None:
+    row = replace(ROWS[0], chip="v6e", arguments={"x": "f32[8,128]"}, timing="device")
+    program = PublishedProgram(chip="v6e", what="an op", function=len, arguments=())
+    region = RegionRun(first_bundle=0, bundles=175, depth=1, executions=1000, cycles=300_000, matrix_stall_cycles=0)
+    places = {"scope": "", "calls": 1, "begin_cycles": 0, "end_cycles": 400_000}
+    # 100 µs of bundles, 50 of HBM's bandwidth.
+    op = OpRun(name="fusion", cycles=400_000, regions=(region,), hbm_read_bytes=82_000_000, **places)
+    core = CoreRun(
+        core=0,
+        cycles=400_000,
+        ops=(op, replace(op, name="copy", regions=())),  # another 50 µs of HBM
+        copy_stall_cycles=0,
+        copy_overhead_cycles=0,
+        matrix_stall_cycles=0,
+        matrix_busy_cycles=0,
+        hbm_read_bytes=164_000_000,
+        hbm_written_bytes=0,
+        copies=0,
+    )
+    run = SimulatedRun(chip="v6e", clock_hz=1.75e9, cores=(core,), prefetch_cycles=0, matrix_units=2, bundles=1)
+    timed = Measurement(chip="v6e", provenance="simulated", time_us=run.time_us, run=run)
+    shorter, longer = (
+        compared(replace(row, published_us=published_us), program, timed, dispatch_us=0.0)
+        for published_us in (149.0, 151.0)
+    )
+    assert longer.counted
+    assert not longer.other_program
+    assert longer.least_us == pytest.approx(150.0)
+    assert not shorter.counted
+    assert shorter.reason.startswith("another program was timed")
+    kinds = kind_statistics([shorter, longer])
+    assert {(kind.rows, kind.other_programs, kind.refused) for kind in kinds} == {(1, 1, 0)}
+
+
+def test_gradients_of_losses_that_begin_from_a_bfloat16_are_of_an_older_package() -> None:
+    row = next(row for row in ROWS if row.kind == "linear_softmax_cross_entropy_loss_vjp")
+    foreign_program(row)
+    with pytest.raises(OpError, match="another program was timed: an older compiler's"):
+        foreign_program(replace(row, arguments={**row.arguments, "out": "bf16[]", "dout": "bf16[]"}))

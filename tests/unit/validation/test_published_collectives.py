@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from slices import a_slice
 
 from systolic.chips import chip
 from systolic.lessons.published_ops import published_program
 from systolic.report.trust import TrustFacts, trust_pages
+from systolic.simulator.core_records import SparseCoreRun
 from systolic.timing import Measurement
 from systolic.validation.errors import (
     PublishedProgram,
@@ -115,6 +118,32 @@ def test_flags_of_collectives_on_sparse_cores() -> None:
     assert stated_flags("flags of Dec 2025 (SC offload AR)") == {name.format("all_reduce"): "true"}
     assert stated_flags("SparseCore offload AG (1/2/3D) on") == {name.format("all_gather"): "true"}
     assert stated_flags("sunk dcn allreduce flags") == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "on_sparse_cores", "notes", "waits_alone"),
+    [
+        ("me", True, "", False),
+        ("me", True, "device call-done event", True),
+        ("somebody/accelerator-microbenchmarks issue#71", True, "", True),
+        # Without SparseCores a trace has no such event.
+        ("somebody/accelerator-microbenchmarks issue#71", False, "", False),
+    ],
+)
+def test_the_wait_for_sparse_cores_is_what_some_sources_time(
+    tmp_path: Path, source: str, on_sparse_cores: bool, notes: str, waits_alone: bool
+) -> None:
+    run = a_slice(time_us=80.0, exposed_us=12.0)
+    if on_sparse_cores:
+        core = SparseCoreRun(
+            core=0, ops=(), hbm_read_bytes=0, hbm_written_bytes=0, streams=0, indices=0, tile_stall_cycles=0
+        )
+        classes = [replace(group, run=replace(group.run, sparse_cores=(core,))) for group in run.classes]
+        run = replace(run, classes=tuple(classes))
+    row = read(tmp_path, GATHER.replace("me,", f"{source},", 1) + notes, software='"dvfs_p_state=7"')
+    measured = Measurement(chip="v7x@p7", provenance="simulated", time_us=run.time_us, run=run.slowest, slice_run=run)
+    expected_us = run.exposed_us if waits_alone else run.time_us
+    assert compared(row, program(row), measured, dispatch_us=0.0).error == pytest.approx(expected_us / 21.9 - 1)
 
 
 def test_small_and_large_ones_have_their_own_statistics(tmp_path: Path) -> None:

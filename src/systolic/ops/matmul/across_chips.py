@@ -26,6 +26,7 @@ from systolic.ops.collective.cost import RingSizes
 from systolic.ops.collective.derivative import results
 from systolic.ops.collective.product import RingProduct
 from systolic.ops.engine.cuts import Axes, axes_of, on_devices, parts_of
+from systolic.ops.engine.shapes import is_symbolic
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.spec import Operands
 
@@ -82,7 +83,7 @@ def gathers(product: Product, operands: Operands) -> bool:
 def cut_of(product: Product, operands: Operands) -> Cut | None:
     """Return the form of a product, by the cuts of its arrays and of its result; None for any other."""
     lhs, rhs, functions = operands.lhs, operands.rhs, product.functions
-    if lhs.ndim != 2 or rhs.ndim != 2 or any(arg.shape != lhs.shape for arg in operands.lhs_args):
+    if lhs.ndim != 2 or is_symbolic(operands) or any(arg.shape != lhs.shape for arg in operands.lhs_args):
         return None
     if product.transpose_lhs or product.side_by_side or functions.rhs or functions.primal or operands.scale is not None:
         return None

@@ -1,9 +1,12 @@
-"""The MXUs of a core: when work pushed into them is done, and when the core stalls on it.
+"""The MXUs and cross-lane units of a core: when work pushed into them is done, and when the core stalls on it.
 
 A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
 a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
 `matmul_queue_depth` such pieces of work before it, and when a result is popped before it is there. A `vmatpush` brings
 a register of weights; on chips where that takes `weight_push_cycles`, rows wait for so long.
+
+A cross-lane unit transposes, permutes, spreads or reduces a vector register in `lane_move_cycles`. The compiler issues
+these closer together than that; the core stalls when a unit has as many of them before it as a queue of an MXU holds.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.reading.listing import Instruction
 
 _UNIT = re.compile(r"mxu(\d)")
+_LANE_UNIT = re.compile(r"\.xlu([0-2])")
 _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
 _OPERAND_TYPE = re.compile(r"\.(f32|bf16|s8|u8|f8\w*|s4|u4)\b")
 _BITS = {"f32": 32, "bf16": 16, "s8": 8, "u8": 8, "f8": 8, "s4": 4, "u4": 4}
@@ -28,11 +32,16 @@ _MAX_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues ho
 _MAX_REMEMBERED = 1 << 20
 _REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
 _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
+_LANES = "lanes"
+_LANE_UNITS = 3  # at most, as the names in listings say
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixOp:
-    """One `vmatmul` (with rows and results), `vmatpush` (with neither) or `vpop` (with a result), at its cycle."""
+    """One `vmatmul` (with rows and results), `vmatpush` (with neither) or `vpop` (with a result), at its cycle.
+
+    A move across lanes has neither and the operand type "lanes"; its unit counts after the last MXU.
+    """
 
     offset: int
     unit: int
@@ -70,6 +79,8 @@ def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, con
         if not units:
             raise SimulationError(f"a result of no matrix unit: {instruction.text}")
         return [MatrixOp(offset, int(unit), "", 0, None, 1, condition) for unit in units]
+    if kind == "lane move" and (lane_unit := _LANE_UNIT.search(opcode)):
+        return [MatrixOp(offset, machine.mxu_count + int(lane_unit[1]), _LANES, 0, None, 0, condition)]
     return []
 
 
@@ -115,12 +126,14 @@ class Segment:
 _Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
 
 
-# The cost of a segment and its final state, by segment, conditions and the state at its begin.
-Memo = dict[tuple[int, tuple[bool, ...], _Relative], tuple[int, _Relative, int]]
+# The cost of a segment, its final state, busy cycles of the MXUs, and the part of the cost that is stalls on cross-lane
+# units, by segment, conditions and the state at its begin.
+_SegmentRun = tuple[int, _Relative, int, int]
+Memo = dict[tuple[int, tuple[bool, ...], _Relative], _SegmentRun]
 
 
 class Mxus:
-    """The MXUs of one core.
+    """The MXUs and cross-lane units of one core.
 
     A segment's cost depends only on the units' state when it begins, so each (segment, state) is computed once and
     looked up afterwards: this makes long loops quick, and slices of many devices, and changes no result. With
@@ -141,8 +154,9 @@ class Mxus:
     ) -> None:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
-        self._units = machine.mxu_count
+        self._units = machine.mxu_count + _LANE_UNITS
         self._push = machine.weight_push_cycles
+        self._lane_move = machine.lane_move_cycles
         self._busy_for = functools.cache(functools.partial(_busy_for, machine))  # most programs have one or two kinds
         self._segments = segments
         self._remember = remember
@@ -151,18 +165,20 @@ class Mxus:
         self._at = 0  # the time to which `_state` is relative
         self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment
+        self._lane_stalls = [0] * len(segments)  # those of them on cross-lane units
         self.busy_cycles = 0
 
     @property
     def stall_cycles(self) -> int:
-        """Cycles in which the core waited for the units or their results."""
-        return sum(self.stalls)
+        """Cycles in which the core waited for the MXUs or their results."""
+        return sum(self.stalls) - sum(self._lane_stalls)
 
-    def stalls_by_block(self) -> dict[int, int]:
-        """Add up the stall cycles of each basic block."""
-        result: dict[int, int] = {}
-        for segment, stall in zip(self._segments, self.stalls, strict=True):
-            result[segment.block] = result.get(segment.block, 0) + stall
+    def stalls_by_block(self) -> dict[int, tuple[int, int]]:
+        """Add up the stall cycles of each basic block: all of them, and those on MXUs."""
+        result: dict[int, tuple[int, int]] = {}
+        for segment, stall, on_lanes in zip(self._segments, self.stalls, self._lane_stalls, strict=True):
+            total, on_mxus = result.get(segment.block, (0, 0))
+            result[segment.block] = (total + stall, on_mxus + stall - on_lanes)
         return result
 
     def is_idle(self, time: int) -> bool:
@@ -172,6 +188,8 @@ class Mxus:
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
         self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
+        pairs = zip(self._lane_stalls, alone._lane_stalls, strict=True)
+        self._lane_stalls = [mine + theirs for mine, theirs in pairs]
         self.busy_cycles += alone.busy_cycles
         self._at, self._state = time + alone._at, alone._state
 
@@ -185,25 +203,31 @@ class Mxus:
             if len(self._memo) >= _MAX_REMEMBERED:
                 self._memo.clear()
             self._memo[key] = segment_run
-        cycles, self._state, busy = segment_run
+        cycles, self._state, busy, on_lanes = segment_run
         self._at = time + cycles
         stall = cycles - self._segments[segment].cycles
         self.stalls[segment] += stall
+        self._lane_stalls[segment] += on_lanes
         self.busy_cycles += busy
         if self._timeline is not None:
             self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)
         return self._at
 
-    def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> tuple[int, _Relative, int]:
+    def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> _SegmentRun:
         free: list[float] = list(state[0])
         queued = [deque(results) for results in state[1]]
         placed = [dict(results) for results in state[2]]
-        stall = busy = 0
+        stall = busy = on_lanes = 0
         for op in segment.ops:
             if op.condition is not None and not conditions[op.condition]:
                 continue
             now = op.offset + stall
             unit = op.unit
+            if op.operand_type == _LANES:
+                held = max(0, math.ceil(free[unit]) - now - self._depth * self._lane_move)
+                stall, on_lanes = stall + held, on_lanes + held
+                free[unit] = max(now + held, free[unit]) + self._lane_move
+                continue
             if op.is_push:
                 if self._push:
                     free[unit] = max(now, free[unit]) + self._push
@@ -226,7 +250,7 @@ class Mxus:
         cycles = segment.cycles + stall
         places = tuple(tuple(sorted(results.items())) for results in placed)
         end: _Relative = (tuple(free), tuple(map(tuple, queued)), places)
-        return cycles, _shifted(end, cycles), busy
+        return cycles, _shifted(end, cycles), busy, on_lanes
 
 
 def _busy_for(machine: MachineModel, operand_type: str, rows: int) -> int:

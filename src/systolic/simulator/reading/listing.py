@@ -52,11 +52,10 @@ class Instruction:
     predicate: Predicate | None
     comment: str
     text: str
+    traits: Opcode = field(init=False, repr=False, compare=False)  # the opcode's entry in the table
 
-    @property
-    def traits(self) -> Opcode:
-        """The opcode's entry in the table."""
-        return TENSOR_CORE[self.opcode]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", TENSOR_CORE[self.opcode])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,8 @@ def _parse_bundle(name: str, line_number: int, line: str, keep_loads: bool) -> B
             )
         )
     # A call's operands are in their registers before its first bundle, which may write over one that nothing reads.
-    instructions.sort(key=lambda instruction: instruction.traits.kind != "operand")
+    if len(instructions) > 1:
+        instructions.sort(key=lambda instruction: instruction.traits.kind != "operand")
     return Bundle(
         line=line_number,
         address=head.group(1),

@@ -151,6 +151,8 @@ class _Check:
 
     def _check(self, bundle: Bundle, state: _State) -> None:
         """Check the uses in a bundle. Reads come before writes, but a phi comes first and `int_to_ptr` last."""
+        if not bundle.instructions:  # most have vector instructions only
+            return
         reads = state.copy()
         for instruction in bundle.instructions:
             if instruction.traits.kind == "phi" and instruction.dest is not None:
@@ -180,8 +182,10 @@ class _Check:
                 )
 
 
-def _in_order(bundle: Bundle) -> list[Instruction]:
+def _in_order(bundle: Bundle) -> Sequence[Instruction]:
     """Return a bundle's writes in the order of their effects: phis first, `int_to_ptr` last."""
+    if len(bundle.instructions) < 2:
+        return bundle.instructions
 
     def rank(instruction: Instruction) -> int:
         return 0 if instruction.traits.kind == "phi" else 2 if instruction.traits.kind == "pointer" else 1

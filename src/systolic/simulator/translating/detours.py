@@ -9,6 +9,8 @@ together again, and copies within the device are the first one's.
 from __future__ import annotations
 
 import ast
+import functools
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ _MAY_CALL = (
     *("operand", "parameter", "lap", "too_long"),
 )
 _MAX_BLOCKS = 256
+_TEXT_OR_COMMENT = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|#.*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +58,23 @@ def with_detours(
       compiled: compiles the source of a function.
     """
     result: dict[int, Detour] = {}
-    described = [_Effects.of(body, variables, called) for body in bodies]
+
+    @functools.cache
+    def effects_of(number: int) -> _Effects | None:
+        # No block has changed by then: only those before it have been gone through.
+        return _Effects.of(bodies[number], variables, called)
+
     for number, block in enumerate(blocks):
         end = _meeting_place(number, blocks)
         if end is None or BRANCH not in bodies[number] or block.taken is None or block.following is None:
             continue
-        inside = described[number + 1 : end]
-        if not all(effects.harmless for effects in inside):
+        inside: list[_Effects] = []
+        for inner in range(number + 1, end):
+            effects = effects_of(inner)
+            if effects is None:
+                break
+            inside.append(effects)
+        if len(inside) < end - number - 1:
             continue
         written = sorted(set().union(*(effects.written for effects in inside)))
         read = sorted({*written, *set().union(*(effects.read for effects in inside))})
@@ -110,23 +123,21 @@ def _meeting_place(number: int, blocks: Sequence[Block]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Effects:
-    """Reads and writes of a block's code; `harmless` if it has no other effect."""
+    """Registers that a block's code reads and writes."""
 
     read: frozenset[str]
     written: frozenset[str]
-    harmless: bool
 
     @staticmethod
-    def of(body: Sequence[str], variables: Set[str], called: Set[str]) -> _Effects:
+    def of(body: Sequence[str], variables: Set[str], called: Set[str]) -> _Effects | None:
+        """Return the effects of a block's code; None if it has others than on registers and scalar memory."""
+        source = "\n".join(body)
+        # Words are faster to look for than to parse.
+        words = {"from", "return", *called} - set(_MAY_CALL)  # `yield from`
+        if words.intersection(re.findall(r"\w+", _TEXT_OR_COMMENT.sub("", source))):
+            return None
         names: Mapping[type, set[str]] = {ast.Load: set(), ast.Store: set()}
-        harmless = True
-        for node in ast.walk(ast.parse("\n".join(body))):
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Name) and type(node.ctx) in names:
                 names[type(node.ctx)].add(node.id)
-            harmless = harmless and not isinstance(node, ast.YieldFrom | ast.Return)
-        harmless = harmless and not (names[ast.Load] & called) - set(_MAY_CALL)
-        return _Effects(
-            read=frozenset(names[ast.Load] & variables),
-            written=frozenset(names[ast.Store] & variables),
-            harmless=harmless,
-        )
+        return _Effects(read=frozenset(names[ast.Load] & variables), written=frozenset(names[ast.Store] & variables))

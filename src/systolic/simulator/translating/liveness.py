@@ -56,6 +56,8 @@ def effect(instruction: Instruction, private: frozenset[str], followed: Set[int]
         return Effect((), writes, True, False)
     if traits.kind == "phi":  # every source is the destination's own physical register
         return Effect((), None, False, False)
+    if traits.kind == "lane move":
+        return Effect((), None, False, False)
     if traits.latency == "matrix":
         reads = (predicate.register,) if predicate and predicate.register else ()
         return Effect(reads, None, False, bool(reads))
@@ -111,6 +113,7 @@ def live_instructions(
                 for instruction in bundle.instructions
             ]
             for bundle in program.bundles[block.first : block.last + 1]
+            if bundle.instructions
         ]
         for block in blocks
     ]

@@ -59,6 +59,8 @@ def flag_counts(program: Program, flags: frozenset[str]) -> dict[str, int]:
     unclear: set[str] = set()
     for instruction in program.instructions():
         traits = instruction.traits
+        if not any("#" in text for text in instruction.operands):  # no allocation is mentioned
+            continue
         # An address made from a flag's may be another flag's.
         direct = Counter(() if traits.kind == "address" else instruction.operands[traits.flags])
         for text, count in Counter(instruction.operands).items():

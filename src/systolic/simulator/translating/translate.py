@@ -166,6 +166,8 @@ class _Translator:
         last_start = 0
         for index in range(block.first, block.last + 1):
             bundle = self.program.bundles[index]
+            if not bundle.instructions:
+                continue
             offset = index - block.first
             try:
                 if any(instruction.opcode == "call" for instruction in bundle.instructions):
@@ -245,8 +247,8 @@ class _Translator:
 
     def _matrix(self, instruction: Instruction, offset: int, gathered: _Gathered) -> list[str]:
         predicate = instruction.predicate
-        if predicate is not None and predicate.never:
-            return []
+        if predicate is not None and (predicate.never or instruction.traits.kind == "lane move"):
+            return []  # the few moves across lanes under a predicate are not worth finding out its value
         condition = None
         code = []
         if predicate is not None and predicate.register is not None:

@@ -118,9 +118,10 @@ def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *r
         _fetch(its.next_runs, columns(lax.rem(slab + 1, schedule.slabs)), 1 - slot, packed, its)
 
     last_run = spec.experts - 1
-    tiles = pl.ds(0, its.runs[0, Run.TARGET, last_run] + its.runs[0, Run.TILES, last_run])
+    count = its.runs[0, Run.TARGET, last_run] + its.runs[0, Run.TILES, last_run]
+    tiles = pl.ds(0, count)
 
-    @pl.when(tiles.size > 0)
+    @pl.when(count > 0)
     def _arrived() -> None:
         # One wait for the bytes of all copies.
         source, target = its.results.at[tiles, columns(0)], packed.in_tiles(its.rows).at[slot, tiles]

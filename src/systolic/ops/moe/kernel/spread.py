@@ -1,8 +1,8 @@
 """Rows of tokens in the order of experts: `out[r] = x[token of row r]`.
 
 All tokens are in VMEM, and a row there costs a few cycles where its copy from HBM would cost 60. The grid goes over
-slabs of columns, of which the next one arrives meanwhile, and over chunks of rows. Blocks of a chunk are put together one
-after another, while those before are on their way to HBM. Rows after the last expert's are left as they are in HBM.
+slabs of columns, of which the next one arrives meanwhile, and over chunks of rows. Blocks of a chunk are put together
+one after another, while those before are on their way to HBM. Rows after the last expert's are left as they are in HBM.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Refs(NamedTuple):
 def spread_rows(
     x: Shaped[Array, "tokens d"],
     codes: Int[Array, "chunks 1 rows"],
-    kept: Int[Array, "1"],
+    kept: Int[Array, " 1"],
     *,
     spec: SpreadSpec,
     schedule: SpreadSchedule,

@@ -1,0 +1,67 @@
+"""Write the tables of docs/results/steps.md from the results that benchmarks/training_steps.py keeps."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench_numbers import NUMBERS, put
+
+_MIN_SHARE = 0.03  # of the step: smaller parts are not listed
+
+Row = Mapping[str, Any]
+
+
+def step_tables(text: str) -> str:
+    """Renew the tables of predicted steps, of their parts, and of steps without a prediction."""
+    rows = json.loads((NUMBERS / "steps.json").read_text("utf-8"))["rows"]
+    predicted = [row for row in rows if row["predicted_s"] is not None]
+    others = [row for row in rows if row["predicted_s"] is None]
+    for heading, lines in (
+        ("| step | published s |", map(_result, predicted)),
+        ("| step | parts |", map(_parts, predicted)),
+        ("| step | why not |", (f"| {_name(row)} | {row['reason']} |" for row in others)),
+    ):
+        text = _put_rows(heading, lines, text)
+    return text
+
+
+def _put_rows(heading: str, lines: Iterable[str], text: str) -> str:
+    [first] = [line for line in text.splitlines() if line.startswith(heading)]
+    rule = "|---" * (first.count("|") - 1) + "|"
+    opening = heading.replace("|", r"\|")
+    return put(rf"^{opening}(?:.|\n)*?(?=\n\n)", "\n".join((first, rule, *lines)), text)
+
+
+def _name(row: Row) -> str:
+    return f"{row['step']}, {row['chip']} {row['topology']}"
+
+
+def _result(row: Row) -> str:
+    minutes = " + ".join(f"{row[name] / 60:.0f}" for name in ("compile_s", "simulate_s"))
+    cells = (
+        _name(row),
+        f"{row['published_s']:.2f}",
+        f"{row['predicted_s']:.2f}",
+        f"{row['error_percent']:+.1f} %",
+        minutes,
+        f"`{row['source']}`",
+        row["differs"],
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _parts(row: Row) -> str:
+    total: dict[str, float] = defaultdict(float)
+    for part in row["parts"]:
+        total[part["part"]] += part["s"]
+    exposed = sum(part["exposed_s"] for part in row["parts"])
+    listed = ", ".join(_large(total, row["predicted_s"]))
+    return f"| {_name(row)} | {listed}; exposed communication {exposed:.2f} |"
+
+
+def _large(total: Mapping[str, float], step_s: float) -> Iterator[str]:
+    ordered: Sequence[tuple[str, float]] = sorted(total.items(), key=lambda part: -part[1])
+    return (f"{part} {seconds:.2f}" for part, seconds in ordered if seconds > _MIN_SHARE * step_s)

@@ -1,0 +1,104 @@
+"""The choice between kernels across chips and XLA: by arithmetic, and by the cuts of a product's arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import systolic
+from systolic.chips import chip
+from systolic.ops.collective.choice import chosen
+from systolic.ops.collective.cost import RingSizes
+from systolic.spec import SpecError
+
+GATHER = RingSizes(devices=8, rows=256, k=4096, columns=1792, dtype="bfloat16", dtype_out="bfloat16", scatters=False)
+SCATTER = replace(GATHER, k=1792, columns=4096, scatters=True)
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "by_kernel", "reason"),
+    [
+        (GATHER, "v6e", True, "83.* µs by arithmetic, and XLA's collective and a product 128.* µs"),
+        (replace(SCATTER, transpose_rhs=True), "v6e", True, "blocks of .* µs by arithmetic"),
+        (replace(SCATTER, rows=32), "v6e", False, "it has to save 10%"),
+        (GATHER, "v5p", False, "one of a v5p's 2 cores"),
+        (replace(GATHER, k=65536), "v6e", False, "have to fit in"),
+    ],
+)
+def test_the_faster_one_by_arithmetic_is_chosen(sizes: RingSizes, name: str, by_kernel: bool, reason: str) -> None:
+    choice = chosen(sizes, chip(name))
+    assert choice.by_kernel == by_kernel
+    assert re.search(reason, str(choice))
+
+
+def array(*shape: int, cut: tuple[Any, ...] = ()) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(MESH, P(*cut)))
+
+
+X = array(2048, 4096, cut=(("data", "model"), None))
+X_ONE_AXIS = array(2048, 4096, cut=("model", None))
+UP = array(4096, 14336, cut=(None, "model"))
+DOWN = array(14336, 4096, cut=("model", None))
+HIDDEN = array(2048, 14336, cut=("data", "model"))
+
+
+def product(out: P | None = None, **options: Any) -> Callable[..., Any]:
+    return lambda x, w: systolic.matmul(x, w, out_sharding=out, chip="v6e", **options)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kinds"),
+    [
+        (product(P("data", "model")), (X, UP), ["rows gathered"]),
+        (product(P(None, "model")), (X_ONE_AXIS, UP), ["rows gathered"]),
+        (product(P("data", "model"), activation="silu"), (X, UP), ["rows gathered"]),
+        (product(P(("data", "model"), None)), (HIDDEN, DOWN), ["summed and scattered"]),
+        (product(), (HIDDEN, DOWN), ["summed and scattered"]),
+        (product(), (X, UP), []),  # rows stay cut, and columns are gathered
+        (product(P("model", None)), (X_ONE_AXIS, UP), []),
+        (product(P("data", "model"), tiles=(256, 512, 512)), (X, UP), ["tiles of its own"]),
+        (product(P("data", "model"), implementation="xla"), (X, UP), ["left to XLA"]),
+    ],
+)
+def test_cuts_choose_the_kernel(fn: Callable[..., Any], args: tuple[Any, ...], kinds: list[str]) -> None:
+    choices = systolic.plan_across_chips(fn, *args)
+    assert len(choices) == len(kinds)
+    for choice, kind in zip(choices, kinds, strict=True):
+        assert kind in str(choice)
+        assert choice.by_kernel == (choice.time_us is not None)
+
+
+def test_gradients_have_kernels_and_gather_once() -> None:
+    def layer(x: Any, up: Any, down: Any) -> Any:
+        hidden = systolic.gated_matmul(x, up, up, out_sharding=P("data", "model"), chip="v6e")
+        return systolic.matmul(hidden, down, out_sharding=P(("data", "model"), None), chip="v6e")
+
+    def gradients(*arrays: Any) -> Any:
+        out, back = jax.vjp(layer, *arrays)
+        return back(out)
+
+    choices = list(map(str, systolic.plan_across_chips(gradients, X, UP, DOWN)))
+    # Forward and backward. The products for the weights' gradients have nothing left to gather.
+    assert ["gathered" in choice for choice in choices] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("args", "out", "message"),
+    [
+        ((jnp.ones((8, 8)), jnp.ones((8, 8))), P("x"), "no operand is on a mesh with explicit axes"),
+        ((X, UP), P(None, None, "model"), "PartitionSpec of 2 dimensions"),
+        ((X, UP), "model", "PartitionSpec of 2 dimensions"),
+    ],
+)
+def test_a_cut_that_no_result_has_is_refused(args: tuple[Any, ...], out: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        jax.eval_shape(product(out), *args)
