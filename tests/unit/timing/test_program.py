@@ -49,6 +49,7 @@ EVERYTHING = (
     "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1",
     "%v2_v2 = vpop.f32.mrf.mxu0",
     *(["%8 = vmatpush.bf16.msra.mxu0 %v1_v1", "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"] * 40),
+    *(["%7 = vxpose.xlu0.b32.cont %v1_v1"] * 9),
     "%s40_s3 = smov 0",
     *(
         line
