@@ -30,6 +30,7 @@ def test_a_fault_is_found_without_a_reference(name: str) -> None:
     assert rules & case.rules
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -46,6 +47,7 @@ def test_a_known_function_shows_the_fault(name: str, said: str) -> None:
     assert [finding.rule for finding in warnings if said in finding.value and finding.rule in case.rules]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", unreferenced_blocks.SOUND, ids=lambda case: case.name)
 def test_a_sound_function_of_blocks_is_not_suspected(case: unreferenced.Case) -> None:
     findings = ran(case.fn, *case.args).findings

@@ -138,5 +138,6 @@ def test_they_are_exact_and_have_no_race(tmp_path: Path, axes: str, sizes: str, 
     run_on_virtual_devices(PRODUCTS, tmp_path, axes, sizes, dma)
 
 
+@pytest.mark.exhaustive
 def test_gradients_are_those_of_the_whole_product(tmp_path: Path) -> None:
     run_on_virtual_devices(DERIVATIVES, tmp_path)

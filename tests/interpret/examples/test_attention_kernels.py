@@ -16,7 +16,8 @@ from transformer.sharding import Sharding
 LENGTH = 256
 
 
-@pytest.mark.parametrize("kernel", ["flash", pytest.param("splash", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kernel", ["flash", "splash"])
 def test_a_kernel_attends_as_plain_jax_does(kernel: str) -> None:
     config = configured("tiny", attention=kernel, head_dim=128, heads=2, kv_heads=2)
     keys = jax.random.split(jax.random.key(0), 3)

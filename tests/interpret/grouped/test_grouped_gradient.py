@@ -167,7 +167,7 @@ def test_blocks_that_do_not_divide_the_sizes(monkeypatch: pytest.MonkeyPatch) ->
     assert not races_found()
 
 
-@pytest.mark.parametrize("implementation", [pytest.param("xla", marks=pytest.mark.exhaustive), "interpret"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("interpret", marks=pytest.mark.exhaustive)])
 def test_finite_differences_of_everything_that_is_fused(implementation: Any) -> None:
     random, sizes = np.random.default_rng(0), np.array([5, 0, 6, 2])
     lhs, rhs, bias, row_scale = (

@@ -42,7 +42,7 @@ def computed(implementation: Any, sizes: jax.Array, offset: jax.Array) -> list[j
     return [out, *back(jnp.asarray(COTANGENT)), multiply(LHS, RHS, sizes, up=UP)]
 
 
-@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("interpret", marks=pytest.mark.exhaustive)])
 def test_traced_sizes_and_offsets(implementation: Any) -> None:
     """Sums saturate at m, sizes below zero count as zero, and rows of groups without a matrix are zero."""
     pairs = [(SIZES[0], offset) for offset in OFFSETS] + [(sizes, 1) for sizes in SIZES]

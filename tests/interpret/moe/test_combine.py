@@ -38,6 +38,7 @@ def summed(
 
 # 300 tokens are three granules of 128, the last one ragged. 1,152 columns are a register of eight tiles and one tile;
 # 100 are none.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("tokens", "top_k", "d"), [(300, 2, 1152), (5, 8, 256), (130, 1, 100)])
 def test_sums_are_those_of_float64(tokens: int, top_k: int, d: int, dtype: str) -> None:
@@ -49,6 +50,7 @@ def test_sums_are_those_of_float64(tokens: int, top_k: int, d: int, dtype: str) 
     assert (np.abs(out - expected) <= rounding * np.abs(expected) + top_k * 2.0**-23 * size).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("expert", [0, 3])
 def test_all_tokens_may_go_to_one_expert_and_some_of_them_be_dropped(expert: int) -> None:
     ids, weights = np.full((150, 1), expert), np.ones((150, 1), np.float32)
@@ -57,6 +59,7 @@ def test_all_tokens_may_go_to_one_expert_and_some_of_them_be_dropped(expert: int
     assert not out[140:].any()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("columns", [128, 384])
 def test_slabs_of_columns_give_the_same(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 128 tokens in slabs of columns, as where VMEM is small."""

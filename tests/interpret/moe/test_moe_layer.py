@@ -50,6 +50,7 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_layer_is_the_weighted_sum_of_experts(name: str, implementation: str) -> None:
@@ -59,6 +60,7 @@ def test_a_layer_is_the_weighted_sum_of_experts(name: str, implementation: str) 
     np.testing.assert_allclose(out, expected(X, ids, weights), atol=2e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_logits_choose_the_largest_and_the_first_of_equal_ones(renormalize: bool) -> None:
     logits = np.random.default_rng(2).integers(0, 3, (TOKENS, EXPERTS)).astype(np.float32)
@@ -141,5 +143,6 @@ for capacity in (None, 5):
 """
 
 
+@pytest.mark.exhaustive
 def test_experts_on_four_devices_compute_what_one_device_does(tmp_path: Path) -> None:
     run_on_virtual_devices(DEVICES, tmp_path)

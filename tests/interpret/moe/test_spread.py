@@ -18,6 +18,7 @@ RANDOM = np.random.default_rng(0)
 
 
 # 300 tokens with eight experts each take two chunks of rows; 1,152 columns are a register of eight tiles and one tile.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [128, None])
 @pytest.mark.parametrize(
     ("tokens", "top_k", "d", "dtype"),
