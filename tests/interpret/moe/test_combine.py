@@ -12,7 +12,7 @@ import pytest
 from jax.test_util import check_grads
 
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.moving import combined
+from systolic.ops.moe.permuting import combined
 from systolic.ops.moe.routing import sorted_by_expert
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec
 

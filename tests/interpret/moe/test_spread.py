@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.moving import spread
+from systolic.ops.moe.permuting import spread
 from systolic.ops.moe.routing import sorted_by_expert
 from systolic.ops.moe.schedule import SpreadSchedule, spread_schedule
 from systolic.schedule import IllegalTilesError

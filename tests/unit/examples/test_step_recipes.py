@@ -79,7 +79,7 @@ def test_every_row_has_a_result_or_a_reason() -> None:
 
 @pytest.mark.parametrize(("counted", "flops"), [(1.0, 10.0), (0.5, 9.0), (0.0, 8.0)])
 def test_a_rate_counts_its_share_of_attention(counted: float, flops: float) -> None:
-    """Of 10 operations attention has 2, of which a causal mask leaves 1."""
+    """Attention has 2 of 10 operations, and 1 with a causal mask."""
     recipe = Recipe(chip="v5p", op="", rate_tflops=0.5, attention_counted=counted)
     run = SimpleNamespace(chip="v5p", devices=4, flops=10e12, flops_causal=9e12)
     assert published_us({"time_us": ""}, recipe, cast(StepRun, run)) == pytest.approx(flops / 4 / 0.5 * 1e6)

@@ -10,7 +10,7 @@ from jax import Array, lax
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.moving import combined, spread
+from systolic.ops.moe.permuting import combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
 
 

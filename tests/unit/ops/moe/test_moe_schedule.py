@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from systolic.chips import CHIPS
-from systolic.ops.moe.moving import _runs_and_codes
+from systolic.ops.moe.combining import _runs_and_codes
 from systolic.ops.moe.routing import sorted_by_expert, typical_counts
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec, SpreadSchedule, SpreadSpec
 from systolic.schedule.buffers import total_bytes

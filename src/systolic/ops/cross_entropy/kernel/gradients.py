@@ -53,50 +53,45 @@ def loss_gradients(
     spec, config, tiles = schedule.spec, schedule.config, schedule.config.tiles
     dw_dtype = jnp.dtype(schedule.dw_dtype)
     cores, grid_m, grid_n = schedule.core_grid
-    lag = 0 if logits is None else 1
+    keeps = logits is not None
+    lag = int(keeps)
 
     def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
         return core * grid_m + i, 0
 
     once = pl.Buffered(1)  # it changes with the tile of rows, and a second copy would take the room of larger tiles
-    inputs = [from_hbm(x), from_hbm(w), rows]
-    in_specs = [
-        pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-        pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
-        pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
-    ]
-    if logits is None:
-        kernel, scratch = _recompute, [pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32)]
-    else:
-        kernel, scratch = _keep, []
-        inputs.append(from_hbm(logits))
-        last_rows = -(-spec.m // tiles.tile_m) - 1  # a core may have a tile of padding alone
+    last_rows = -(-spec.m // tiles.tile_m) - 1  # a core may have a tile of padding alone
 
-        def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
-            return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
+    def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
+        return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
 
-        in_specs.append(pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits))
+    arrays = [array for array in (x, w, rows, logits) if array is not None]
     dx, dw, _ = pl.pallas_call(
-        functools.partial(kernel, schedule=schedule, soft_cap=soft_cap),
+        functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
         grid=(cores, grid_m, grid_n + lag),
-        in_specs=in_specs,
+        in_specs=[
+            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
+            pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
+            pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits) if keeps else None,
+        ],
         out_specs=[
             pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
             pl.BlockSpec(memory_space=pltpu.HBM),
             pl.BlockSpec(memory_space=pltpu.HBM),
         ],
         out_shape=[
-            shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, inputs),
-            shape_with_mesh_axes((cores * schedule.depth, schedule.columns), dw_dtype, inputs),
-            shape_with_mesh_axes(schedule.sums_shape, jnp.float32, inputs),
+            shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, arrays),
+            shape_with_mesh_axes((cores * schedule.depth, schedule.columns), dw_dtype, arrays),
+            shape_with_mesh_axes(schedule.sums_shape, jnp.float32, arrays),
         ],
         scratch_shapes=[
-            *scratch,
+            None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
             pltpu.VMEM((schedule.errors_slots, tiles.tile_m, tiles.tile_n), x.dtype),
             pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
             pltpu.SemaphoreType.DMA((DW_SLOTS,)),
-            *([pltpu.VMEM((CONVERTED_SLOTS, schedule.depth, tiles.tile_n), dw_dtype)] if schedule.converts_dw else []),
+            pltpu.VMEM((CONVERTED_SLOTS, schedule.depth, tiles.tile_n), dw_dtype) if schedule.converts_dw else None,
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
@@ -106,28 +101,28 @@ def loss_gradients(
         ),
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    )(*inputs)
+    )(from_hbm(x), from_hbm(w), rows, None if logits is None else from_hbm(logits))
     return dx, dw.reshape(cores, schedule.depth, schedule.columns)
 
 
-def _recompute(
+def _kernel(
     x_vmem: Any,  # [tile_m, depth]
-    w_vmem: Any,  # [depth, tile_n]
+    w_vmem: Any,  # [depth, tile_n]; with kept logits, of the tile of the step before
     rows_vmem: Any,  # [tile_m, 8] float32
+    kept_vmem: Any,  # [tile_m, tile_n] of kept logits
     dx_vmem: Any,  # [tile_m, depth] float32
     dw_hbm: Any,  # [depth, columns]
     sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
-    logits_vmem: Any,  # [subtile_m, subtile_n] float32
-    errors_vmem: Any,  # [1, tile_m, tile_n]
+    logits_vmem: Any,  # [subtile_m, subtile_n] float32, of logits that are computed again
+    errors_vmem: Any,  # [slots, tile_m, tile_n]
     sums_vmem: Any,  # [slots, depth, tile_n] float32
     read_sem: Any,
     write_sem: Any,
-    dw_vmem: Any = None,  # [slots, depth, tile_n], if the sums are converted
+    dw_vmem: Any,  # [slots, depth, tile_n], if the sums are converted
     *,
     schedule: LossSchedule,
     soft_cap: float | None,
 ) -> None:
-    core, i, j = (pl.program_id(axis) for axis in range(3))
     refs = GradientRefs(
         x_vmem=x_vmem,
         w_vmem=w_vmem,
@@ -139,12 +134,25 @@ def _recompute(
         read_sem=read_sem,
         write_sem=write_sem,
     )
+    run, logits = (_recompute, logits_vmem) if kept_vmem is None else (_keep, kept_vmem)
+    run(schedule, soft_cap, refs, rows_vmem, logits, errors_vmem)
+
+
+def _recompute(
+    schedule: LossSchedule,
+    soft_cap: float | None,
+    refs: GradientRefs,
+    rows_vmem: Any,
+    logits_vmem: Any,
+    errors_vmem: Any,
+) -> None:
+    core, i, j = (pl.program_id(axis) for axis in range(3))
     spec, config = schedule.spec, schedule.config
     rows_at_once, subtiles, first_column = chunk_rows(schedule), config.subtiles, j * config.tiles.tile_n
 
     @pl.when(j == 0)
     def _() -> None:
-        dx_vmem[...] = jnp.zeros(dx_vmem.shape, jnp.float32)
+        refs.dx_vmem[...] = jnp.zeros(refs.dx_vmem.shape, jnp.float32)
 
     def convert(place: Any, chunk: Any) -> Array:
         """Store the errors of a chunk of rows of the logits in VMEM."""
@@ -165,7 +173,7 @@ def _recompute(
         def work(first: int, last: int) -> Array:
             return jnp.concatenate([convert(before, chunk) for chunk in range(first, last, rows_at_once)], axis=0)
 
-        logits_vmem[...] = multiply_beside(schedule, x_vmem, w_vmem, place_of(number, schedule), work)
+        logits_vmem[...] = multiply_beside(schedule, refs.x_vmem, refs.w_vmem, place_of(number, schedule), work)
 
     def errors() -> None:
         # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
@@ -183,34 +191,14 @@ def _recompute(
 
 
 def _keep(
-    x_vmem: Any,  # [tile_m, depth]
-    w_vmem: Any,  # [depth, tile_n], of the tile of the step before
-    rows_vmem: Any,  # [tile_m, 8] float32
-    logits_vmem: Any,  # [tile_m, tile_n]
-    dx_vmem: Any,  # [tile_m, depth] float32
-    dw_hbm: Any,  # [depth, columns]
-    sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
-    errors_vmem: Any,  # [2, tile_m, tile_n]
-    sums_vmem: Any,  # [slots, depth, tile_n] float32
-    read_sem: Any,
-    write_sem: Any,
-    dw_vmem: Any = None,  # [slots, depth, tile_n], if the sums are converted
-    *,
     schedule: LossSchedule,
     soft_cap: float | None,
+    refs: GradientRefs,
+    rows_vmem: Any,
+    logits_vmem: Any,
+    errors_vmem: Any,
 ) -> None:
     core, i, j = (pl.program_id(axis) for axis in range(3))
-    refs = GradientRefs(
-        x_vmem=x_vmem,
-        w_vmem=w_vmem,
-        dx_vmem=dx_vmem,
-        dw_hbm=dw_hbm,
-        sums_hbm=sums_hbm,
-        sums_vmem=sums_vmem,
-        dw_vmem=dw_vmem,
-        read_sem=read_sem,
-        write_sem=write_sem,
-    )
     spec, tiles = schedule.spec, schedule.config.tiles
     first_row = (core * schedule.core_grid[1] + i) * tiles.tile_m
     next_errors = errors_vmem.at[lax.rem(j, jnp.int32(2))]
@@ -231,7 +219,7 @@ def _keep(
 
     @pl.when(j == 0)
     def _() -> None:
-        dx_vmem[...] = jnp.zeros(dx_vmem.shape, jnp.float32)
+        refs.dx_vmem[...] = jnp.zeros(refs.dx_vmem.shape, jnp.float32)
         rows = math.gcd(tiles.tile_m, CHUNK_ROWS)
         loop(tiles.tile_m // rows, lambda number: convert(times(number, rows), rows))
 

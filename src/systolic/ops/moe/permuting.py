@@ -1,0 +1,123 @@
+"""Rows of tokens in the order of their experts, and the weighted sums of experts' rows, with derivatives.
+
+Each is the other's derivative, up to weights, and both are gathers. JAX would transpose a gather to a scatter-add,
+which a TPU does row by row.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.derivative import bilinear
+from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.engine.linear import linear
+from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, kept_rows
+from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
+from systolic.ops.moe.routing import Sorted
+from systolic.ops.moe.spreading import spread_by_pallas, spread_by_xla
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spread:
+    """Copies of tokens' rows, one for each choice that is kept, in the order of experts: [rows, d] of [tokens, d]."""
+
+    backend: Backend
+    rows: int
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.backend.effects
+
+    def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
+        choices, (x,) = Sorted(*residuals), arguments
+        assert x is not None  # the only argument, without which there is no tangent
+        by_pallas, by_xla = (functools.partial(run, self.backend) for run in (spread_by_pallas, spread_by_xla))
+
+        def call(x: Array, tokens: Array, kept: Array) -> Array:
+            if explicit_mesh([x]) is not None or x.dtype.name not in PACKED_DTYPES:
+                return by_xla(x, tokens, kept)
+            return dispatched(self.backend, by_pallas, by_xla, x, tokens, kept)
+
+        tokens_of_rows = choices.order[: self.rows] // (choices.order.size // x.shape[0])
+        return [one_at_a_time(call, x, tokens_of_rows, choices.sizes.sum())]
+
+    def transpose(
+        self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
+    ) -> Sequence[Array | None]:
+        choices, (x,), (cotangent,) = Sorted(*residuals), arguments, cotangents
+        if x is None:
+            return [None]
+        weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
+        return [combined(self.backend, cotangent, weights, choices, x.dtype.name)]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _moved(move: _Spread, array: Array, choices: Sorted) -> Array:
+    return move.forward(choices, (array,))[0]
+
+
+@_moved.defjvp
+def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    array, choices = primals
+    out = _moved(move, array, choices)
+    return out, linear(move, choices, (tangents[0],), (out,))[0]
+
+
+def spread(backend: Backend, x: Array, choices: Sorted, rows: int) -> Array:
+    """Return the rows of tokens in the order of experts, the first `rows` of them.
+
+    Those after the last expert's are not defined.
+    """
+    return _moved(_Spread(backend=backend, rows=rows), x, choices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Combine:
+    """`out[t] = Σ weights[t, j] · results[row of choice j of t]` over choices that have an expert."""
+
+    backend: Backend
+    dtype_out: str
+
+    @property
+    def effects(self) -> frozenset[Any]:
+        return self.backend.effects
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        runs = combine_by_pallas, combine_by_xla
+        by_pallas, by_xla = (functools.partial(run, self.backend, self.dtype_out) for run in runs)
+
+        def call(results: Array, weights: Array, choices: Sorted) -> Array:
+            if explicit_mesh([results, weights]) is not None or results.dtype.name not in PACKED_DTYPES:
+                return by_xla(results, weights, choices)
+            return dispatched(self.backend, by_pallas, by_xla, results, weights, choices)
+
+        return one_at_a_time(call, lhs, rhs, rest)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        rows = lhs.shape[0]
+        weights = lax.sort((rest.place, rhs.reshape(-1)), num_keys=1)[1][:rows, None]
+        cotangents = spread(self.backend, cotangent, rest, rows).astype(jnp.float32)
+        return kept_rows(cotangents * weights, rest).astype(lhs.dtype)
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
+        rows = spread(self.backend, cotangent, rest, lhs.shape[0]).astype(jnp.float32)
+        products = kept_rows((rows * lhs.astype(jnp.float32)).sum(1, keepdims=True), rest)[:, 0]
+        products = jnp.pad(products, (0, rest.order.size - products.size))
+        # A sort in place of a gather: a TPU gathers numbers one by one.
+        return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
+
+
+def combined(backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str) -> Array:
+    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight."""
+    has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
+    combine = _Combine(backend=backend, dtype_out=dtype_out)
+    return bilinear(combine, results, jnp.where(has_expert, weights, 0), choices)

@@ -1,0 +1,48 @@
+"""Rows of tokens in the order of their experts, by a kernel or by XLA's gather."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from systolic.kernels.interpreted import tracing_for
+from systolic.ops.engine.backend import Backend
+from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
+from systolic.ops.moe.kernel.spread import spread_rows
+from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
+from systolic.schedule.legality import LANES
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import vmem_limit
+
+
+def spread_by_xla(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+    return x[tokens_of_rows]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
+    chip, d, all_rows = backend.chip, x.shape[1], tokens_of_rows.size
+    assert chip is not None  # else XLA computes it
+    # Whole tiles of rows and columns, by a copy if they are none.
+    x = backend.on_tpu(x)
+    x = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
+    rows = padded(all_rows, SUBLANES)
+    spec = SpreadSpec(tokens=x.shape[0], rows=rows, d=x.shape[1], dtype=x.dtype.name)
+    schedule = SpreadSchedule.of(spec, chip)
+    codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
+    chunk_rows = CHUNK_BLOCKS * schedule.rows
+    codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - all_rows)).reshape(schedule.chunks, 1, chunk_rows)
+    with tracing_for(chip):
+        out = spread_rows(
+            x,
+            codes,
+            kept.reshape(1),
+            spec=spec,
+            schedule=schedule,
+            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
+            interpret=backend.interpret,
+        )
+    return out[:all_rows, :d]
