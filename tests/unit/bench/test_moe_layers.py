@@ -20,7 +20,7 @@ def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
 
 
 def test_both_programs_return_a_row_for_each_token() -> None:
-    for case in suite("moe-layer"):
+    for case in suite("moe-layer")[::3]:  # each model once
         raced = moe_layer_programs.raced(case.spec, chip("v6e"))
         assert raced.arguments[-1].sum() == case.spec.m * case.spec.top_k
         assert [jax.eval_shape(fn, *raced.arguments).shape for fn in (raced.ours, raced.xla)] == [
