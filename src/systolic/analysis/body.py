@@ -17,7 +17,7 @@ _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_star
 
 
 def read_references(jaxpr: Any) -> set[int]:
-    """Finds the parameters of a body, by place, that it reads, or adds to, anywhere in it."""
+    """Return the numbers of the parameters that a body reads or adds to anywhere."""
     places: set[int | None] = set()
 
     def step(equation: Any, inputs: list[int | None]) -> tuple[()]:
@@ -32,7 +32,7 @@ def read_references(jaxpr: Any) -> set[int]:
 
 
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
-    """Computes an operation on scalars for many of them at once, by its own primitive; None if it is not elementwise.
+    """Apply a scalar operation to many scalars at once, with its own primitive; None if it is not elementwise.
 
     Each of `operands` is a number, or an array of as many numbers as the others have.
     """
@@ -45,7 +45,7 @@ def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarr
 
 
 def dot_flops(equation: Any) -> float:
-    """Counts the operations of a `dot_general`: two for each product of elements."""
+    """Count the operations of a `dot_general`: two for each product of elements."""
     return 2.0 * _depth(equation) * math.prod(equation.outvars[0].aval.shape)
 
 
@@ -73,7 +73,7 @@ class OpCount:
 
 
 def op_count(body: Any, times: int | None = 1) -> OpCount:
-    """Counts what a jaxpr does in `times` executions; None: an unknown number."""
+    """Count what a jaxpr does in `times` executions; None: an unknown number."""
     total, often = OpCount(), times or 1
     for equation in body.eqns:
         name = equation.primitive.name
@@ -100,7 +100,7 @@ def op_count(body: Any, times: int | None = 1) -> OpCount:
 
 
 def times_inside(equation: Any, times: int | None) -> int | None:
-    """Counts how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
+    """Count how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
     rounds = iterations(equation)
     return None if times is None or rounds is None else times * rounds
 

@@ -30,12 +30,12 @@ _MEMORIES: dict[str, Memory] = {
 
 
 def described(array: Any) -> str:
-    """Describes anything that has a dtype and a shape: "bfloat16[1024,512]"."""
+    """Describe anything that has a dtype and a shape: "bfloat16[1024,512]"."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def argument_texts(args: Sequence[Any]) -> tuple[str, ...]:
-    """Describes each array among arguments, which may be pytrees."""
+    """Describe each array among arguments, which may be pytrees."""
     import jax
 
     return tuple(described(leaf) for leaf in jax.tree.leaves(abstract_arguments(args)))
@@ -100,7 +100,7 @@ class KernelCall:
         return tuple(axis for axis in range(len(self.grid)) if axis not in self.vmapped)
 
     def of(self, *roles: Role) -> tuple[Operand, ...]:
-        """Picks the operands of these roles, in order."""
+        """Pick the operands of these roles, in order."""
         return tuple(operand for operand in self.operands if operand.role in roles)
 
     @property
@@ -110,13 +110,13 @@ class KernelCall:
 
 
 def kernel_calls(closed_jaxpr: Any) -> list[KernelCall]:
-    """Lists the Pallas calls in a traced function in the order of its text; those in branches and loops once each."""
+    """List the Pallas calls of a traced function in the order of its text, calls in branches and loops once."""
     sites = equation_sites(closed_jaxpr, outside_of_kernels)
     return [_call(site) for site in sites if site.equation.primitive.name == "pallas_call"]
 
 
 def executions(site: EquationSite) -> int | None:
-    """Counts how often one execution of a function runs an equation in it; None: that depends on values."""
+    """Count how often one execution of a function runs an equation in it; None: that depends on values."""
     times: int | None = 1
     for caller in site.callers:
         times = None if caller.primitive.name == "cond" else times_inside(caller, times)
@@ -217,7 +217,7 @@ def _memory(aval: Any) -> Memory:
 
 
 def _word(value: Any) -> str:
-    """Writes a name or a member of an enumeration as text: 'parallel', 'vmem'."""
+    """Write a name or a member of an enumeration as text: 'parallel', 'vmem'."""
     return str(getattr(value, "value", value)).lower() if value is not None else "None"
 
 

@@ -21,7 +21,7 @@ ALLOCATION_BYTES = 1024  # every allocation in VMEM is a multiple of it
 
 
 def element_bits(dtype: str) -> int:
-    """Counts the bits of one element in VMEM. Truth values take a word, and so does what has no bits, such as a key."""
+    """Count the bits of one element in VMEM. Truth values take a word, and so does what has no bits, such as a key."""
     if dtype == "bool":
         return _WORD_BITS
     try:
@@ -34,12 +34,12 @@ def element_bits(dtype: str) -> int:
 
 
 def packing(dtype: str) -> int:
-    """Counts the elements that share a word."""
+    """Count the elements that share a word."""
     return max(1, _WORD_BITS // element_bits(dtype))
 
 
 def array_tile_rows(rows: int, dtype: str) -> int:
-    """Counts the rows of the tiles in which an array of `rows` rows is stored; a block needs a multiple of them.
+    """Count the rows of the tiles in which an array of `rows` rows is stored; a block needs a multiple of them.
 
     Eight; arrays of fewer rows have the next power of two. Elements of 8 and 4 bits are stored in tiles of 32 and 64
     rows where that divides the rows of the array, and only there. 16-bit elements always have eight.
@@ -52,7 +52,7 @@ def array_tile_rows(rows: int, dtype: str) -> int:
 
 
 def padded_bytes(shape: Sequence[int], dtype: str, *, tile_rows: int | None = None) -> int:
-    """Counts the bytes that an array or a block takes in VMEM.
+    """Count the bytes that an array or a block takes in VMEM.
 
     `tile_rows`: rows of the tiles of the array that a block is cut from; None: the rows for an array of this shape.
     """
@@ -69,7 +69,7 @@ def padded_bytes(shape: Sequence[int], dtype: str, *, tile_rows: int | None = No
 
 
 def scalar_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Counts the bytes that an array takes in SMEM, where each row fills whole groups of 128 elements."""
+    """Count the bytes that an array takes in SMEM, where each row fills whole groups of 128 elements."""
     if not shape:
         return 4
     return math.prod(shape[:-1]) * math.ceil(shape[-1] / LANES) * LANES * element_bits(dtype) // 8

@@ -65,7 +65,7 @@ class _Line:
 
 
 def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
-    """Counts what the body of a call asks for, line by line; `grid` is its steps along each axis, None if not known."""
+    """Count the work of a call's body, line by line; `grid` has the steps along each axis, None if unknown."""
     steps = math.prod(grid) if grid is not None else None
     is_followed = grid is not None and steps is not None and steps <= _MAX_STEPS
     walk = _Walk(call, grid if is_followed else None)
@@ -91,7 +91,7 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
 
 
 def flops_outside_kernels(jaxpr: Any) -> float | None:
-    """Counts the operations of a traced function's products outside its kernels, on all devices together.
+    """Count the operations of a traced function's products outside its kernels, on all devices together.
 
     Returns:
       The operations, in loops as often as these run; None where a product runs an unknown number of times, or is a
@@ -110,7 +110,7 @@ def flops_outside_kernels(jaxpr: Any) -> float | None:
 
 
 def _devices(caller: Any) -> int:
-    """Counts the devices that each run the body of a `shard_map`, with their parts of its operands."""
+    """Count the devices that each run the body of a `shard_map`, with their parts of its operands."""
     if caller.primitive.name != "shard_map":
         return 1
     return math.prod(caller.params["mesh"].shape[axis] for axis in caller.params["newly_manual_axes"])
@@ -125,7 +125,7 @@ class _Walk:
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
     def run(self, function: Any, inputs: Sequence[Any], taken: Taken, times: int | None) -> list[Any]:
-        """Goes through a jaxpr that each of the steps in `taken` executes `times` times; returns its known results."""
+        """Walk a jaxpr that each step of `taken` executes `times` times; return the results that are known."""
 
         def step(equation: Any, operands: list[Any]) -> Sequence[Any]:
             return self._equation(equation, operands, taken, times)
@@ -149,7 +149,7 @@ class _Walk:
         return results if name in CALLS else ()
 
     def _scalars(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """Computes results that are scalars, for all steps at once."""
+        """Compute results that are scalars, for all steps at once."""
         is_scalar = equation.outvars and getattr(equation.outvars[0].aval, "shape", None) == ()
         if self._ids is None or self._grid is None or not is_scalar:
             return ()

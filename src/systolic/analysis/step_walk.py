@@ -51,7 +51,7 @@ _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradi
 
 
 def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
-    """Computes an operation of known scalars, or of arrays that hold one number all over; None where that fails."""
+    """Apply an operation to known scalars, or to arrays filled with one number; None if that fails."""
     if equation.primitive.name in _SHAPING:
         return operands[0]
     results = elementwise_results(equation, operands) or ()
@@ -59,7 +59,7 @@ def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
 
 
 def _literal(atom: Any) -> Value:
-    """Reads a literal scalar in its own dtype."""
+    """Read a literal scalar in its own dtype."""
     return Known(np.asarray(atom.val, atom.aval.dtype)[()]) if np.ndim(atom.val) == 0 else None
 
 
@@ -201,7 +201,7 @@ class StepWalk:
 
 
 def _lasting(value: Value) -> Value:
-    """Keeps of a value what also holds in later iterations: numbers change."""
+    """Return the part of a value that also holds in later iterations: numbers change."""
     return None if isinstance(value, Known) else value
 
 
@@ -210,7 +210,7 @@ def _is_bool(value: Any) -> bool:
 
 
 def overwritten_each_step(call: KernelCall) -> frozenset[int]:
-    """Finds the kernel's parameters, by number, that every step overwrites before it reads them.
+    """Find the kernel's parameters, by number, that every step overwrites before it reads them.
 
     A kernel that adds up over an axis sets its sums to zero at the first step. Where the axis has only one step, this
     happens at every step: the compiler then sees that nothing is added to, keeps the sums in registers, and drops the

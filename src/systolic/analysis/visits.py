@@ -55,7 +55,7 @@ class Visits:
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
-        """Numbers the block of each step in order of place: int64[steps]; None where the numbers would be too large.
+        """Number the block of each step in order of place: int64[steps]; None where the numbers would be too large.
 
         Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
         """
@@ -71,7 +71,7 @@ class Visits:
         return keys
 
     def elements(self, starts: np.ndarray) -> np.ndarray:
-        """Counts the elements of the blocks at `starts` that lie inside the array: int64[blocks]."""
+        """Count the elements of the blocks at `starts` that lie inside the array: int64[blocks]."""
         low = np.clip(starts, 0, self.operand.shape)
         high = np.clip(starts + np.array(self.operand.block, dtype=np.int64), 0, self.operand.shape)
         return np.prod(np.maximum(high - low, 0), axis=1, dtype=np.int64)
@@ -87,14 +87,14 @@ class Visits:
         return int(self.elements(self.distinct).sum()) * dtype_bytes(self.operand.dtype)
 
     def numbered(self) -> np.ndarray:
-        """Numbers the block of each step, equal blocks alike: int64[steps]."""
+        """Number the block of each step; equal blocks get equal numbers: int64[steps]."""
         keys = self._keys()
         if keys is None:
             return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
         return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
     def shared_blocks(self, grid: Sequence[int]) -> list[int]:
-        """Counts for each axis of the grid the blocks that are visited at more than one of its indices."""
+        """Count, for each axis of the grid, the blocks that are visited at more than one of its indices."""
         if not len(self.starts):
             return [0] * len(grid)
         numbers = self.numbered()
@@ -128,7 +128,7 @@ class GridVisits:
         return [visits for visits in self.visits.values() if visits.operand.role == "output"]
 
     def reordered(self, order: Sequence[int]) -> GridVisits:
-        """Puts the axes of the grid in another order; `order` names the old axis of each new one."""
+        """Put the axes of the grid in another order; `order` names the old axis of each new one."""
         reordered = {}
         for at, visits in self.visits.items():
             by_axis = visits.starts.reshape(*self.grid, -1).transpose(*order, len(order))
@@ -146,7 +146,7 @@ class CallOnGrid:
 
 @at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
-    """Lists the Pallas calls of a traced function with what the grid of the first execution of each visits.
+    """List the Pallas calls of a traced function, each with the blocks that its first execution visits.
 
     `values` are what its flat arguments hold; None where only a shape is known.
     """
@@ -159,7 +159,7 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
 
 
 def first_executions(jaxpr: Any, values: Sequence[np.ndarray | None]) -> dict[tuple[int, ...], PallasOperands]:
-    """Finds the operands of the first execution of each Pallas call, by the call's site."""
+    """Find the operands of the first execution of each Pallas call, by the call's site."""
     arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
     executions: dict[tuple[int, ...], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, arguments, [str(number) for number in range(len(arguments))]):
@@ -176,7 +176,7 @@ def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | 
 
 
 def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing:
-    """Evaluates the index maps of a call at each step of its grid.
+    """Evaluate the index maps of a call at each step of its grid.
 
     Args:
       call: the call.
@@ -213,7 +213,7 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
 
 
 def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray | Missing:
-    """Evaluates an index map at each step: int64[steps, rank]."""
+    """Evaluate an index map at each step: int64[steps, rank]."""
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
     if not jaxpr.eqns:  # as most are: they only pick and order grid indices
@@ -245,7 +245,7 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
 
 
 def _index_map_step(equation: Any, inputs: list[Any]) -> list[Any]:
-    """Evaluates an equation of an index map. Its references are to read-only scalar memory, given as arrays."""
+    """Evaluate an equation of an index map. Its references are read-only scalar memory, passed as arrays."""
     import jax
 
     if equation.primitive.name == "get":

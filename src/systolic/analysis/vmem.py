@@ -52,7 +52,7 @@ class VmemEstimate:
 
 
 def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
-    """Estimates what a kernel keeps in VMEM on a chip, without arrays that XLA may hold there around the call."""
+    """Estimate the VMEM that a kernel uses on a chip, without arrays that XLA may keep there around the call."""
     windows = [_window(call, operand) for operand in call.of("input", "output") if operand.memory == "vmem"]
     dropped = overwritten_each_step(call)
     scratch = [
@@ -70,7 +70,7 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
 
 
 def _scratch_bytes(operand: Operand) -> int:
-    """Counts a scratch buffer's bytes: where windows pack elements of four bits, scratch has a byte for each."""
+    """Count a scratch buffer's bytes: where windows pack elements of four bits, scratch has a byte for each."""
     return padded_bytes(operand.shape, operand.dtype) * max(8 // element_bits(operand.dtype), 1)
 
 
@@ -86,7 +86,7 @@ def _allocated(size_bytes: int) -> int:
 
 
 def spilled_bytes(call: KernelCall) -> int:
-    """Guesses the VMEM that the compiler adds for registers that do not fit: the largest dot's result, less 51 of them.
+    """Guess the VMEM that the compiler adds for registers that do not fit: the largest dot's result, less 51 of them.
 
     Where the result of a dot is added to something, its sums live in the 64 vector registers, and all but about 51 are
     kept in VMEM; elsewhere other registers are, by no simple law. The guess only decides how much VMEM

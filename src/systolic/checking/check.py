@@ -64,7 +64,7 @@ class PendingCheck:
         return (*self.static, *(call for call in (*self.compiled, self.ran) if call is not None))
 
     def result(self) -> CheckReport:
-        """Waits for all jobs and returns the report.
+        """Wait for all jobs and return the report.
 
         Raises:
           NamedFunctionError: there is no such function.
@@ -113,7 +113,7 @@ def submit_check(
     cached: bool = True,
     mesh: Mapping[str, int] | None = None,
 ) -> PendingCheck:
-    """Has workers trace, compile and run `fn(*args)`; see `check`.
+    """Have workers trace, compile and run `fn(*args)`; see `check`.
 
     Raises:
       MeshError: there is no such mesh.
@@ -167,7 +167,7 @@ def check(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> CheckReport:
-    """Checks whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
+    """Check whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
 
     Reads the Pallas calls out of the traced function and applies the rules of docs/check.md; asks the TPU compiler for
     each chip; and runs the function in TPU interpret mode, on smaller arguments where these are large, with race
@@ -256,7 +256,7 @@ def _verdict(
 
 
 def _largest(buffers: Sequence[VmemBuffer]) -> tuple[int, int]:
-    """Counts the bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
+    """Count the bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
 
     Operations of XLA's own stand in the same report. A kernel is known by the windows of its operands and its scratch.
     """

@@ -44,7 +44,7 @@ class UnreadEnd:
 
 
 def ends(arguments: Sequence[np.ndarray]) -> list[UnreadEnd]:
-    """Lists the ends of the last two axes of floating-point arguments, for each of which the function is run."""
+    """List both ends of the last two axes of each floating-point argument."""
     return [
         UnreadEnd(argument=number, axis=axis, is_last=is_last)
         for number, array in enumerate(arguments)
@@ -56,7 +56,7 @@ def ends(arguments: Sequence[np.ndarray]) -> list[UnreadEnd]:
 
 
 def unread_ends(run: Run, arguments: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[UnreadEnd]:
-    """Yields the ends that are left out: one run for each of `ends`, and two to ten more for each suspect.
+    """Yield the ends that are left out: one run for each of `ends`, and two to ten more for each suspect.
 
     Args:
       run: calls the function with other arguments; None: it could not be run.

@@ -86,7 +86,7 @@ class Guesser:
 
 
 def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction | None:
-    """Finds the known function of the least median error."""
+    """Find the known function of the least median error."""
     import jax
 
     best, least = None, np.inf

@@ -43,7 +43,7 @@ class StaticResult:
 
 
 def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticResult:
-    """Traces a function for a chip and applies every rule that needs neither compiler nor execution. For a worker.
+    """Trace a function for a chip and apply every rule that needs neither compiler nor execution. For a worker.
 
     Args:
       call: the function with its arguments, and the chip.
@@ -76,7 +76,7 @@ def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticRes
 
 
 def _traced(call: Call, mesh: Mapping[str, int] | None) -> Any:
-    """Traces a function for a chip; for devices of its kind that JAX makes up: without the TPU compiler, and a mesh."""
+    """Trace a function for a chip: for a mesh, or without the TPU compiler, for devices that JAX makes up."""
     if compiler_is_there() and not mesh:
         return traced_jaxpr(call.fn, call.args, call.target, settings=call.settings)
     import jax
@@ -93,7 +93,7 @@ def _closed_jaxpr(jitted: Any, args: Sequence[Any]) -> Any:
 
 
 def static_findings(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:
-    """Applies every rule that needs neither compiler nor execution to a traced function."""
+    """Apply every rule that needs neither compiler nor execution to a traced function."""
     around = around_findings(jaxpr, [call.call for call in calls], chip)
     return [*around, *(finding for call in calls for finding in _call_findings(call, chip))]
 

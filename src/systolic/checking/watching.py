@@ -60,7 +60,7 @@ class Watch:
         return token
 
     def called(self, name: str, source: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of the interpreter's; see `compat.watched_interpreter`."""
+        """Call a function of the interpreter; see `compat.watched_interpreter`."""
         args = list[Any](arguments)
         self.acts += 1
         device = int(args[1]) if len(args) > 1 and np.ndim(args[1]) == 0 else 0
@@ -100,7 +100,7 @@ class Watch:
         return result
 
     def _between(self, name: str, source: Any, args: Sequence[Any], device: int) -> None:
-        """Takes note of what a device says to others, and of copies to those that it does not know to listen."""
+        """Record signals to other devices, and copies to devices that may not have entered the kernel."""
         if name == "semaphore_signal":
             self.entering.signalled(device, device if args[5] is None else int(args[5]), int(args[3]))
         elif name == "dma_start":

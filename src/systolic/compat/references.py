@@ -134,7 +134,7 @@ def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
 def _masked(
     swap: Callable[..., Any], place: _Place, transforms: Any, value: np.ndarray, mask: np.ndarray, kw: dict[str, Any]
 ) -> Any:
-    """Turns a store under a mask into one of its part inside of the buffer, with old content where the mask is off."""
+    """Turn a store under a mask into one of its part inside of the buffer, with old content where the mask is off."""
     shape, _ = _array(place)
     ranges = _ranges(transforms)
     if any(isinstance(index, int) and index >= size for index, size in zip(ranges, shape, strict=False)):

@@ -42,7 +42,7 @@ def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple
 
 
 def slice_sharding(leaf: Any) -> Any:
-    """Finds how an argument is sharded over a slice; None: not at all, as an array in this process' memory."""
+    """Find how an argument is sharded over a slice; None: not at all, as an array in this process' memory."""
     import jax
 
     sharding = getattr(leaf, "sharding", None)

@@ -111,7 +111,7 @@ class _Walk:
         path: tuple[int, ...],
         used: Sequence[bool] | None = None,
     ) -> list[Deferred]:
-        """Goes through a jaxpr; returns its results. `used`: which of them anything uses; None: all."""
+        """Walk a jaxpr, and return its results. `used`: which of them anything uses; None: all."""
         environment = Environment(
             function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
         )

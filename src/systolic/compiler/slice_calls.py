@@ -13,7 +13,7 @@ from systolic.compiler.slice_devices import StandInDevice
 
 
 def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) -> None:
-    """Compares the devices of the shardings of arguments and of a `jax.jit` with the slice's.
+    """Compare the devices of the shardings of arguments and of a `jax.jit` with the slice's.
 
     Args:
         fn: the function; what is sharded inside of it shows only when it is traced.

@@ -35,7 +35,7 @@ def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> l
     findings: list[Finding] = []
 
     def step(equation: Any, sources: list[Any]) -> list[Any]:
-        """Returns the equations that made the results: this one, or those inside of a function that it calls."""
+        """Return the equations that made the results: this one, or those inside of a function that it calls."""
         results: list[Any] = [equation] * len(equation.outvars)
         if equation.primitive.name == "pallas_call":
             call = by_equation[id(equation)]

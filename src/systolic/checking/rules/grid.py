@@ -34,7 +34,7 @@ def grid_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
 
 
 def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
-    """Yields blocks that begin outside of the array, and blocks that only end there."""
+    """Yield blocks that begin outside of the array, and blocks that only end there."""
     operand = visits.operand
     shape, block = np.array(operand.shape), np.array(operand.block)
     begins = np.any((visits.starts < 0) | (visits.starts >= shape), axis=1)
@@ -69,7 +69,7 @@ def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
 
 
 def _unread(call: KernelCall, visits: Visits) -> Iterator[Finding]:
-    """Yields ends of an input that no block reaches: sizes that the block does not divide, rounded down."""
+    """Yield ends of an input that no block reaches: sizes that the block does not divide, rounded down."""
     operand = visits.operand
     ends = visits.starts.max(axis=0) + np.array(operand.block)
     for dimension, (end, size, block) in enumerate(zip(ends, operand.shape, operand.block, strict=True)):
@@ -102,7 +102,7 @@ def _unwritten(call: KernelCall, visits: Visits) -> Iterator[Finding]:
 
 
 def _first_missing(visits: Visits) -> str:
-    """Names the place of the first block that is not visited, in elements."""
+    """Name the place of the first block that is not visited, in elements."""
     operand: Operand = visits.operand
     if operand.by_element:
         return "its blocks are given by element"
@@ -136,7 +136,7 @@ def _revisited(call: KernelCall, visits: Visits) -> Iterator[Finding]:
 
 
 def _shared(call: KernelCall, grid: tuple[int, ...], visits: Visits, chip: Chip) -> Iterator[Finding]:
-    """Yields output blocks that several steps of a parallel axis write: two cores would, each its part of the sum."""
+    """Yield output blocks that several steps of a parallel axis write: two cores would, each its part of the sum."""
     parallel = [
         axis
         for axis, axis_semantics in enumerate(call.semantics[: len(grid)])

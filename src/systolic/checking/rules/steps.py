@@ -15,7 +15,7 @@ _MANY_STEPS = 256
 
 
 def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
-    """Yields a warning for a kernel that multiplies in steps of less work than a step costs."""
+    """Yield a warning for a kernel that multiplies in steps of less work than a step costs."""
     steps = math.prod(grid_visits.grid)
     dots = [equation for equation in equations(call.body) if equation.primitive.name == "dot_general"]
     count = op_count(call.body)

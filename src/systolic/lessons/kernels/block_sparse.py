@@ -31,7 +31,7 @@ def sparse_kernel(
     out_vmem,  # [bm, bn] bfloat16
     acc_vmem,  # [bm, bn] float32
 ):
-    """Adds one block's product; clears the sum where a row of blocks begins, and writes it where the row ends."""
+    """Add one block's product; clear the sum where a row of blocks begins, and write it where the row ends."""
     del columns_smem, zeros
     b, last = pl.program_id(1), pl.num_programs(1) - 1
 

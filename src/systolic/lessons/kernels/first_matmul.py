@@ -47,7 +47,7 @@ def first_matmul_kernel(
     transpose_rhs: bool,
     activation: Callable[[Array], Array],
 ):
-    """Adds one product of blocks to the accumulator; activates and rounds it at the last k step."""
+    """Add one product of blocks to the accumulator; activate and round it at the last k step."""
 
     @pl.when(pl.program_id(2) == 0)
     def _clear():

@@ -30,7 +30,7 @@ def kernel(
     rhs_vmem,  # [k, n] like lhs
     out_vmem,  # [m, n] dtype_out
 ):
-    """Multiplies everything at once."""
+    """Multiply everything at once."""
     # Floats are summed in float32 and integers in int32, whatever the dtype of the result.
     sum_dtype = jnp.int32 if jnp.issubdtype(lhs_vmem.dtype, jnp.integer) else jnp.float32
     product = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=sum_dtype)
