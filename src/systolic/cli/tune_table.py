@@ -19,7 +19,7 @@ from systolic.tuning import TuningResult
 _SHOWN = 10  # trials
 ENDS = {
     "trials": "as many trials as asked for",
-    "time": "the time was over",
+    "time": "the time budget was used up",
     "bound": "nothing that is left can be faster",
     "all": "all were tried",
     "stopped": "stopped by Ctrl-C",
@@ -33,7 +33,7 @@ def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store
     for result in results:
         say("")
         show_one(result)
-    say(f"\nevery trial is kept in {store}")
+    say(f"\nall trials are stored in {store}")
 
 
 def show_product(result: TuningResult) -> None:

@@ -59,7 +59,7 @@ class FunctionTuning(Summarised):
       considered: combinations that can be tried.
       compiled: trials of this search.
       seconds: duration of the search.
-      end: why it ended: number of trials, the time was over, nothing left could be faster, or all were tried.
+      end: why it ended: number of trials, time budget, nothing left could be faster, or all were tried.
     """
 
     fn: Callable[..., Any] | NamedFunction | None
