@@ -184,12 +184,12 @@ def check(
       run: run it in interpret mode.
       compiles: ask the TPU compiler. If it is not installed, the report says so.
       seeds: seeds of the runs, for inputs and the order of copies.
-      cached: use programs that were compiled before, and store new ones.
+      cached: reuse stored programs, and store new ones.
       mesh: axes with their sizes, such as `{"x": 2, "y": 4}`, of a mesh that is set while the function is traced, as by
         `jax.set_mesh`. The function runs on that many devices, played by the CPU, and is compiled for a slice of that
         size. None: one device, and no mesh.
       time_limit_s: seconds of CPU time for each of the jobs.
-      memory_limit_bytes: the limit of a compiler process and its children; None: chosen by the machine's memory.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
 
     Returns:
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.

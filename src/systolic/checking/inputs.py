@@ -49,7 +49,7 @@ def made_up(
       data: the kind of numbers.
 
     Raises:
-      NoInputError: an argument is no array of numbers, such as a key for random numbers.
+      NoInputError: an argument is not an array of numbers, such as a key for random numbers.
     """
     random = np.random.default_rng(seed)
     return [

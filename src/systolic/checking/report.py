@@ -26,7 +26,7 @@ class CheckFailedError(ValueError):
 
 
 class CheckReportError(ValueError):
-    """A text is no report of a check that this version reads."""
+    """A text is not a report of a check that this version reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class SpecFile(TextType):
         except OSError as error:
             raise click.BadParameter(f"cannot read {value}: {error.strerror}") from error
         except UntrustedError as error:
-            raise click.BadParameter(f'{value} is no {{"op": …, "spec": {{…}}}}: {error}') from error
+            raise click.BadParameter(f'{value} is not {{"op": …, "spec": {{…}}}}: {error}') from error
 
 
 spec_option = click.option(

@@ -170,7 +170,7 @@ def run(
     exists, code = not creation, 1
     with _interruptible(), tempfile.TemporaryDirectory() as folder:
         count = pack(Path.cwd(), Path(folder, f"{job}.tar.gz"), job, command)
-        complain("no file is copied: this is no git checkout" if count is None else f"copying {count} files")
+        complain("no file is copied: this is not a git checkout" if count is None else f"copying {count} files")
         try:
             if creation:
                 _check_free(where)
@@ -200,7 +200,7 @@ def _read_command(command: Sequence[str]) -> dict[str, Any]:
     assert isinstance(root.command, click.Group)
     read = root.command.get_command(root, command[0])
     if read is None or read is tpu:
-        raise click.UsageError(f"{command[0]!r} is no command of systolic's that runs on a machine")
+        raise click.UsageError(f"{command[0]!r} is not a command of systolic's that runs on a machine")
     for word in command:
         path = word.partition("=")[2] if word.startswith("--") and "=" in word else word
         if path.startswith(("/", "~", "../")):

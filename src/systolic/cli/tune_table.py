@@ -45,10 +45,10 @@ def show_product(result: TuningResult) -> None:
         time = f"{provenance(winner)} {time_text(winner.time_us, result.winner_error)}"
         say(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
         if result.level_trials:
-            say(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
+            say(f"{result.level_trials} other trials of its kernel are level: the errors of their times overlap")
     say(
-        f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
-        f"{len(result.trials)} in all; {ENDS[result.end]}"
+        f"{result.compiled} of {result.considered:,} configurations tried in {result.seconds:.0f} s, "
+        f"{len(result.trials)} with stored ones; {ENDS[result.end]}"
     )
     show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:

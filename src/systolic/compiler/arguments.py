@@ -23,7 +23,7 @@ class PlacedArray:
     sharding: Any
 
 
-@runs_user_code  # JAX says what is no argument of a traced function
+@runs_user_code  # JAX says what is not an argument of a traced function
 def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
     """Return the arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
 

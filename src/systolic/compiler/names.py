@@ -55,7 +55,7 @@ def names_in(source: Path) -> ModuleNames:
 
     Raises:
         UnknownNamesError: it imports everything from elsewhere, or makes names as it runs.
-        SyntaxError: it is no Python.
+        SyntaxError: it is not Python.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     try:

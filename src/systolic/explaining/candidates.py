@@ -104,7 +104,7 @@ def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysi
 
 
 def _of(parameter: TileParameter) -> str:
-    """Describe where a tile size is set that is no keyword argument."""
+    """Describe where a tile size is set that is not a keyword argument."""
     home = parameter.home
     if home is None:
         return ""

@@ -18,7 +18,7 @@ from systolic.compiler import is_kernel_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A variable that is no argument of the function itself."""
+    """A variable that is not an argument of the function itself."""
 
     module: str  # the name of the module
     # The qualified name of the function whose argument it is; "": it is a constant of the module.

@@ -91,7 +91,7 @@ def explain(
       xla_default_flags: compare with XLA's default flags only, and not with the faster of these and 64 MiB of scoped
         VMEM.
       time_limit_s: seconds of CPU time for one compilation.
-      memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
 
     Returns:
       The explanation; `systolic.report.explanation_page` draws it.

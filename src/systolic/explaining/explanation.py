@@ -24,7 +24,7 @@ FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
 
 class ExplanationError(WrongCallError, ValueError):
-    """A text is no explanation that this version reads."""
+    """A text is not an explanation that this version reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ class Place:
 
     name: str  # the argument, or the constant
     part: Part = None  # the place in a tuple, or the field of a record; None: the argument itself
-    home: Home | None = None  # the variable, where it is no keyword argument of the function; None: it is one
+    home: Home | None = None  # the variable, where it is not a keyword argument of the function; None: it is one
 
     @staticmethod
     def of(text: str) -> Place:

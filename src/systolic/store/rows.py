@@ -136,5 +136,5 @@ def _config_text(config: Any) -> str:
 
 def _json(text: Any) -> Any:
     if not isinstance(text, bytes):
-        raise UntrustedError("its record is no text")
+        raise UntrustedError("its record is not text")
     return mapping(read_json(text), "its record")

@@ -65,7 +65,7 @@ class TuningResult(KeptTrials, Summarised):
             question = mapping(document.get("asked"), "asked")
             spec = read_spec(question.get("op"), question.get("spec"))
         except UntrustedError as error:
-            raise SavedTuningError(f"this is no tuning result: {error}") from error
+            raise SavedTuningError(f"this is not a tuning result: {error}") from error
         return TuningResult.of(spec, chip(subject.chip), trials, **dataclasses.asdict(ended))
 
     @property

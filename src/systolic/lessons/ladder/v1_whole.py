@@ -43,7 +43,7 @@ def matmul(lhs: jax.Array, rhs: jax.Array, *, dtype_out=None, interpret=False) -
     `interpret=True`, or `pltpu.InterpretParams()`, runs the kernel on a CPU.
     """
     if lhs.shape[1] != rhs.shape[0] or 0 in (*lhs.shape, *rhs.shape):
-        raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape} is no product")
+        raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape} is not a product")
     dtype_out = dtype_out or (jnp.int32 if lhs.dtype == jnp.int8 else lhs.dtype)
     return pl.pallas_call(
         kernel,

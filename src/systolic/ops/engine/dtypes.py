@@ -54,7 +54,7 @@ def operand(value: Any, name: str) -> Array:
     Without `jax_enable_x64` a float64 array of NumPy is float32, as everywhere in JAX.
 
     Raises:
-      SpecError: the operand is no array, or has a dtype that is not multiplied.
+      SpecError: the operand is not an array, or has a dtype that is not multiplied.
     """
     dtype = given_dtype(value, name)
     if dtype == "float16":
@@ -73,7 +73,7 @@ def fused_array(value: Any, name: str) -> Array:
     """Return an additional operand of a kernel as an array. Python's numbers and lists become float32 or int32.
 
     Raises:
-      SpecError: the value is no array, or has a dtype with which a kernel does not compute.
+      SpecError: the value is not an array, or has a dtype with which a kernel does not compute.
     """
     if np.isscalar(value) or isinstance(value, (list, tuple)):
         try:
@@ -161,7 +161,7 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
     try:
         name = np.dtype(preferred).name
     except TypeError as error:
-        raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
+        raise SpecError(f"preferred_element_type={preferred!r} is not a dtype") from error
     if name not in _RESULT_DTYPES:
         raise SpecError(f"preferred_element_type={name} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
     return name

@@ -1,4 +1,4 @@
-"""Check the arguments of `moe`."""
+"""Checks the arguments of `moe`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Call:
     x: Array  # [tokens, d]
     ids: Array  # [tokens, k], int32
     weights: Array  # [tokens, k], float32
-    experts: int  # on all devices
-    first_expert: Any  # the first whose weights this device has; None: it has all weights
+    experts: int  # of all devices
+    first_expert: Any  # of those whose weights are here; None: all are
     capacity: int | None
 
 
@@ -38,7 +38,7 @@ def canonical(
     capacity: Any,
     axis: Any,
 ) -> Call:
-    """Check shapes, and choose experts; raise SpecError if shapes do not match."""
+    """Check shapes, and choose experts; raise SpecError for what does not match."""
     rows = operand(x, "x")
     if rows.ndim < 2:
         raise SpecError(f"x of shape {list(rows.shape)}; use [tokens, d], or more dimensions before d")
@@ -52,8 +52,8 @@ def canonical(
         logits = operand(routing, "router_logits")
         if logits.shape != (*tokens, experts):
             raise SpecError(
-                f"router_logits of shape {list(logits.shape)}; use {[*tokens, experts]}, one for each expert"
-                f"{f' of {devices} devices' if devices > 1 else ''}"
+                f"router_logits of shape {list(logits.shape)}; they have to be {[*tokens, experts]}, one for each "
+                f"expert{f' of {devices} devices' if devices > 1 else ''}"
             )
         if top_k is None or not 1 <= operator.index(top_k) <= experts:
             raise SpecError(f"top_k={top_k}; use the number of experts of a token, from 1 to {experts}")
@@ -109,9 +109,11 @@ def _given(routing: Any, tokens: list[int], experts: int, top_k: Any) -> tuple[A
     if not jnp.issubdtype(dtype, jnp.integer) or not jnp.issubdtype(weights.dtype, jnp.floating):
         raise SpecError(f"{shown}; use integers and floats")
     if top_k is not None and top_k != ids.shape[-1]:
-        raise SpecError(f"{shown}, but top_k={top_k}; leave it out if you pass expert_ids")
+        raise SpecError(f"{shown}, but top_k={top_k}; leave it out where experts are given")
     if not isinstance(ids, Tracer) and ids.size:
-        low, high = int(np.min(ids)), int(np.max(ids))
+        # Inside of jit a known array's own minimum would be traced; NumPy's is a number.
+        known = np.asarray(ids)
+        low, high = int(known.min()), int(known.max())
         if low < -1 or high >= experts:
             raise SpecError(
                 f"expert_ids are from {low} to {high}; use numbers from 0 to {experts - 1}, and -1 for no expert"

@@ -97,7 +97,7 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
     """Return `values · scales`, in float32, rounded once to `dtype`.
 
     Raises:
-      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+      QuantizationError: the arrays were cast or cut so that they are not codes and scales.
     """
     return x.dequantize(dtype)
 

@@ -68,7 +68,7 @@ class QuantizedSpec:
         if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
             alternatives = f", or {_PLAIN} beside quantized rows"
             raise QuantizationError(
-                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{alternatives}"
+                f"dtype_rhs={self.dtype_rhs!r} is not a format; use one of {', '.join(LARGEST)}{alternatives}"
             )
         if self.dtype_scale not in _SCALES:
             raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")
