@@ -1,4 +1,4 @@
-"""Each op on the attached device: by its kernel on a TPU, by XLA on a GPU. Skipped, and said so, where there is none."""
+"""Each op on an attached device, by its kernel on a TPU and by XLA on a GPU; skipped where there is neither."""
 
 from __future__ import annotations
 
