@@ -1,6 +1,6 @@
-"""The Pallas calls of a traced function: grid, blocks, memories, and what the compiler was told.
+"""The Pallas calls of a traced function: grids, blocks, memories and compiler parameters.
 
-Nothing is executed here: everything comes out of the traced program, so a call may be anybody's.
+Everything is read from the traced program, and nothing is executed, so the calls may come from any code base.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from systolic.compat.jaxprs import EquationSite, equation_sites, outside_of_kern
 from systolic.compiler import abstract_arguments, written_at
 
 Role = Literal["prefetch", "input", "output", "scratch"]
-# `vmem` is also the memory of a block that Pallas' pipeline brings; `hbm` what the kernel copies from by itself.
+# `vmem` includes blocks that Pallas' pipeline brings; from `hbm` the kernel copies itself.
 Memory = Literal["vmem", "smem", "hbm", "semaphore", "other"]
 
 _MEMORIES: dict[str, Memory] = {
@@ -55,7 +55,7 @@ class Operand:
     squeezed: tuple[int, ...] = ()  # dimensions that the kernel does not see
     by_element: tuple[int, ...] = ()  # dimensions along which the index map gives elements, not blocks
     buffers: int | None = None  # copies in VMEM that `pl.Buffered` asked for; None: Pallas decides
-    # Whether it has a block specification that depends on the grid, that is, whether a pipeline brings it.
+    # True if its block specification depends on the grid, so that a pipeline brings it.
     is_cut: bool = False
 
     @property
@@ -73,25 +73,25 @@ class Operand:
 class KernelCall:
     """One Pallas call in the text of a function."""
 
-    name: str  # what the launcher calls the kernel, else the name of its function
-    # "file.py:12 in launcher", the line of the user's source; "" where it is not known.
+    name: str  # the name that the launcher gave the kernel, else the name of its function
+    # "file.py:12 in launcher", the line of the user's source; "" if it is not known.
     where: str
-    grid: tuple[int | None, ...]  # steps along each axis; None where the number is a value
-    # "parallel" or "arbitrary" for each grid axis; () if the launcher said nothing. Pallas takes the axes that
-    # `jax.vmap` makes for parallel.
+    grid: tuple[int | None, ...]  # steps along each axis; None if the number is a traced value
+    # "parallel" or "arbitrary" for each grid axis; () if the launcher states none. Pallas treats the axes that
+    # `jax.vmap` makes as parallel.
     semantics: tuple[str, ...]
     operands: tuple[Operand, ...]  # the kernel's parameters: prefetched scalars, inputs, outputs, scratch
     vmem_limit_bytes: int | None  # the limit that the launcher set; None: the compiler's own
-    has_cost_estimate: bool  # whether XLA was told what the kernel costs
-    # Pairs of an input and the output that takes its place, counted among inputs and outputs.
+    has_cost_estimate: bool  # the launcher gave XLA a cost estimate
+    # Pairs of an input and the output that reuses its memory, as positions among inputs and outputs.
     aliases: tuple[tuple[int, int], ...]
     body: Any  # the kernel's jaxpr
     equation: Any  # the call in the function's jaxpr
-    # The way to it: positions of equations and numbers of branches, outermost first; see `compiler.PallasOperands`.
+    # The path to it: positions of equations and numbers of branches, outermost first; see `compiler.PallasOperands`.
     site: tuple[int, ...]
     executions: int | None  # how often the function runs it; None: that depends on values
     vmapped: tuple[int, ...] = ()  # grid axes that `jax.vmap` made: `pl.program_id` does not count them
-    # Outputs, counted among outputs, whose results are not used: launchers ask for memory in this way.
+    # Positions of outputs whose results are not used: launchers request memory in this way.
     unused: tuple[int, ...] = ()
 
     @property
@@ -105,7 +105,7 @@ class KernelCall:
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole grid; None where that is a value."""
+        """Steps of the whole grid; None if the number is a traced value."""
         return None if None in self.grid else math.prod(size for size in self.grid if size is not None)
 
 

@@ -1,7 +1,7 @@
-"""Counts the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
+"""Count the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
 
-The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow
-from grid indices are evaluated for every step at once; how often other branches are taken is not known.
+The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that depend
+only on grid indices are evaluated for all steps at once; the counts of other branches are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 from systolic.support.ranges import Amount, Count
 
-# Operations that move or rename values, and compute none.
+# Operations that move or rename values, and compute nothing.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _MAX_STEPS = 1_000_000
@@ -32,13 +32,13 @@ Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOps:
-    """The work of one line of the kernel's source in one execution, by the traced program."""
+    """The work of one line of the kernel's source in one execution, read from the traced program."""
 
     kernel: str
     where: str  # "file.py:12 in kernel"
-    text: str  # the line itself; "" where the file is not there
+    text: str  # the line; "" if the file is missing
     operations: str  # "dot_general, add"
-    executions: Count | None  # over the whole grid; None where it depends on values
+    executions: Count | None  # over the whole grid; None if it depends on values
     matrix_flops: Amount  # of one execution
     vector_elements: Count  # elements that elementwise operations compute in one execution
     loaded_bytes: Count  # from VMEM, in one execution
@@ -94,7 +94,7 @@ def flops_outside_kernels(jaxpr: Any) -> float | None:
     """Count the operations of a traced function's products outside its kernels, on all devices together.
 
     Returns:
-      The operations, in loops as often as these run; None where a product runs an unknown number of times, or is a
+      The operations, counted for each iteration of loops; None if a product runs an unknown number of times or is a
       convolution.
     """
     total = 0.0
@@ -138,7 +138,7 @@ class _Walk:
         if not functions:
             self._count(equation, taken, times)
             return self._scalars(equation, operands)
-        if name in ("scan", "while"):  # what is carried changes
+        if name in ("scan", "while"):  # carried values change
             for function in functions:
                 self.run(function, [], taken, times_inside(equation, times))
             return ()

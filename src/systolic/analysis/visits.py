@@ -1,7 +1,7 @@
-"""Finds the blocks that a kernel's grid visits, in order: evaluates index maps for every step.
+"""Find the blocks that a kernel's grid visits, in order: evaluate index maps for every step.
 
-Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
-next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
+Pallas' pipeline copies an input block in when it differs from the previous step's, and an output block out when the
+next step has another block, or at the end. So the number of copies is the number of runs of equal blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Visits:
 
     @property
     def changes(self) -> np.ndarray:
-        """bool[steps]: whether a step has another block than the step before; the first has."""
+        """bool[steps]: True if a step's block differs from the previous step's, and for the first step."""
         changed = np.ones(len(self.starts), dtype=bool)
         changed[1:] = (self.starts[1:] != self.starts[:-1]).any(axis=1)
         return changed
@@ -45,7 +45,7 @@ class Visits:
 
     @property
     def distinct(self) -> np.ndarray:
-        """int64[blocks, rank], every block that is visited, once, in order of place."""
+        """int64[blocks, rank]: every visited block once, in order of position."""
         keys = self._keys()
         return np.unique(self.starts, axis=0) if keys is None else self.starts[np.unique(keys, return_index=True)[1]]
 
@@ -55,9 +55,9 @@ class Visits:
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
-        """Number the block of each step in order of place: int64[steps]; None where the numbers would be too large.
+        """Number the block of each step in order of position: int64[steps]; None if the numbers would be too large.
 
-        Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
+        For millions of steps, sorting one number per step is seconds faster than sorting rows.
         """
         if not len(self.starts):
             return None
@@ -83,7 +83,7 @@ class Visits:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of every block that is visited, once."""
+        """Bytes of every visited block, counted once."""
         return int(self.elements(self.distinct).sum()) * dtype_bytes(self.operand.dtype)
 
     def numbered(self) -> np.ndarray:
@@ -114,7 +114,7 @@ class GridVisits:
     """One execution of a kernel call."""
 
     grid: tuple[int, ...]  # steps along each axis
-    # The visits of each operand that has blocks, by its place among the kernel's parameters.
+    # The visits of each operand that has blocks, by its position among the kernel's parameters.
     visits: dict[int, Visits]
 
     @property
@@ -148,7 +148,7 @@ class CallOnGrid:
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
     """List the Pallas calls of a traced function, each with the blocks that its first execution visits.
 
-    `values` are what its flat arguments hold; None where only a shape is known.
+    `values` are the values of its flat arguments; None if only a shape is known.
     """
     executions = first_executions(jaxpr, values)
     calls = []
@@ -180,10 +180,10 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
 
     Args:
       call: the call.
-      values: what the operands of its equation hold: arrays, or `Missing`; see `compiler.PallasOperands`.
+      values: the operands of its equation: arrays, or `Missing`; see `compiler.PallasOperands`.
 
     Returns:
-      The blocks, or what is missing to know them.
+      The blocks, or what is missing to determine them.
     """
     mapping = call.equation.params["grid_mapping"]
     bounds = mapping.num_dynamic_grid_bounds
@@ -196,7 +196,7 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
         grid.append(int(value))
     steps = math.prod(grid)
     if steps > MAX_GRID_STEPS:
-        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are gone through")
+        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are evaluated")
     scalars = values[bounds : bounds + mapping.num_index_operands]
     ids = np.indices(grid, dtype=np.int32).reshape(len(grid), steps)
     visits: dict[int, Visits] = {}
@@ -216,7 +216,7 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     """Evaluate an index map at each step: int64[steps, rank]."""
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
-    if not jaxpr.eqns:  # as most are: they only pick and order grid indices
+    if not jaxpr.eqns:  # most index maps only select and order grid indices
         variables = dict(zip(jaxpr.invars, ids, strict=False))
         columns = [np.full(steps, atom.val) if is_literal(atom) else variables[atom] for atom in jaxpr.outvars]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
@@ -238,9 +238,9 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     try:
         with jax.ensure_compile_time_eval():
             columns = jax.jit(jax.vmap(of_step, in_axes=1))(ids)
-    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
+    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars, which the compiler accepts
         text = (str(error).strip() or "-").splitlines()[0]
-        return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
+        return Missing(f"an index map that cannot be evaluated ({type(error).__name__}: {text})")
     return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Finds the blocks that a pipeline fetches from step to step, and those that lie in VMEM for the whole grid."""
+"""Find the blocks that a pipeline fetches step by step, and those that stay in VMEM for the whole grid."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def is_whole(call: KernelCall, operand: Operand) -> bool:
 def window_copies(call: KernelCall, operand: Operand) -> int:
     """Count the blocks of an operand that are in VMEM at the same time.
 
-    Where the compiler sees that every step has the same block it keeps one, whatever `pl.Buffered` asks for. It folds
-    constants and axes of one step, and sees through `i * 0` and `i - i`, not through `i // size` or `minimum`: this
-    held in 24 index maps compiled for v4, v5e and v7x.
+    If the compiler sees that every step has the same block, it keeps one, whatever `pl.Buffered` requests. It folds
+    constants and axes of one step, `i * 0` and `i - i`, but not `i // size` or `minimum`: this held in 24 index maps
+    compiled for v4, v5e and v7x.
     """
     moves = operand.is_cut and any(axis == PREFETCHED or call.grid[axis] != 1 for axis in index_axes(call, operand))
     return (operand.buffers or 2) if moves else 1
@@ -50,8 +50,8 @@ def index_axes(call: KernelCall, operand: Operand) -> frozenset[int]:
 def index_divisors(call: KernelCall, operand: Operand) -> tuple[int, ...]:
     """Find, for each index of an index map, a divisor that the compiler can see; 0 for zero.
 
-    The compiler multiplies, chooses and believes `pl.multiple_of`, but does not add: it takes `(i + 1) * 8` for a
-    multiple of 8, and `i * 8 + 8` not. This held in 20 index maps compiled for v5e.
+    The compiler follows products, selections and `pl.multiple_of`, but not sums: it knows that `(i + 1) * 8` is a
+    multiple of 8, and does not know it of `i * 8 + 8`. This held in 20 index maps compiled for v5e.
     """
     index_map = _index_map(call, operand)
     return tuple(_propagated(index_map, [1] * len(index_map.invars), _divisor_of_literal, _divisor_of_result))

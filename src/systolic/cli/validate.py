@@ -1,4 +1,4 @@
-"""`systolic validate`: compare simulated times with times that other people measured on real TPUs."""
+"""`systolic validate`: compare simulated times with published times of real TPUs."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from systolic.validation.published import COLLECTIVE
     type=int,
     default=0,
     show_default=True,
-    help="Seed of the sample. Of one seed, larger samples contain the smaller ones.",
+    help="Seed of the sample. With one seed, larger samples contain the smaller ones.",
 )
 @click.option(
     "--resume",
     "resume_file",
     type=WRITTEN_FILE,
     metavar="FILE.jsonl",
-    help="Keep each result in this file, and do not simulate again what is in it.",
+    help="Store each result in this file, and reuse the results that it has.",
 )
 @click.option(
     "--kept",
@@ -71,14 +71,14 @@ from systolic.validation.published import COLLECTIVE
     "intervals_file",
     type=WRITTEN_FILE,
     metavar="FILE.json",
-    help="Write how far times of each kind of program are off, as src/systolic/accuracy/time_errors.json holds it.",
+    help="Write the errors of each kind of program, in the format of src/systolic/accuracy/time_errors.json.",
 )
 @click.option(
     "--kinds",
     "kinds_file",
     type=WRITTEN_FILE,
     metavar="FILE.json",
-    help="Write the errors by chip and kind of program, as src/systolic/accuracy/kind_errors.json holds them.",
+    help="Write the errors by chip and kind of program, in the format of src/systolic/accuracy/kind_errors.json.",
 )
 @output_options
 def validate(
@@ -251,7 +251,7 @@ def _command(
     files: Mapping[str, Path | None],
     selection: Selection,
 ) -> str:
-    """Return the command that makes a file. Absolute paths are cut to names, as it is for other machines too."""
+    """Return the command that makes a file. Absolute paths are cut to names, because it is for other machines, too."""
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(chip.name for chip in chips)]

@@ -12,7 +12,7 @@ from jax import Array
 from systolic.ops.quantized.array import Quantized
 from systolic.spec import MatmulSpec, SpecError
 
-# Dtypes that the matrix unit of some chip takes. The caller converts any other, and knows what is lost.
+# Dtypes that the matrix unit of some chip takes. Callers convert others, because they know what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # Dtypes of fused arrays. A kernel computes with all of them in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
@@ -90,7 +90,7 @@ def fused_array(value: Any, name: str) -> Array:
 
 
 def given_dtype(value: Any, name: str) -> str:
-    """Return the dtype that JAX gives an array; raise SpecError if it is none."""
+    """Return the dtype that JAX gives an array; raise SpecError if it is not an array."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise SpecError(
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
@@ -130,7 +130,7 @@ def refuse_quantized(value: Any, name: str) -> None:
 
 def _reason(dtype: str, use: str) -> str:
     if dtype.startswith("complex"):
-        return "and matmul multiplies real numbers; multiply .real and .imag apart"
+        return "and matmul multiplies real numbers; multiply .real and .imag separately"
     why, fix, then = _REFUSED.get(dtype, (_NO_TPU, "float32", "if that holds it"))
     return f"{why}; {use}astype(jnp.{fix}), {then}"
 
