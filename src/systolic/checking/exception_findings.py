@@ -1,4 +1,4 @@
-"""Makes findings of exceptions: from the interpreter, the user's code, or a worker that ended."""
+"""Turn exceptions into findings: from the interpreter, the user's code, or a worker that ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluates a function in float64 with a random relative change at every operation that rounds.
+"""Evaluate a function in float64 with a random relative change at every operation that rounds.
 
 Changing the inputs alone would not show the rounding of a difference of two equal terms: its result is zero for all
 inputs, but each term is rounded separately. So the result of every product, sum and elementary function is changed.

@@ -1,4 +1,4 @@
-"""Counts what a kernel rounds: the terms of its sums, its roundings, and its narrow types."""
+"""Count the terms of a kernel's sums and their roundings, and find its narrow types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a function under every condition, and judges its results."""
+"""Run a function under every condition, and judge its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fills memory that was never written while a kernel is checked: a TPU's holds anything."""
+"""Fill unwritten memory while a kernel is checked: on a TPU it may hold anything."""
 
 from __future__ import annotations
 

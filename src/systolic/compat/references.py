@@ -1,4 +1,4 @@
-"""Teaches TPU interpret mode more of references: reshaped ones, and stores under a mask."""
+"""Teach TPU interpret mode more about references: reshaped references, and stores under a mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduces arguments to what a compilation needs."""
+"""Reduce arguments to the parts that a compilation needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Works out the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
+"""Compute the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
 
 A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
 boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,

@@ -1,4 +1,4 @@
-"""Reads the names of a module from its source: no code is run to learn that a function is missing."""
+"""Read the names of a module from its source: no code is run to learn that a function is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that a call is sharded over the slice that it asks for, before any worker starts."""
+"""Check that a call is sharded over the slice that it asks for, before any worker starts."""
 
 from __future__ import annotations
 

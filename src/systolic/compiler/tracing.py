@@ -1,4 +1,4 @@
-"""Traces a function for devices that are not there."""
+"""Trace a function for devices that this machine does not have."""
 
 from __future__ import annotations
 

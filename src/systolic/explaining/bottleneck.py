@@ -1,4 +1,4 @@
-"""Says in words what limits a simulated run."""
+"""Say in words what limits a simulated run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lists changes to try of a function: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
+"""List changes of a function to try: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts an explanation into words: savings, the verdict, notes."""
+"""Put an explanation into words: savings, the verdict, notes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries changes of a function: looks at many in the traced program, and simulates the most promising."""
+"""Try changes of a function: look at many in the traced program, and simulate the most promising."""
 
 from __future__ import annotations
 
