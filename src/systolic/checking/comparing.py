@@ -296,4 +296,4 @@ def place(wrong: np.ndarray) -> str:
         for name, first, last, size in zip(names, low, high, wrong.shape, strict=True)
         if last - first + 1 < size
     ]
-    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, all over it"
+    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, everywhere"

@@ -32,7 +32,7 @@ from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.parts import OperandTraffic
 from systolic.timing import Call
 
-# What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
+# Rough cost of a step of the pipeline in addition to its work: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 

@@ -201,7 +201,7 @@ def notes(
     ]
     if product is not None:
         sentences.append(
-            f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest"
+            f"XLA's program computes {product.words}, as the shapes and the number of operations suggest"
         )
     elif not compared and now.calls:
         sentences.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")

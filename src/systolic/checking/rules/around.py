@@ -82,7 +82,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             "cost-estimate",
             "note",
             value="the call has no cost_estimate",
-            limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
+            limit="without one XLA takes the kernel for a small one, and schedules copies around it badly",
             fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
     splits = any(axis_semantics in ("parallel", "core_parallel") for axis_semantics in call.semantics)
