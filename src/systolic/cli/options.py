@@ -66,7 +66,7 @@ store_option = click.option(
     "--store",
     "store_file",
     type=WRITTEN_FILE,
-    help="SQLite file that keeps every trial, in place of the one in your cache folder.",
+    help="SQLite file of all trials, in place of the one in your cache folder.",
 )
 
 

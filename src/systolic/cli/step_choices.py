@@ -77,7 +77,7 @@ def choice_options(command: _F) -> _F:
         "prices",
         type=PricesType(),
         default={},
-        help="Prices of a chip an hour, in any currency: adds the cost of a million tokens.",
+        help="Prices per chip and hour, in any currency: adds the cost of a million tokens.",
     )(command)
     made = click.option(
         "--grid",

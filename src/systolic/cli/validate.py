@@ -32,8 +32,8 @@ from systolic.validation.published import COLLECTIVE
 
 @click.command()
 @published_options(several=True)
-@click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
-@click.option("--only", "kinds", default="", metavar="KINDS", help="Only rows of these kinds, with commas.")
+@click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these chips, separated by commas.")
+@click.option("--only", "kinds", default="", metavar="KINDS", help="Only rows of these kinds, separated by commas.")
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="N rows of each chip and kind, drawn at random."
 )
@@ -64,7 +64,7 @@ from systolic.validation.published import COLLECTIVE
     "page_file",
     type=WRITTEN_FILE,
     metavar="FILE.md",
-    help="Write the page on how far to trust a time, and its tables into a folder FILE next to it.",
+    help="Write the page on how far to trust a time, with its tables in a folder next to it.",
 )
 @click.option(
     "--intervals",
@@ -112,7 +112,7 @@ def validate(
     other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
     over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
     row's compiler flags, and with them its clock state, are in a column flags, or else in what its notes and software
-    state. A row that cannot be compared is listed with the reason. Exit code 1: not one could be predicted.
+    state. A row that cannot be compared is listed with the reason. Exit code 1: no row could be predicted.
 
     \b
     Examples:

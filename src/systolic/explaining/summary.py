@@ -200,9 +200,7 @@ def notes(
         if finding.grade != "note"
     ]
     if product is not None:
-        sentences.append(
-            f"XLA's program computes {product.words}, as the shapes and the number of operations suggest"
-        )
+        sentences.append(f"XLA's program computes {product.words}, as the shapes and the number of operations suggest")
     elif not compared and now.calls:
         sentences.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:

@@ -32,7 +32,7 @@ def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
             "warning",
             value=f"{steps:,} steps of {count.flops / 1e6:,.1f} Mflop and {moved / 1e3:,.0f} kB: "
             f"{seconds * 1e6:.2f} µs of work each on a {chip.name}",
-            limit=f"a step of the pipeline costs about {chip.code_costs.grid_step_s * 1e6:.2f} µs in addition to its work",
+            limit=f"a step of the pipeline costs about {chip.code_costs.grid_step_s * 1e6:.2f} µs more than its work",
             fix="take larger blocks: systolic explain tries some, if they are keyword arguments",
             chip=chip.name,
         )
