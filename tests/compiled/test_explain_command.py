@@ -27,7 +27,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     assert code == 0
     (row,) = json.loads(kept.read_text())["rows"]
     found = Explanation.from_json(json.dumps(row))
-    assert f"product: {found.run.summary().heading}; now to what would change it\n" in err  # ahead of the rest
+    assert f"product: {found.run.summary().heading}; now trying changes\n" in err  # ahead of the rest
     assert found.verdict in " ".join(out.split())
     assert page.read_text().count("<svg") or "vega" in page.read_text()
     assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs ± ")

@@ -126,7 +126,7 @@ class ReferenceFunction:
         self._run: Callable[..., Any] | None = None
 
     def evaluated(self, arguments: Sequence[np.ndarray], seed: int) -> Reference:
-        """Evaluates it.
+        """Evaluate it.
 
         Args:
           arguments: flat, of any dtypes; of the same shapes each time.
@@ -199,7 +199,7 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _evened(squares: np.ndarray) -> np.ndarray:
-    """Raises mean squares of few samples to what their rows and columns have on average.
+    """Raise mean squares of few samples to what their rows and columns have on average.
 
     A mean of two squares may come out near zero by chance. The variances of a product's elements are variances of a row
     times variances of a column, or close to it.
@@ -223,7 +223,7 @@ def compared(
     roundings: int,
     native: np.ndarray | None = None,
 ) -> Comparison:
-    """Compares a result with its reference; see above for the tolerance. Integers have to be equal.
+    """Compare a result with its reference; see above for the tolerance. Integers have to be equal.
 
     Args:
       result: the kernel's result, in its dtype.
@@ -274,13 +274,13 @@ def _reach(result: np.ndarray) -> float:
 
 
 def is_nan(array: np.ndarray) -> np.ndarray:
-    """Says where an array is NaN, also of types that `np.isnan` does not take."""
+    """Return a mask of the elements that are NaN, for types that `np.isnan` refuses, too."""
     with np.errstate(invalid="ignore"):
         return array != array
 
 
 def place(wrong: np.ndarray) -> str:
-    """Says where the marked elements lie: an edge, some rows, or everywhere."""
+    """Describe where the marked elements lie: an edge, some rows, or everywhere."""
     where = np.argwhere(wrong)
     total = int(wrong.sum())
     share = f"{total:,} of {wrong.size:,} elements ({total / wrong.size:.1%})"
@@ -296,4 +296,4 @@ def place(wrong: np.ndarray) -> str:
         for name, first, last, size in zip(names, low, high, wrong.shape, strict=True)
         if last - first + 1 < size
     ]
-    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, all over it"
+    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, everywhere"

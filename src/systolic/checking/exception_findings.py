@@ -1,4 +1,4 @@
-"""Makes findings of exceptions: from the interpreter, the user's code, or a worker that ended."""
+"""Turn exceptions into findings: from the interpreter, the user's code, or a worker that ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
 
 def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, watch: Watch) -> Finding:
-    """Reports a run in interpret mode that ended in an exception.
+    """Report a run in interpret mode that ended in an exception.
 
     Args:
       error: raised by the interpreter, or by the function.
@@ -104,7 +104,7 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
 
 
 def no_barrier(calls: Sequence[KernelCall], copy: Access) -> Finding:
-    """Reports a copy to a device that may not run the kernel yet."""
+    """Report a copy to a device that may not run the kernel yet."""
     return about(
         calls,
         "race",
@@ -134,7 +134,7 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
 
 
 def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
-    """Names one of the interpreter's buffers by its number from 0; "" where its use is not known."""
+    """Name one of the interpreter's buffers by its number from 0; "" where its use is not known."""
     if len(calls) != 1:
         return ""
     buffers = _buffers(calls[0])
@@ -145,7 +145,7 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
 
 
 def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
-    """Numbers the interpreter's buffers from 0, and lists the buffers of scratch memory for floats in VMEM."""
+    """Number the interpreter's buffers from 0, and list the buffers of scratch memory for floats in VMEM."""
     return tuple(
         number
         for number, (operand, _) in enumerate(_buffers(call))
@@ -154,7 +154,7 @@ def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
 
 
 def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
-    """Lists the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
+    """List the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
 
     It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
     """
@@ -165,7 +165,7 @@ def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
 
 
 def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
-    """Names one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
+    """Name one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
     operands = [operand for operand in calls[0].operands if operand.memory == "semaphore"] if len(calls) == 1 else []
     for operand in operands:
         count = math.prod(operand.shape)
@@ -203,7 +203,7 @@ def exception_finding(
 
 
 def trace_failure(error: Exception, chip: str = "") -> Finding:
-    """Reports that a function raises while it is traced."""
+    """Report that a function raises while it is traced."""
     return exception_finding(
         error,
         "trace",

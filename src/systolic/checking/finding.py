@@ -112,7 +112,7 @@ def call_finding(
     chip: str = "",
     detail: str = "",
 ) -> Finding:
-    """Makes a finding about a Pallas call, or about the function; `where` is "" for the line of the call."""
+    """Make a finding about a Pallas call, or about the function; `where` is "" for the line of the call."""
     return Finding(
         rule=rule,
         grade=grade,

@@ -1,4 +1,4 @@
-"""Guesses a reference for a function without one: the known function that its results are closest to.
+"""Guess a reference for a function without one: the known function that its results are closest to.
 
 The candidate of the least median error is compared element by element: all results agree with it, or most, or too few
 for it to mean anything.
@@ -86,7 +86,7 @@ class Guesser:
 
 
 def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction | None:
-    """Finds the known function of the least median error."""
+    """Find the known function of the least median error."""
     import jax
 
     best, least = None, np.inf

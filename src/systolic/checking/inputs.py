@@ -49,7 +49,7 @@ def made_up(
       data: the kind of numbers.
 
     Raises:
-      NoInputError: an argument is no array of numbers, such as a key for random numbers.
+      NoInputError: an argument is not an array of numbers, such as a key for random numbers.
     """
     random = np.random.default_rng(seed)
     return [
@@ -114,14 +114,14 @@ def _with_zeros(array: np.ndarray) -> np.ndarray:
 
 
 def is_index(leaf: Any) -> bool:
-    """Says whether an argument has the type of scalars that a kernel prefetches."""
+    """True if an argument has the type of scalars that a kernel prefetches."""
     import jax.numpy as jnp
 
     return jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype.itemsize >= 4
 
 
 def are_groups_of(value: np.ndarray, size: int) -> bool:
-    """Says whether an array holds the sizes of groups that add up to a size."""
+    """True if an array holds sizes of groups whose sum is a dimension."""
     return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
 
 
@@ -155,7 +155,7 @@ class Flat:
 
     @runs_user_code
     def __call__(self, *leaves: Any) -> Any:
-        """Calls it."""
+        """Call it."""
         import jax
 
         arguments = [
@@ -166,7 +166,7 @@ class Flat:
 
 
 def without_keys(leaves: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
-    """Puts integers in place of keys for random numbers, and says by place how the keys are made of them."""
+    """Replace random keys by integers; return, by argument, functions that make the keys of them."""
     import jax
 
     keys = {at: key_implementation(leaf.dtype) for at, leaf in enumerate(leaves) if _is_key(leaf)}

@@ -139,7 +139,7 @@ class Interpreter:
     def run(
         self, arguments: Sequence[np.ndarray], conditions: Conditions, *, time_limit_s: float = math.inf
     ) -> Interpreted:
-        """Runs it.
+        """Run it.
 
         Args:
           arguments: flat.
@@ -248,7 +248,7 @@ def _place(text: str) -> str:
 
 
 def words(conditions: Conditions) -> str:
-    """Says how copies are done, and in which order steps."""
+    """Describe when copies are done, and the order of steps."""
     done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
     late = ", blocks read early and written back late" if conditions.late else ""
     return f"{done}, order {conditions.order}{late}"

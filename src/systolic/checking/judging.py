@@ -54,7 +54,7 @@ class Judge:
         expected: Reference | None,
         data: str = "",
     ) -> Iterator[Finding]:
-        """Finds NaN, wrong numbers, and numbers that are less exact than they could be.
+        """Find NaN, wrong numbers, and numbers that are less exact than they could be.
 
         Args:
           inputs: flat, of all results.
@@ -97,7 +97,7 @@ class Judge:
                 yield from self._wrong(name, comparison, empty & ~made)
 
     def _other_results(self, outputs: Sequence[np.ndarray], expected: Reference | None) -> Iterator[Finding]:
-        """Finds references that return something else, or round."""
+        """Find references that return something else, or round."""
         if expected is not None and [output.shape for output in outputs] != [value.shape for value in expected.values]:
             shapes = [", ".join(str(array.shape) for array in arrays) for arrays in (outputs, expected.values)]
             yield about(
@@ -214,7 +214,7 @@ class Judge:
         return Unreferenced(calls=self.calls, assumed=self.assumed, guesser=guesser)
 
     def of_precision(self) -> Iterator[Finding]:
-        """Notes where interpret mode is more exact than a TPU."""
+        """Note where interpret mode is more exact than a TPU."""
         for call in self.calls:
             dots = op_count(call.body).float32_dots
             if dots:
@@ -234,7 +234,7 @@ _GROSS = 100.0
 
 
 def _is_coarse(array: np.ndarray) -> bool:
-    """Says whether an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
+    """True if an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
     return array.dtype.kind in "fV" and array.dtype.itemsize < 8
 
 

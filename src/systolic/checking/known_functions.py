@@ -31,7 +31,7 @@ class KnownFunction:
 
 
 def known_functions(operands: Sequence[Shape], out: Shape) -> Iterator[KnownFunction]:
-    """Yields the functions that take operands of these shapes to a result of that shape."""
+    """Yield the functions that take operands of these shapes to a result of that shape."""
     kinds = {1: _of_one, 2: _of_two, 3: _of_three}
     if len(operands) in kinds:
         yield from kinds[len(operands)](*operands, out)

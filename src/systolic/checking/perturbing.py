@@ -1,4 +1,4 @@
-"""Evaluates a function in float64 with a random relative change at every operation that rounds.
+"""Evaluate a function in float64 with a random relative change at every operation that rounds.
 
 Changing the inputs alone would not show the rounding of a difference of two equal terms: its result is zero for all
 inputs, but each term is rounded separately. So the result of every product, sum and elementary function is changed.
@@ -43,7 +43,7 @@ _SEEDS_OF_ROUNDS = 0.7236  # how far apart the seeds of two rounds of a loop are
 
 
 def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> list[Any]:
-    """Evaluates a closed jaxpr with a change of relative deviation `change` at every argument and every rounding.
+    """Evaluate a closed jaxpr with a change of relative deviation `change` at every argument and every rounding.
 
     Args:
       closed: of the function, for these arguments.
@@ -142,7 +142,7 @@ class _Evaluation:
         return _Evaluation(self._seed + _SEEDS_OF_ROUNDS * number, self._change, 1000 * self._changes)
 
     def changed(self, value: Any, times: Any = 1) -> Any:
-        """Changes each element of floats, by `times` the relative change."""
+        """Change each element of floats, by `times` the relative change."""
         import jax.numpy as jnp
 
         if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):

@@ -26,7 +26,7 @@ class CheckFailedError(ValueError):
 
 
 class CheckReportError(ValueError):
-    """A text is no report of a check that this version reads."""
+    """A text is not a report of a check that this version reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +132,11 @@ class CheckReport(SavedResult):
         return f"no fault found, {missing}" if missing else "ok"
 
     def count(self, grade: Grade) -> int:
-        """Counts the findings of a grade."""
+        """Count the findings of a grade."""
         return sum(finding.grade == grade for finding in self.findings)
 
     def raise_on_error(self, *, warnings: bool = False) -> CheckReport:
-        """Returns this report, if it has no finding of grade error.
+        """Return this report, if it has no finding of grade error.
 
         Args:
           warnings: findings of grade warning are not wanted either.
@@ -149,7 +149,7 @@ class CheckReport(SavedResult):
         return self
 
     def summary(self) -> Summary:
-        """Says whether anything is wrong, with a row for each finding."""
+        """Summarize the report, with a row for each finding."""
         counts = ", ".join(f"{count} {grade}s" for grade in ("error", "warning") if (count := self.count(grade)))
         return Summary(
             heading=f"{self.conclusion}: {self.function}({', '.join(self.arguments)}) on {', '.join(self.chips)}",
@@ -176,7 +176,7 @@ _CONSEQUENCES = {
 
 
 def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Leaves out what other findings of the same kernel bring about."""
+    """Drop findings that follow from other findings of the same kernel."""
     causes = [finding for finding in findings if finding.grade == "error" and finding.rule in _CONSEQUENCES]
 
     def follows(finding: Finding) -> bool:
@@ -187,7 +187,7 @@ def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Orders findings by grade, without repetitions; what several chips have alike is stated once."""
+    """Order findings by grade, without repetitions; what several chips have alike is stated once."""
     merged: dict[tuple[str, ...], Finding] = {}
     chips: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:

@@ -19,7 +19,7 @@ _PIPELINE = "by Pallas' own copy of a block"
 
 
 def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-    """Finds races, semaphores left with a count, and results that depend on the conditions; all inputs are equal."""
+    """Find races, semaphores left with a count, and results that depend on the conditions; all inputs are equal."""
     early = next((result.watch.entering.early for _, result in results if result.watch.entering.early), [])
     if early:
         yield no_barrier(calls, early[0])

@@ -1,4 +1,4 @@
-"""Runs a function under every condition, and judges its results."""
+"""Run a function under every condition, and judge its results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Runs:
         self.judge = Judge(self.scaled.calls)
 
     def all(self, reference: Flat | None) -> None:
-        """Runs the function under every condition, and compares the results."""
+        """Run the function under all conditions, and compare the results."""
         if self.scaled.seconds > _MAX_RUN_SECONDS:
             seconds = f"{self.scaled.seconds:,.0f} s"
             value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
@@ -122,7 +122,7 @@ class Runs:
         reference: ReferenceFunction | None,
         prefetches: bool,
     ) -> None:
-        """Runs the function on inputs that are harder than normal ones, until something is wrong."""
+        """Run the function on inputs that are harder than normal ones, until something is wrong."""
         for data, kind in HARDER.items():
             if not self._is_within_budget(runs=2):
                 remaining = list(HARDER.values())[list(HARDER).index(data) :]
@@ -149,7 +149,7 @@ class Runs:
     def _ends(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], first: tuple[Conditions, Interpreted]
     ) -> None:
-        """Looks for ends of the inputs that change no result, while their neighbours do."""
+        """Look for ends of the inputs that change no result, while their neighbours do."""
         condition, base = first
         count = len(ends(inputs))
         if not self._is_within_budget(count):
@@ -235,7 +235,7 @@ class Runs:
 
 
 def _reads_what_it_writes(call: KernelCall) -> bool:
-    """Says whether an output takes the place of an input that a pipeline reads ahead, block by block."""
+    """True if an output takes the place of an input that a pipeline reads ahead, block by block."""
     inputs, outputs = call.of("input"), call.of("output")
     return any(
         inputs[source].is_cut and outputs[out].is_cut and inputs[source].buffers != 1 for source, out in call.aliases

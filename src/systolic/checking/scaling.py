@@ -66,7 +66,7 @@ def scaled_arguments(
     *,
     budget_s: float = 0.8,
 ) -> ScaledArguments:
-    """Finds the smallest arguments that keep the kernels' character; the given ones if these are small enough.
+    """Find the smallest arguments that keep the kernels' character; the given ones if these are small enough.
 
     Args:
       closed_jaxpr_of: traces the function for flat arguments; may raise.
@@ -104,7 +104,7 @@ class _Search:
     calls: tuple[KernelCall, ...]
 
     def together(self) -> Iterator[dict[int, int]]:
-        """Yields smaller sizes, all at once; the best first."""
+        """Yield smaller sizes, all at once; the best first."""
         sizes = self._sizes()
         for steps in _STEPS:
             yield {size: self._shrunk(size, steps) for size in sizes}
@@ -112,7 +112,7 @@ class _Search:
             yield {size: _share(size, share) for size in sizes}
 
     def one_by_one(self, budget_s: float) -> list[ScaledArguments]:
-        """Shrinks sizes one after the other, the largest first, where not all of them can change."""
+        """Shrink sizes one after the other, the largest first, if not all of them can change."""
         results: list[ScaledArguments] = []
         chosen: dict[int, int] = {}
         for size in sorted(self._sizes(), reverse=True):
@@ -130,7 +130,7 @@ class _Search:
         return results
 
     def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
-        """Makes arguments with other sizes; None where the function does not take them."""
+        """Make arguments with other sizes; None where the function does not take them."""
         import jax
 
         changes = {size: smaller for size, smaller in sizes.items() if smaller != size and self._may(size, smaller)}
@@ -156,7 +156,7 @@ class _Search:
         jaxpr: Any,
         changes: Mapping[int, int],
     ) -> ScaledArguments:
-        """Makes a result of these arguments."""
+        """Make a result of these arguments."""
         calls = tuple(kernel_calls(jaxpr))
         grids = _grids(jaxpr, values, calls)
         return ScaledArguments(
@@ -177,7 +177,7 @@ class _Search:
         return sorted(sizes, reverse=True)
 
     def _may(self, size: int, smaller: int) -> bool:
-        """Says whether no array with values keeps a size from changing."""
+        """True if no array with values keeps a size from changing."""
         for value in self.values:
             if value is None:
                 continue
@@ -186,7 +186,7 @@ class _Search:
         return True
 
     def _blocks(self, size: int) -> set[int]:
-        """Lists the blocks into which operands are cut along dimensions of a size."""
+        """List the blocks into which operands are cut along dimensions of a size."""
         return {
             block
             for call in self.calls
@@ -204,7 +204,7 @@ class _Search:
         return min(max(periods, 1) * period + rest, size)
 
     def _period(self, size: int) -> int | None:
-        """Finds a common multiple of the blocks along a size; None: the size stays."""
+        """Find a common multiple of the blocks along a size; None: the size stays."""
         cut = self._blocks(size)
         seen = [operand for call in self.calls for operand in call.of("input", "output") if size in operand.shape]
         if any(operand.memory == "hbm" for operand in seen):
@@ -221,7 +221,7 @@ class _Search:
 
 
 def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
-    """Estimates how long one run of a call in interpret mode takes."""
+    """Estimate how long one run of a call in interpret mode takes."""
     arrays = call.of("input", "output")
     blocks = sum(operand.block_elements for operand in arrays if operand.is_cut)
     count = op_count(call.body)
@@ -230,7 +230,7 @@ def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
 
 
 def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[KernelCall]) -> list[list[int]]:
-    """Lists the grids; an axis whose length depends on unknown values has one step for each block of something."""
+    """List the grids; an axis whose length depends on unknown values has one step for each block of something."""
     if all(call.steps is not None for call in calls):
         return [[size for size in call.grid if size is not None] for call in calls]
     executions = first_executions(jaxpr, values)
@@ -277,7 +277,7 @@ def _buffer_sizes(call: KernelCall) -> Iterator[int]:
 
 
 def _share(size: int, share: int) -> int:
-    """Takes about a share of a size, as full or ragged in registers as the whole."""
+    """Shrink a size to about a share of it, which fills its last register, or not, as the size does."""
     if size <= _LARGEST_KEPT:
         return size
     return max(size // share // LANES, 1) * LANES + size % LANES

@@ -1,4 +1,4 @@
-"""Fills memory that was never written while a kernel is checked: a TPU's holds anything."""
+"""Fill unwritten memory while a kernel is checked: on a TPU it may hold anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LARGE = 1e12
 
 
 def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
-    """Makes the content of memory that was never written: NaN and the largest integers, zeros, or large numbers.
+    """Make the content of memory that was never written: NaN and the largest integers, zeros, or large numbers.
 
     Args:
       xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's

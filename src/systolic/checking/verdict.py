@@ -57,7 +57,7 @@ def rule_of(refusal: CompilerRefusal) -> str:
 
 
 def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Finding:
-    """Reports a refusal as a finding."""
+    """Report a refusal as a finding."""
     value, limit = f"the compiler refuses it: {refusal.summary}", f"there is no program for a {chip.name}"
     fix = "see the compiler's own words"
     needed, available = refusal.requested_bytes, refusal.available_bytes
@@ -82,7 +82,7 @@ def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Fin
 
 
 def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding | None) -> list[Finding]:
-    """Corrects our findings on one chip by the compiler's answer.
+    """Correct our findings on one chip by the compiler's answer.
 
     A refusal is put to the finding that foresaw it, or added. Where the compiler accepts what a rule says it refuses,
     the rule is mistaken: the finding stays as a warning and says so.

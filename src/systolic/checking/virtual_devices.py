@@ -52,7 +52,7 @@ def checked_axes(axes: Mapping[str, int]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def traced_as_on(chip: Chip, axes: Mapping[str, int] | None = None) -> Iterator[None]:
-    """Lets every thread trace and run as if the device were one of this chip.
+    """Make every thread trace and run as if its device were this chip.
 
     Args:
       chip: whose device it is.
@@ -81,6 +81,6 @@ def _virtual_mesh(sizes: Mapping[str, int]) -> Any:
 
 
 def provide_devices(axes: Mapping[str, int] | None) -> None:
-    """Lets the CPU play as many devices as a mesh has, before anything asks JAX for its devices. For a worker."""
+    """Make the CPU appear as the devices of a mesh, before anything asks JAX for its devices. For a worker."""
     if axes:
         cpu_devices(math.prod(axes.values()))

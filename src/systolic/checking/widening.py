@@ -1,4 +1,4 @@
-"""Computes single equations of a traced function in float64, even if the function asks for float32.
+"""Compute single equations of a traced function in float64, even if the function asks for float32.
 
 A reference that says `.astype(float32)`, or `preferred_element_type=float32`, asks for full precision, not for rounding
 to float32: with sums in float32 it would be as inexact as the kernel. Conversions to narrower types still round.

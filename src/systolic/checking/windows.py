@@ -58,7 +58,7 @@ class Windows:
     def called(
         self, name: str, source: Any, options: Mapping[str, Any], args: Sequence[Any], function: Callable[..., Any]
     ) -> Any:
-        """Calls a function of the interpreter's with its arguments; see `compat.watched_interpreter`."""
+        """Call a function of the interpreter with its arguments; see `compat.watched_interpreter`."""
         if name == "get" and self.late and options.get("input_name") is not None:
             return self._read_early(args, function)
         if name == "store" and options.get("output_name") is not None:

@@ -40,7 +40,7 @@ def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics,
     verdict = f"median error with the shipped → with the fitted constants: {', '.join(parts)}"
     old, new = statistics["check"]
     if (new.median_error or 0) >= (old.median_error or 0):
-        verdict += "; no better where it was not fitted: keep the shipped ones"
+        verdict += "; the other half is no better: keep the shipped ones"
     elif len(found.fitted_on) < len(found.constants):
         verdict += f"; {len(found.fitted_on)} programs cannot determine {len(found.constants)} constants"
     return verdict

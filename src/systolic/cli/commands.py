@@ -13,7 +13,7 @@ TASKS = {
     "Products": {
         "plan": "Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip.",
         "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, without the chip.",
-        "table": "Show, compare, export and import what systolic tune has kept.",
+        "table": "Show, compare, export and import the trials that systolic tune has stored.",
         "bench": "Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any "
         "op on one spec.",
     },
@@ -32,7 +32,7 @@ TASKS = {
         "ladder": "Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how "
         "fast is it.",
         "lessons": "Run lessons by NAME, or all; without a name, list them.",
-        "chips": "Show the chips that systolic knows; of chips by NAMES also where each number is from.",
+        "chips": "Show the chips that systolic knows; with NAMES, also the source of each number.",
     },
     "The model of a chip": {
         "validate": "Simulate programs whose times were published, and show how far off the simulated times are.",
@@ -41,7 +41,7 @@ TASKS = {
     },
     "Machines": {
         "doctor": "Show what works on this machine: versions, compiler, devices, cache, trial store, extras.",
-        "tpu": "Make, use and delete TPU machines of Google Cloud, by gcloud.",
+        "tpu": "Create, use and delete TPU machines of Google Cloud, with gcloud.",
     },
 }
 _MODULES = {"table": "trial_table"}  # where a command's file has another name

@@ -66,17 +66,23 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     show_default=True,
     help="The dtype of both operands; int8 gives int32.",
 )
-@click.option("--sizes", type=Sizes(), default="512,1024,2048,4096", show_default=True, help="m = k = n, with commas.")
-@click.option("--tiles", type=TileSizes(), help="For v3 to v8, in place of what they would choose.")
+@click.option(
+    "--sizes",
+    type=Sizes(),
+    default="512,1024,2048,4096",
+    show_default=True,
+    help="Sizes m = k = n, separated by commas.",
+)
+@click.option("--tiles", type=TileSizes(), help="Tiles of v3 to v8, in place of their own choice.")
 @click.option("--splits", type=click.IntRange(min=1), default=4, show_default=True, help="N of v2's grid (N, N).")
 @click.option("--sweep", is_flag=True, help="v4 and v5: compile and simulate candidate tiles, and take the best.")
 @click.option(
-    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates a size with --sweep."
+    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates per size with --sweep."
 )
 @xla_default_flags_option
 @click.option("--check/--no-check", default=True, help="Compare with float64 in TPU interpret mode, up to size 1024.")
 @click.option(
-    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="One picture a rung here."
+    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="Folder for one picture per rung."
 )
 @worker_options()
 @output_options

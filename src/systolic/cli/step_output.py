@@ -145,7 +145,7 @@ def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None =
     where = f"{run.chip} {run.topology}".strip()
     parts = [f"{run.devices} devices"] if run.devices > 1 else []
     if run.tokens:
-        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s a device")
+        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s per device")
     if run.flops:
         half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
         parts.append(f"MFU {percent(run.mfu)}{half}")

@@ -37,7 +37,7 @@ ERROR_COLUMNS = (
 
 
 def error_of(part: int, name: str) -> Callable[[tuple[Any, ...]], float | None]:
-    """Return a reader of a statistic of `ErrorStatistics` that stands at a place of a row."""
+    """Return a function that reads a statistic of the `ErrorStatistics` at position `part` of a row."""
     return lambda row: getattr(row[part], name)
 
 
@@ -84,7 +84,7 @@ def show_comparison(
     if constants is not None:
         values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
         out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
-    out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
+    out.print("in view: the row, or similar products, were known when constants of the model were chosen\n")
     for name in statistics:
         of_chip = [row for row in rows if row.chip == name]
         out.print(f"[bold]{escape(with_clock_state(name))}[/]: {len(of_chip)} row{'s' * (len(of_chip) != 1)}")

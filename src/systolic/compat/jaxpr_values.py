@@ -1,4 +1,4 @@
-"""Carries values of any kind through traced functions, from equation to equation."""
+"""Carry values of any kind through traced functions, from equation to equation."""
 
 from __future__ import annotations
 

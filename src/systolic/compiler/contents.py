@@ -1,4 +1,4 @@
-"""Works out the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
+"""Compute the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
 
 A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
 boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,
@@ -111,7 +111,7 @@ class _Walk:
         path: tuple[int, ...],
         used: Sequence[bool] | None = None,
     ) -> list[Deferred]:
-        """Goes through a jaxpr; returns its results. `used`: which of them anything uses; None: all."""
+        """Walk a jaxpr, and return its results. `used`: which of them anything uses; None: all."""
         environment = Environment(
             function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
         )

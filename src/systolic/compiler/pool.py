@@ -1,4 +1,4 @@
-"""Runs tasks in worker processes, where a crash of the compiler costs one job and nothing else."""
+"""Run tasks in worker processes, so that a crash of the compiler costs only one job."""
 
 from __future__ import annotations
 

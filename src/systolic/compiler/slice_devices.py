@@ -58,7 +58,7 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
     """Return the devices of `jax.devices()` on a slice, in its order, for `jax.sharding.Mesh` and `jax.make_mesh`.
 
     Args:
-        chip: a name such as "v6e", or a record of your own.
+        chip: a name such as "v6e", or your own record.
         topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
 
     Raises:
@@ -90,7 +90,7 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
     `slice_devices`; for other types of axes, `jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=…)`.
 
     Args:
-        chip: a name such as "v6e", or a record of your own.
+        chip: a name such as "v6e", or your own record.
         topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
         axes: the mesh's axes with their sizes, such as `data=2, model=4`.
 

@@ -1,4 +1,4 @@
-"""Says in words what limits a simulated run."""
+"""Say in words what limits a simulated run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Bottleneck:
 
 
 def main_op(run: SimulatedRun) -> OpRun | None:
-    """Finds the operation with the largest share of the later core's time; None where nothing ran."""
+    """Find the operation with the largest share of the later core's time; None where nothing ran."""
     return max(run.later_core.ops, key=lambda op: op.cycles, default=None)
 
 
 def bottleneck(
     run: SimulatedRun, lines: Sequence[LineOps], traffic: Sequence[OperandTraffic], *, steps: int = 0
 ) -> Bottleneck:
-    """Finds what limits the run's longest operation. Waits are shares of the whole time, as `SimulatedRun.stalls` are.
+    """Find what limits the run's longest operation. Waits are shares of the whole time, as `SimulatedRun.stalls` are.
 
     Args:
       steps: of the grids of all kernels; 0: not known.
@@ -117,7 +117,7 @@ def _code(run: SimulatedRun, op: OpRun, matrix: float, lines: Sequence[LineOps])
 
 
 def _line_of(unit: str, lines: Sequence[LineOps]) -> str:
-    """Picks the line of source that asks most of a unit, by the traced program."""
+    """Pick the line of source that asks most of a unit, by the traced program."""
     amounts = {
         "store": lambda line: line.stored_bytes,
         "load": lambda line: line.loaded_bytes,

@@ -81,7 +81,7 @@ def call_analysis(call_on_grid: CallOnGrid, chip: Chip) -> CallAnalysis:
 
 
 def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
-    """Lists orders of the grid in which no output block comes back after others, one for each amount of traffic."""
+    """List orders of the grid in which no output block comes back after others, one for each amount of traffic."""
     axes = len(grid_visits.grid)
     if axes > _MAX_REORDERED_AXES or 0 in grid_visits.grid:
         return ()
@@ -97,7 +97,7 @@ def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
 
 
 def _independent(grid_visits: GridVisits) -> tuple[bool, ...]:
-    """Says for each axis whether no output block is written at two of its indices."""
+    """Return, for each axis, True if no output block is written at two of its indices."""
     shared = [visits.shared_blocks(grid_visits.grid) for visits in grid_visits.outputs]
     return tuple(not any(counts[axis] for counts in shared) for axis in range(len(grid_visits.grid)))
 

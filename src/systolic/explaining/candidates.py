@@ -1,4 +1,4 @@
-"""Lists changes to try of a function: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
+"""List changes of a function to try: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Candidate:
     where: str = ""  # the line of the call that it is about
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
-        """Makes the change to a function."""
+        """Make the change to a function."""
         inner, _ = without_jit_options(fn)
         made: Callable[..., Any] = WithKeywords(inner, dict(self.sizes)) if self.sizes else inner
         return with_options_of(fn, ChangedFunction(made, self.changes) if self.changes else made)
@@ -75,7 +75,7 @@ def _sizes(parameter: TileParameter) -> list[int]:
 
 
 def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
-    """Makes a candidate of these tile sizes, with the VMEM limit that they need.
+    """Make a candidate of these tile sizes, with the VMEM limit that they need.
 
     None if a core has not as much VMEM, or if the result has another shape: then the parameter is not only a tile size.
     """
@@ -104,7 +104,7 @@ def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysi
 
 
 def _of(parameter: TileParameter) -> str:
-    """Says where a tile size stands that is no keyword argument."""
+    """Describe where a tile size is set that is not a keyword argument."""
     home = parameter.home
     if home is None:
         return ""
@@ -112,14 +112,14 @@ def _of(parameter: TileParameter) -> str:
 
 
 def _steps_and_traffic(analysis: FunctionAnalysis) -> str:
-    """Counts the steps and the traffic of all kernels of a function."""
+    """Count the steps and the traffic of all kernels of a function."""
     steps = sum(math.prod(call.grid) for call in analysis.calls if call.grid is not None)
     moved = sum(call.moved_bytes for call in analysis.calls if call.moved_bytes is not None)
     return f"{steps:,} steps and {moved / 1e6:,.1f} MB"
 
 
 def call_candidates(analysis: FunctionAnalysis, chip: Chip) -> list[Candidate]:
-    """Lists changes of the calls' own parameters."""
+    """List changes of the calls' own parameters."""
     return [candidate for call in analysis.calls for candidate in _call_candidates(call, chip)]
 
 
@@ -186,5 +186,5 @@ def _parallel_semantics(call: CallAnalysis) -> tuple[str, ...] | None:
 
 
 def _offer(chip: Chip) -> int:
-    """Rounds the VMEM to offer a kernel down to whole MiB."""
+    """Round the VMEM to offer a kernel down to whole MiB."""
     return int(chip.vmem_bytes_per_core * _OFFERED) // MIB * MIB

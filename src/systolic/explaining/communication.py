@@ -31,7 +31,7 @@ def is_limit(run: SliceRun) -> bool:
 
 
 def communication_savings(run: SliceRun, *, tried_meshes: bool) -> list[Saving]:
-    """Says of each collective what hiding it would save at the most, and what would hide it; the most first."""
+    """List, for each collective, what hiding it would save at most, and what would hide it; the largest first."""
     exposed = [collective for collective in run.collectives if collective.exposed_cycles >= _WORTH_SAYING * run.cycles]
     return [
         Saving(

@@ -1,4 +1,4 @@
-"""Puts an explanation into words: savings, the verdict, notes."""
+"""Put an explanation into words: savings, the verdict, notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 
 
 def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication | None = None) -> list[Saving]:
-    """Lists what changes of the function's own parameters save, by simulation, the most first.
+    """List what changes of the function's own parameters save, by simulation, the most first.
 
     `tried` has the fastest change first, and `now` what the function says to other devices as it is.
     """
@@ -54,7 +54,7 @@ def _why(change: WhatIf, now: Communication | None) -> str:
 
 
 def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Saving]:
-    """Says what XLA's own operations around the kernels take, such as a transposition in front of one."""
+    """List the times of XLA's operations around the kernels, such as a transposition before one."""
     core, kernel = run.later_core, main_op(run)
     if kernel is None or not now.calls:
         return []
@@ -85,7 +85,7 @@ def _is_kernel(scope: str) -> bool:
 def replacement_savings(
     alternatives: Sequence[Program], time_us: float, product: EquivalentMatmul | None
 ) -> list[Saving]:
-    """Lists other functions that are faster; `product` is what this one seems to compute."""
+    """List other functions that are faster; `product` is what this one seems to compute."""
     words: dict[str, str] = {}
     if product is not None:
         by_xla = product.written_by_xla
@@ -169,7 +169,7 @@ def verdict(
 
 
 def limiter(run: SimulatedRun, now: FunctionAnalysis, slice_run: SliceRun | None) -> str:
-    """Names what limits it: the cause that the verdict gives."""
+    """Name the limit that the verdict gives."""
     if slice_run is not None and is_limit(slice_run):
         return "communication"
     cause = _bottleneck(run, now).cause
@@ -193,16 +193,14 @@ def _much(saving: Saving) -> str:
 def notes(
     run: SimulatedRun, now: FunctionAnalysis, product: EquivalentMatmul | None, *, compared: bool
 ) -> tuple[str, ...]:
-    """Says what could not be worked out, what was assumed, and what `check` would say."""
+    """List what could not be determined, what was assumed, and what `check` would report."""
     sentences = [
         f"{finding.grade}: {finding.rule}: {finding.value} ({finding.fix})"
         for finding in now.findings
         if finding.grade != "note"
     ]
     if product is not None:
-        sentences.append(
-            f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest"
-        )
+        sentences.append(f"XLA's program computes {product.words}, as the shapes and the number of operations suggest")
     elif not compared and now.calls:
         sentences.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
     if now.calls and not now.parameters:

@@ -22,7 +22,7 @@ from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
 
 NO_LINE = "the pipeline around the kernel, and what the compiler adds"
-HOW_SHARED = "each stretch of straight code, shared out among its bundles; waits for copies are not among it"
+HOW_SHARED = "the time of each stretch of straight code, divided among its bundles, without waits for copies"
 _WORTH_SAYING = 0.005  # share of the time below which a saving is noise
 _MAX_LINES = 60
 _MAX_PARTS = 40

@@ -148,7 +148,7 @@ def _slice_tables(run: SliceRun) -> dict[str, Any]:
 
 
 def _roof_words(explanation: Explanation) -> str:
-    """Says how far the function is below the roof, where that is known."""
+    """Say how far the function is below the roof, if that is known."""
     mine, roof = explanation.programs[0], explanation.roofline
     rate = explained_tables.rate_tflops(mine)
     if rate is None or not mine.hbm_bytes:

@@ -127,7 +127,7 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
 def _apart(
     points: Sequence[dict[str, Any]], *, left: float, right: float, bottom: float, top: float
 ) -> list[tuple[dict[str, Any], int]]:
-    """Says by how many pixels the name of each point goes down, so that none lies on another on a narrow screen."""
+    """Return the pixels by which each point's name moves down, so that no names overlap on a narrow screen."""
     result: list[tuple[dict[str, Any], int]] = []
     taken: list[tuple[float, float, float]] = []
     for point in (point for point in points if point["role"] != _ROLES["change"]):

@@ -14,7 +14,7 @@ from systolic.simulator.errors import DeadlockError
 Running = Generator[float | None, None, float]
 
 _MAX_STUCK_PLACES = 8  # that a deadlock's message names: a slice of v7x has thousands of programs
-_EVENT = -1  # in place of a program's number: an event that is no program's
+_EVENT = -1  # in place of a program's number: an event that is not a program's
 
 
 @dataclass(slots=True)

@@ -34,8 +34,8 @@ def read_subject(record: Any) -> Subject:
     """Return a subject from the values of `read_json`.
 
     Raises:
-      UntrustedError: it is none; or its op, its chip, its slice or a dtype is not known, a number is no count, a text
-        is not of its form.
+      UntrustedError: it is not a subject; its op, chip, slice or a dtype is unknown; a number is not a count; or a text
+        does not have its form.
     """
     subject = structured(record, Subject)
     subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))

@@ -18,7 +18,7 @@ _KINDS = (
 
 
 class NoRegularFileError(OSError):
-    """A name that is no regular file but a folder, a pipe, a socket or a device; `strerror` says which, and what to do.
+    """A path is a folder, pipe, socket or device and not a regular file; `strerror` says which, and what to do.
 
     It is an `OSError`, so that code that handles read errors handles this one too.
     """

@@ -85,12 +85,12 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
         `jax.jit` takes, whose keyword arguments named in `over` are static.
       args: of a function, arrays or `jax.ShapeDtypeStruct`s; of a spec, the chip.
       over: of a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
-      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
+      chip: a name such as "v6e" (`systolic chips` lists them), or your own record.
       trials: the most, including the store's and the function as it is.
       time_budget_s: seconds after which no trial is begun.
       exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
       against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM; the
-        faster counts; it is no trial.
+        faster counts; it is not a trial.
       xla_default_flags: compile XLA's program with its default flags only; the store does not keep its time then.
       workers: processes that compile.
       time_limit_s: seconds of CPU time for one trial.

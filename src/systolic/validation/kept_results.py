@@ -1,7 +1,7 @@
 """Keep simulated programs in a file of JSON lines, so that a comparison that was stopped goes on where it was.
 
-A result is used again only for the same program, chip record, packages and simulator. A line that is no result, as the
-last one of a process that was killed, is left out.
+A result is reused only for the same program, chip record, packages and simulator. A line that is not a result, such as
+the last line of a process that was killed, is skipped.
 """
 
 from __future__ import annotations

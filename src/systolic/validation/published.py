@@ -112,12 +112,12 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
 
     Raises:
       PublishedFileError: the file cannot be read, a column is missing, a line has more or fewer values than the header,
-        or a line is no text, or a value is not what it should be.
+        or a line is not text, or a value is not what it should be.
     """
     name = printable(path.name)
     groups = GroupSizes(path.with_name(f"{path.stem}_groups.json"))
     try:
-        # Bytes that are no UTF-8 are read as halves of surrogate pairs, so that their line can be named.
+        # Bytes that are not UTF-8 are read as halves of surrogate pairs, so that their line can be named.
         with TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             return tuple(_rows(_lines(file, name), name, groups))
     except OSError as error:
@@ -130,7 +130,7 @@ def _lines(file: TextIO, name: str) -> Iterator[str]:
         if len(line) == _LONGEST_LINE:
             raise PublishedFileError(f"{name}, line {number} has {_LONGEST_LINE:,} characters or more")
         if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
-            raise PublishedFileError(f"{name}, line {number} is no UTF-8 text")
+            raise PublishedFileError(f"{name}, line {number} is not UTF-8 text")
         if not line.strip().replace("\t", "").isprintable():
             raise PublishedFileError(f"{name}, line {number} has a control character: {shown(line.strip())}")
         yield line
@@ -170,7 +170,7 @@ class _Cells:
         digits = text.isascii() and text.isdecimal() and len(text) <= len(str(below))
         if not digits or not 1 <= int(text) < below:
             raise PublishedFileError(
-                f"{self.where}: {column}={shown(text)} is no whole number of at least 1, below "
+                f"{self.where}: {column}={shown(text)} is not an integer of at least 1, below "
                 f"2^{below.bit_length() - 1}"
             )
         return int(text)

@@ -38,7 +38,7 @@ def part(call: KernelCall, name: str) -> tuple[int, int]:
         ((3, 512), (3, 128), "float32", 2 * KIB),  # four rows
         ((3, 512), (3, 128), "int8", KIB // 2),
         ((5, 512), (5, 128), "int8", KIB),  # eight rows
-        ((24, 512), (8, 128), "int8", KIB),  # 24 rows are no tiles of 32
+        ((24, 512), (8, 128), "int8", KIB),  # 24 rows are not tiles of 32
         ((2, 64, 512), (2, 8, 128), "float32", 8 * KIB),
     ],
 )

@@ -76,8 +76,8 @@ def test_without_gcloud_the_way_to_it_is_named(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("create", "My_TPU"), "is no name of a machine"),
-        (("create", "--", "--zone"), "is no name of a machine"),
+        (("create", "My_TPU"), "is not a name of a machine"),
+        (("create", "--", "--zone"), "is not a name of a machine"),
         (("create", "x", "--chip", "v9"), "choose from v4"),
         (("create", "x", "--chip", "v7x"), "Compute Engine"),
         (("create", "x", "--chip", "v5e", "--accelerator-type", "v6e-1"), "disagree"),

@@ -89,26 +89,26 @@ GONE = object()
         *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is no time above 0") for value in (-1, 0, -0.0)],
         *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is no time above 0") for value in (-1, 0)],
         *[
-            ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is no finite number")
+            ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is not a finite number")
             for value in ("5.0", True, 10**400, [5.0], {})
         ],
-        ((*TRIAL, "simulated_us"), float("inf"), "Infinity is no number"),
-        ((*TRIAL, "simulated_us"), float("nan"), "NaN is no number"),
-        ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is no whole number"),
+        ((*TRIAL, "simulated_us"), float("inf"), "Infinity is not a number"),
+        ((*TRIAL, "simulated_us"), float("nan"), "NaN is not a number"),
+        ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is not an integer"),
         ((*TRIAL, "vmem_bytes"), 2**63, "no whole number below"),
         ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
         ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
         ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
         ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, unsupported"),
         ((*TRIAL, "status"), "failed", "that failed has a time"),
-        ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
+        ((*TRIAL, "reason"), "\ud800", "is not Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
         ((*TRIAL, "config"), "256/256/512", "is not an object"),
         ((*TRIAL, "config", "grid_order"), "k", "is none of m, n"),
         ((*TRIAL, "config", "num_stages"), 7, "num_stages=7: pipeline='auto' has 2"),
         ((*TRIAL, "config", "fill_chunks"), 2, "copies whole blocks"),
         ((*TRIAL, "config", "tiles", "tile_m"), 0, "tile_m=0"),
-        ((*TRIAL, "config", "tiles", "tile_m"), True, "True is no whole number"),
+        ((*TRIAL, "config", "tiles", "tile_m"), True, "True is not an integer"),
         ((*TRIAL, "config", "tiles"), GONE, "tiles is missing"),
         ((*TRIAL, "config", "\x1b[2J"), 1, r"'.x1b\[2J' is not known"),
         ((*SUBJECT_OF, "chip"), "v99", "chip 'v99' is unknown"),
@@ -127,12 +127,12 @@ GONE = object()
         ((*SUBJECT_OF, "more"), 1, "'more' is not known"),
         (("rows", 1, "trials"), {}, "no subject with a list of trials"),
         (("rows", 1, "note"), "x", "no subject with a list of trials"),
-        (("rows", 1), 5, "row 2 is no object but 5"),
-        (("rows",), {"a": 1}, "rows is no list"),
+        (("rows", 1), 5, "row 2 is not an object but 5"),
+        (("rows",), {"a": 1}, "rows is not a list"),
         (("summary", "schema"), 1, "schema 1 is of another version"),
         (("summary", "schema"), 3, "schema 3 is of another version"),
         (("summary", "schema"), True, "schema True is of another version"),
-        (("summary",), 5, "summary is no object"),
+        (("summary",), 5, "summary is not an object"),
         (("command",), "bench", "made by 'bench'"),
         (("command",), ["[/bold]"], "made by"),
     ],
@@ -176,14 +176,14 @@ FILES = {
     "deep": (b"[" * 100_000, "nested too deep"),
     "deep within": (HEAD + b'[{"a": ' * 100_000, "nested too deep"),
     "a key twice": (HEAD + b'[], "rows": []}', "the key 'rows' is there twice"),
-    "NaN": (HEAD + b"[NaN]}", "NaN is no number"),
-    "infinity": (HEAD + b"[-Infinity]}", "-Infinity is no number"),
+    "NaN": (HEAD + b"[NaN]}", "NaN is not a number"),
+    "infinity": (HEAD + b"[-Infinity]}", "-Infinity is not a number"),
     "digits": (HEAD + b"9" * 5000 + b"}", "thousands of digits"),
     "no UTF-8": (HEAD + b'"\xff"}', "is not UTF-8"),
     "a surrogate in UTF-8": (HEAD + b'"\xed\xa0\x80"}', "is not UTF-8"),
     "UTF-16": (HEAD.decode().encode("utf-16"), "is not UTF-8"),
-    "empty": (b"", "no JSON"),
-    "a number": (b"5", "it is no object but 5"),
+    "empty": (b"", "not JSON"),
+    "a number": (b"5", "it is not an object but 5"),
     "null": (b"null", "no object"),
     "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "no store of trials"),
     "huge": (b" " * (64 * 2**20 + 1), "more than 64 MiB"),
@@ -213,7 +213,7 @@ def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
 
 
 def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reason may hold anything: brackets are no markup, and control characters reach no terminal."""
+    """A reason may hold anything: brackets are not markup, and control characters reach no terminal."""
     from systolic.cli.tune_table import show_product, show_searches
     from systolic.tuning import TuningResult
 

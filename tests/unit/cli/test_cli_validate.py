@@ -198,7 +198,7 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
         (("--chip", "v9"), "'v9' is unknown"),
         (("--dispatch-us", "-1"), "--dispatch-us"),
         (("--constants", "{here}/missing.json"), "missing.json"),
-        (("--constants", "{here}/broken.json"), "is no JSON"),
+        (("--constants", "{here}/broken.json"), "is not JSON"),
         (("--constants", "{here}/v6e.json", "--chip", "v5e"), "holds constants of v6e, of which no row is asked for"),
         (("--constants", "{here}/v9.json"), "holds constants of v9"),
         (("--constants", "{here}/unknown.json"), "constant 'mxu_count' is unknown"),

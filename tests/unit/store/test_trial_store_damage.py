@@ -112,9 +112,9 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
         ),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', 'true'), simulated_us = 1 WHERE rowid = 1",
-            "True is no finite",
+            "True is not a finite",
         ),
-        ("UPDATE trials SET trial = '5' WHERE rowid = 1", "is no object"),
+        ("UPDATE trials SET trial = '5' WHERE rowid = 1", "is not an object"),
         ("UPDATE trials SET trial = printf('%.*c', 200000, '[') WHERE rowid = 1", "nested too deep"),
         ("UPDATE trials SET subject = 'nobody' WHERE rowid = 1", "what it is of cannot be read"),
         ("UPDATE subjects SET chip = 'v5e'", "subject 1: its columns"),
@@ -283,7 +283,7 @@ def test_tune_leaves_a_file_of_something_else_alone(
     monkeypatch.setenv("SYSTOLIC_STORE", str(file))
     assert main(["tune", "512,512,512", *(("--store", str(file)) if how == "option" else ())]) == 2
     said = capsys.readouterr().err
-    assert said == f"systolic: {file} is no store of trials; name another file\n"
+    assert said == f"systolic: {file} is not a store of trials; name another file\n"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.db"]
     assert file.read_bytes() == content
 

@@ -1,4 +1,4 @@
-"""What is no regular file is refused at once by everything that reads files of a user's."""
+"""What is not a regular file is refused at once by everything that reads files of a user's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_each_kind_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: py
 def test_a_pipe_is_not_waited_for(loader: str, tmp_path: Path) -> None:
     name = {"array": "a.npy", "function": "a.py"}.get(loader, "a")
     path = special("pipe", tmp_path, name)
-    with pytest.raises((ValueError, RuntimeError), match=r"regular file|is no file"):
+    with pytest.raises((ValueError, RuntimeError), match=r"regular file|is not a file"):
         LOADERS[loader](path)
 
 

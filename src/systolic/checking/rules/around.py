@@ -35,7 +35,7 @@ def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> l
     findings: list[Finding] = []
 
     def step(equation: Any, sources: list[Any]) -> list[Any]:
-        """Returns the equations that made the results: this one, or those inside of a function that it calls."""
+        """Return the equations that made the results: this one, or those inside of a function that it calls."""
         results: list[Any] = [equation] * len(equation.outvars)
         if equation.primitive.name == "pallas_call":
             call = by_equation[id(equation)]
@@ -82,7 +82,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             "cost-estimate",
             "note",
             value="the call has no cost_estimate",
-            limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
+            limit="without one XLA takes the kernel for a small one, and schedules copies around it badly",
             fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
     splits = any(axis_semantics in ("parallel", "core_parallel") for axis_semantics in call.semantics)

@@ -175,7 +175,7 @@ def _rows(call: KernelCall, operand: Operand) -> Iterator[Finding]:
 
 
 def _element_indices(call: KernelCall, operand: Operand) -> Iterator[Finding]:
-    """Finds blocks by element that do not begin with a tile, or not as far as the compiler can tell."""
+    """Find blocks by element that do not begin with a tile, or not as far as the compiler can tell."""
     if not operand.by_element or operand.memory != "vmem":
         return
     rank = len(operand.shape)
@@ -200,7 +200,7 @@ def _misaligned(call: KernelCall, operand: Operand, value: str, limit: str, fix:
 
 
 def _nearest(block: int, multiple: int, size: int) -> str:
-    """Names the two legal sizes around a block."""
+    """Name the two legal sizes around a block."""
     below, above = block // multiple * multiple, -(-block // multiple) * multiple
     choices = [str(length) for length in (below, above) if 0 < length < size]
     return " or ".join([*choices, f"all {size}"])

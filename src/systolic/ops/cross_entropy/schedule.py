@@ -40,13 +40,13 @@ class LossSchedule:
     rows: int
     depth: int
     columns: int
-    cores: int  # that sum into gradients of w of their own
+    cores: int  # each sums its own gradient of w
 
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
         """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
         tile_m = config.tiles.tile_m
-        # One tile of rows is one core's; the forward kernel's cores write to nothing that they share.
+        # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
         schedule = cls(
             spec=spec,
@@ -93,7 +93,7 @@ class LossSchedule:
 
     @property
     def dw_dtype(self) -> str:
-        """The dtype of w's gradient from the kernel: of several cores it is still to be summed."""
+        """The dtype of w's gradient from the kernel: float32 if gradients of several cores must still be summed."""
         return self.spec.dtype if self.cores == 1 else "float32"
 
     @property
@@ -151,7 +151,7 @@ class LossSchedule:
             if size % LANES:
                 yield Violation(
                     rule="tile-alignment",
-                    value=f"{name}={size} is no multiple of {LANES}",
+                    value=f"{name}={size} is not a multiple of {LANES}",
                     limit="columns are computed by registers",
                     fix=f"use {name}={padded(size, LANES)}",
                 )
@@ -160,7 +160,7 @@ class LossSchedule:
         if self.config.subtile_m % ROWS:
             yield Violation(
                 rule="tile-alignment",
-                value=f"subtile_m={self.config.subtile_m} is no multiple of {ROWS}",
+                value=f"subtile_m={self.config.subtile_m} is not a multiple of {ROWS}",
                 limit="rows are computed by registers",
                 fix=f"use subtile_m={padded(self.config.subtile_m, ROWS)}",
             )

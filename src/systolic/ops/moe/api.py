@@ -48,7 +48,7 @@ def moe(
     Args:
       x: [..., d], the tokens.
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
-        An id of -1 is no expert; in a traced array so is any id out of range.
+        An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
         gated.
       top_k: experts of a token, those with the largest logits; the first of equal ones.

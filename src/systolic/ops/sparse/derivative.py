@@ -1,4 +1,4 @@
-"""Computes block-sparse products and their derivatives, by Pallas or by XLA; each is the other's derivative."""
+"""Compute block-sparse products and their derivatives, by Pallas or by XLA; each is the other's derivative."""
 
 from __future__ import annotations
 

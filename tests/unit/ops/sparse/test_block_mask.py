@@ -90,12 +90,12 @@ def test_what_makers_refuse() -> None:
         (lambda: mask_of.from_mask([[True]], BLOCK), "mask is a list"),
         (lambda: mask_of.from_mask(np.ones((2, 2), bool), BLOCK, most_blocks=-1), "most_blocks=-1"),
         (lambda: mask_of.from_mask(np.ones((2, 2), bool), (2, -3)), "columns of block=-3"),
-        (lambda: mask_of.of(np.ones((2, 2))), "ndarray is no BlockSparse"),
+        (lambda: mask_of.of(np.ones((2, 2))), "ndarray is not a BlockSparse"),
         (lambda: mask_of.banded(SHAPE, BLOCK, None, 0.5), "upper is a float"),
         (lambda: matrix_of.from_dense("ab", BLOCK), "dense is a str"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK, [[True] * 3] * 2), "mask is a list"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), (384.0, 384.0)), "rows of block is a float"),
-        (lambda: matrix_of.from_bcoo(np.ones(SHAPE)), "ndarray is no BCOO"),
+        (lambda: matrix_of.from_bcoo(np.ones(SHAPE)), "ndarray is not a BCOO"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK).with_blocks([1]), "blocks is a list"),
     ]
     for make, says in makers:

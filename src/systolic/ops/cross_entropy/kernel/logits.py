@@ -22,8 +22,8 @@ from systolic.kernels.subtiles import quotient, times
 from systolic.ops.cross_entropy.schedule import ROWS, LossSchedule
 from systolic.schedule import LANES
 
-# The least finite number: logits of columns that are not there, and the maximum of none. Differences with it have
-# exponentials of zero; those of two infinities would be NaN.
+# The least finite number: the logit of a column past the end, and the maximum of no logits. Exponentials of differences
+# with it are zero; with infinities they would be NaN.
 LOWEST = float(jnp.finfo(jnp.float32).min)
 IGNORED = -(2**24)  # label of a row without one; float32 holds it, and no column comes near it
 
