@@ -339,9 +339,9 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
 def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch) -> None:
     found, find = list[bool](), RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: Any) -> Execution | None:
-        found.append((execution := find(self, *args)) is not None)
-        return execution
+    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...] | None:
+        found.append((executions := find(self, *args)) is not None)
+        return executions
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     runs = [
