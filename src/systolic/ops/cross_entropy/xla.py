@@ -28,7 +28,7 @@ def statistics_by_xla(loss: Loss, keep_logits: bool, x: Array, w: Array, labels:
         kept = (products.astype(x.dtype),) if keep_logits else ()
         logits = _soft_capped(loss, kept[0] if kept else products)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=1, mode="clip")[:, 0]
-        total = logits.sum(1) if loss.total else jnp.zeros(len(x), jnp.float32)
+        total = logits.sum(1) if loss.total else varying_alike([jnp.zeros(len(x), jnp.float32), logits])[0]
         return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total, *kept)
 
     return _by_chunks(chunk, (), w, (x, labels))[1]
