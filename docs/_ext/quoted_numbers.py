@@ -23,7 +23,6 @@ from bench_numbers import (
     NUMBERS,
     few_rows_table,
     keep,
-    more_exposed,
     percent_of_limit,
     put,
     ratio_table,
@@ -178,10 +177,7 @@ RENEWERS: dict[str, tuple[Renewer, ...]] = {
             percent_of_limit,
         ),
     ),
-    "docs/results/slices.md": (
-        sharded_table,
-        sentence("weights cost us {gate by gathered 8192} µs more of exposed communication", more_exposed),
-    ),
+    "docs/results/slices.md": (sharded_table,),
     "docs/results/quantized.md": (few_rows_table,),
     "docs/results/steps.md": (step_tables,),
     "docs/tune_function.md": (

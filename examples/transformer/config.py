@@ -37,7 +37,9 @@ class Config:
         each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
         "offload:" they are kept in the host's memory.
       one_hot: True if tokens are looked up by a product with one-hot vectors; else by a gather.
-      loss_chunks: parts that the sequence is cut into for the loss, so that not all logits are in memory at once.
+      loss: "systolic", whose kernel computes the loss without logits in memory, or "plain".
+      logits: of the kernel, see `systolic.linear_cross_entropy`.
+      loss_chunks: parts that the sequence is cut into for the plain loss, so that not all logits are in memory at once.
     """
 
     vocabulary: int
@@ -71,6 +73,8 @@ class Config:
     blocks: Mapping[str, int | bool] = field(default_factory=dict)
     remat: str = "full"
     one_hot: bool = True
+    loss: str = "systolic"
+    logits: str | int = "recompute"
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:

@@ -213,6 +213,19 @@ def test_a_thin_product_reads_its_weight_once(pool: WorkerPool, name: str, rows:
     assert run.bundles <= MAX_BUNDLES
 
 
+def in_a_row(x: jax.Array, *weights: jax.Array) -> jax.Array:
+    return functools.reduce(product, weights, x)
+
+
+def test_activations_stay_in_vmem_between_products(pool: WorkerPool) -> None:
+    """Only the last result is written to HBM."""
+    shapes = ((256, 4096), (4096, 4096), (4096, 4096))
+    arguments = [jax.ShapeDtypeStruct(shape, BF16) for shape in shapes]
+    job: Any = submit_simulation(pool, in_a_row, arguments, chip("v6e"), label="two products in a row")
+    run = job.result().run
+    assert run.hbm_written_bytes == 2 * 256 * 4096
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "dtype"), [*((name, "bfloat16") for name in CHIPS), ("v5e", "float32")])
 def test_an_edge_is_not_padded(pool: WorkerPool, name: str, dtype: str) -> None:

@@ -171,6 +171,7 @@ class Chip:
     dot_operands: DotOperands  # what a dot in a kernel takes
     vector_bfloat16: bool  # whether the vector units multiply bfloat16 as it is
     unpacks_bytes: bool  # whether a kernel makes bfloat16 of eight bits in a few operations
+    moves_arguments: bool  # whether XLA copies a small argument to VMEM before a kernel that may read it from there
     machine: MachineModel
     sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
     links: Links | None  # None: slices of it are not simulated

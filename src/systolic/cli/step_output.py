@@ -27,7 +27,7 @@ from systolic.report.step_tables import (
 )
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
-from systolic.steps import Step, StepMaker, StepRun
+from systolic.steps import DoesNotFitError, Step, StepMaker, StepRun
 from systolic.timing.outcome import Outcome
 
 
@@ -60,7 +60,13 @@ def step_record(answer: StepAnswer, prices: Mapping[str, float]) -> dict[str, An
     }
     if run is None:
         assert outcome is not None
-        return {**row, "status": outcome.status, "reason": outcome.details, "time_us": None}
+        row |= {"status": outcome.status, "reason": outcome.details, "time_us": None}
+        if isinstance(error := outcome.error, DoesNotFitError):
+            row |= {
+                "hbm_needed_bytes": error.needed_bytes,
+                "hbm_left_bytes": error.available_bytes - error.needed_bytes,
+            }
+        return row
     return {
         **row,
         "status": "ok",
@@ -124,12 +130,14 @@ def show_steps(answers: Sequence[StepAnswer], prices: Mapping[str, float]) -> No
 
 def _compared(answer: StepAnswer, prices: Mapping[str, float]) -> ComparedStep:
     chip, run = answer.asked.chip, answer.run
+    error = answer.outcome and answer.outcome.error
     return ComparedStep(
         where=f"{chip.name} {answer.asked.topology or ''}".strip(),
         label=answer.asked.label,
         chips=max(1, run.devices // chip.devices_per_chip) if run is not None else 1,
         run=run,
         reason="" if answer.outcome is None else str(answer.outcome.status),
+        shortage=error if isinstance(error, DoesNotFitError) else None,
         price=prices.get(chip.name, prices.get(chip.generation)),
     )
 

@@ -24,7 +24,8 @@ from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.timing import Measurement
 from systolic.validation.errors import PublishedProgram
 
-_ROOMS = ("compiler", "simulator", "timing")  # of the package: a change in them may change a time
+# Of the package: a change in them may change a time, or what is timed.
+_ROOMS = ("compiler", "simulator", "timing", "validation/recorded")
 _MOST_BYTES = 2**26  # of a run's text
 
 
@@ -122,7 +123,7 @@ def _read(path: Path) -> dict[str, _Line]:
 
 @functools.cache
 def _source_digest() -> str:
-    """Return a few letters that differ if the source of compiling, simulating or timing differs."""
+    """Return a few letters that differ if the source of programs, compiling, simulating or timing differs."""
     digest = hashlib.sha256()
     for room in _ROOMS:
         folder = Path(str(resources.files("systolic") / room))

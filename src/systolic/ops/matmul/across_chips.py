@@ -5,13 +5,16 @@ For an axis of the mesh, and operands and a result that are cut so, one kernel s
     x[axis, -] @ w[-, axis]  to  [-, axis]        all-gather × matmul
     x[-, axis] @ w[axis, -]  to  [axis, -]        matmul × reduce-scatter
     x[-, axis] @ w[axis, -]  to  [-, -]           the same, whose rows XLA then gathers
+    x[axis, -] @ w[axis, -]  to  [axis, -]        matmul × all-gathered weight, as FSDP cuts it
+    x[axis, -] @ w[-, axis]  to  [axis, -]        the same with a weight that is cut by n
 
-Rows may be cut over other axes in addition, and so may columns in the second and third form. Arithmetic decides between
+Rows may be cut over other axes in addition, and so may columns in all forms but the first. Arithmetic decides between
 the kernel and XLA's collective with our product.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +27,9 @@ from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_numb
 from systolic.ops.collective.choice import RingChoice, chosen
 from systolic.ops.collective.cost import RingSizes
 from systolic.ops.collective.derivative import results
-from systolic.ops.collective.product import RingProduct
+from systolic.ops.collective.product import WEIGHT_CUTS, Kind, RingProduct
+from systolic.ops.collective.weight_cost import WeightSizes
+from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.ops.engine.cuts import Axes, axes_of, on_devices, parts_of
 from systolic.ops.engine.shapes import is_symbolic
 from systolic.ops.matmul.product import Product, spec_of
@@ -35,17 +40,36 @@ from systolic.spec import Operands
 class Cut:
     """The cuts of a product that one kernel can compute across chips, and the axis that it sends over."""
 
-    kind: Literal["gather", "scatter", "reduce"]
+    kind: Literal["gather", "scatter", "reduce", "weight by k", "weight by n"]
     axis: str
     rows: Axes  # of lhs
     out_rows: Axes
-    columns: Axes
+    columns: Axes  # of the result
+
+    @property
+    def ring_kind(self) -> Kind:
+        """The kind of the kernel's product."""
+        return "scatter" if self.kind == "reduce" else self.kind
+
+    @property
+    def weight_cut(self) -> WeightCut | None:
+        return WEIGHT_CUTS.get(self.ring_kind)
+
+    @property
+    def by_dimension(self) -> dict[str, Axes]:
+        """The axes of each dimension: rows m and M of lhs and of the result, k and K of lhs and of the weight, …"""
+        k = (self.axis,) if self.ring_kind == "scatter" else ()
+        cuts = {"m": self.rows, "M": self.out_rows, "k": k, "K": k, "n": self.columns, "N": self.columns}
+        if self.kind == "weight by k":
+            cuts["K"] = (self.axis,)
+        elif self.kind == "weight by n":
+            cuts["N"] = (*self.columns, self.axis)
+        return {name: axes for name, axes in cuts.items() if axes}
 
 
 def across_chips(mesh: Any, product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
     """Return the product by a kernel that sends and multiplies."""
-    cuts = {"m": cut.rows, "M": cut.out_rows, "n": cut.columns, "k": () if cut.kind == "gather" else (cut.axis,)}
-    weight = ("n", "k") if product.transpose_rhs else ("k", "n")
+    weight = ("N", "K") if product.transpose_rhs else ("K", "N")
     names = Operands(
         lhs=("m", "k"),
         rhs=weight,
@@ -59,7 +83,7 @@ def across_chips(mesh: Any, product: Product, operands: Operands, cut: Cut) -> t
     return on_devices(
         lambda *parts: _computed(product, Operands(*parts), cut),
         mesh,
-        {name: axes for name, axes in cuts.items() if axes},
+        cut.by_dimension,
         tuple(operands),
         tuple(names),
         (*(("M", "n"),) * outs, *([("M", "k")] if product.keeps_lhs else [])),
@@ -99,12 +123,23 @@ def cut_of(product: Product, operands: Operands) -> Cut | None:
     gathers_rows = rows and (rows[:-1], rows[-1:]) == (out_rows, columns)
     if gathers_rows and columns == out_columns and not k and not other_k and product.pairing in (None, "gated"):
         return Cut(kind="gather", axis=rows[-1], rows=rows, out_rows=out_rows, columns=columns)
+    if out_rows == rows and not k and product.pairing in (None, "gated"):
+        return _gathered_weight(rows, other_k, columns, None if product.out_cut is None else out_columns)
     distinct = len({*rows, *k, *columns}) == len((*rows, *k, *columns))
     if len(k) != 1 or k != other_k or columns != out_columns or not distinct or product.pairing not in (None, "added"):
         return None
     if out_rows == (*rows, *k):
         return Cut(kind="scatter", axis=k[0], rows=rows, out_rows=out_rows, columns=columns)
     return Cut(kind="reduce", axis=k[0], rows=rows, out_rows=rows, columns=columns) if out_rows == rows else None
+
+
+def _gathered_weight(rows: Axes, k: Axes, columns: Axes, out_columns: Axes | None) -> Cut | None:
+    """Return the form of a product whose weight is cut over an axis of its rows; None for any other."""
+    axes, rest = (k, columns) if k else (columns[-1:], columns[:-1])
+    if len(axes) != 1 or axes[0] not in rows or out_columns not in (None, rest) or {*rows} & {*rest}:
+        return None
+    kind = "weight by k" if k else "weight by n"
+    return Cut(kind=kind, axis=axes[0], rows=rows, out_rows=rows, columns=rest)
 
 
 def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> RingChoice:
@@ -119,21 +154,23 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
     if finishes and product.kept_sum not in (None, product.dtype_out):
         return _no_kernel("the result and what is kept for the derivative have different dtypes")
     spec, devices = spec_of(product, operands), mesh.shape[cut.axis]
-    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
-    rows = spec.m // parts_of(mesh, cut.rows)
-    sizes = RingSizes(
+    rows, scatters = spec.m // parts_of(mesh, cut.rows), cut.ring_kind == "scatter"
+    sizes_of = functools.partial(
+        WeightSizes if cut.weight_cut else RingSizes,
         devices=devices,
-        rows=rows if cut.kind == "gather" else -(-rows // devices),
-        k=spec.k if cut.kind == "gather" else spec.k // devices * spec.products,
-        columns=spec.n // parts_of(mesh, cut.columns),
+        k=spec.k // devices * spec.products if scatters else spec.k,
+        columns=spec.n // parts_of(mesh, cut.by_dimension.get("N", ())),
         dtype=spec.dtype_multiplied,
         dtype_out=product.dtype_out if finishes else "float32",
-        scatters=cut.kind != "gather",
         weights=spec.products,
         outs=len(spec.dtypes_out) if finishes else 1,
         transpose_rhs=product.transpose_rhs,
     )
-    return chosen(sizes, product.backend.chip)
+    if cut.weight_cut is not None:
+        return chosen(sizes_of(rows=rows, cut=cut.weight_cut), product.backend.chip)
+    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
+    rows = -(-rows // devices) if scatters else rows
+    return chosen(sizes_of(rows=rows, scatters=scatters), product.backend.chip)
 
 
 def _no_kernel(reason: str) -> RingChoice:
@@ -142,7 +179,7 @@ def _no_kernel(reason: str) -> RingChoice:
 
 def _finishes(product: Product, operands: Operands, cut: Cut) -> bool:
     """True if the kernel makes the results of the sum, rather than XLA."""
-    return operands.residual is None and (product.kept_sum is None or cut.kind == "gather")
+    return operands.residual is None and (product.kept_sum is None or cut.ring_kind != "scatter")
 
 
 def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
@@ -151,7 +188,7 @@ def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ..
     devices = axis_size(cut.axis)
     ring = RingProduct(
         backend=product.backend,
-        kind="gather" if cut.kind == "gather" else "scatter",
+        kind=cut.ring_kind,
         axis_name=cut.axis,
         devices=devices,
         ring=axis_ring(cut.axis, devices),

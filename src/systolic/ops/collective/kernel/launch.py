@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,10 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import vmem_shapes
 from systolic.ops.collective.schedule import RingSchedule
+from systolic.ops.collective.weight_schedule import WeightSchedule
 from systolic.schedule import VmemBuffer
+
+S = TypeVar("S", RingSchedule, WeightSchedule)
 
 
 class RingOperands(NamedTuple):
@@ -35,7 +38,7 @@ class RingResults(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RingKernel:
+class RingKernel(Generic[S]):
     """All that a kernel knows besides its operands.
 
     Attributes:
@@ -46,7 +49,7 @@ class RingKernel:
       keeps_x: True if the gathered rows are a result too.
     """
 
-    schedule: RingSchedule
+    schedule: S
     axis_name: str
     collective_id: int
     dtype_out: str
@@ -69,7 +72,7 @@ class RingKernel:
         """Return the results of `body`, which gets refs of the operands and the results, and scratch by name."""
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         scalars, vmem = (pl.BlockSpec(memory_space=memory) for memory in (pltpu.SMEM, pltpu.VMEM))
-        (x_rows, k), columns = operands.x.shape, self.schedule.columns
+        (x_rows, k), columns = operands.x.shape, self.schedule.out_columns
 
         def shape(columns: int, dtype: Any) -> Any:
             return shape_with_mesh_axes((rows, columns), jnp.dtype(dtype), jax.tree.leaves(operands))
