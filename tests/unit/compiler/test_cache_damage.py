@@ -91,7 +91,7 @@ def test_damage_to_an_entry_is_told(pristine: Path, tmp_path: Path, kind: str) -
 
 
 def test_a_journal_of_another_kind_removes_files_where_sqlite_reads_it(pristine: Path, tmp_path: Path) -> None:
-    """What the damage named "journal" would do, or the tests above would prove nothing."""
+    """The damage named "journal" is real; otherwise the tests above would prove nothing."""
     folder = tmp_path / "programs"
     shutil.copytree(pristine, folder)
     (folder / "precious").write_text("x")

@@ -1,4 +1,4 @@
-"""What is shown of a run on a slice: tables, timeline, trace and comparison, of a run by hand with round numbers."""
+"""Tables, timeline, trace and comparison of a run on a slice, made by hand with round numbers."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _used(held: bytes) -> list[int]:
 
 
 def _orphaned(store: TrialStore) -> bool:
-    """Whether the damage has given the trials another subject, which only reading everything shows."""
+    """True if the damage has given the trials another subject, which only reading everything shows."""
     health = store.health()
     return bool(health.unreadable or health.problem)
 

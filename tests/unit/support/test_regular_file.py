@@ -1,4 +1,4 @@
-"""What is not a regular file is refused at once by everything that reads files of a user's."""
+"""Every reader of the user's files refuses paths that are not regular files at once."""
 
 from __future__ import annotations
 
