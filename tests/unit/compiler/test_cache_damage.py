@@ -214,14 +214,14 @@ def test_a_name_that_leads_elsewhere_is_not_followed(cache: ProgramCache, tmp_pa
     path = cache.file.with_name(cache.file.name + ending)
     path.unlink(missing_ok=True)
     path.symlink_to(elsewhere)
-    expect_no_cache(cache, "no regular file")
+    expect_no_cache(cache, "not a regular file")
     assert elsewhere.read_bytes() == b""
 
 
 def test_a_folder_in_the_place_of_the_file_is_not_used(cache: ProgramCache) -> None:
     cache.file.unlink()
     cache.file.mkdir()
-    expect_no_cache(cache, "no regular file")
+    expect_no_cache(cache, "not a regular file")
 
 
 def test_a_folder_that_cannot_have_that_name(tmp_path: Path) -> None:
