@@ -48,7 +48,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError, as `open_regular`, for a path that exists and is not a regular file: for readers such as SQLite."""
+    """Raise OSError, as `open_regular`, for a path that exists and is not a regular file, for SQLite."""
     try:
         _check(path, path.stat())
     except ValueError as error:  # a null character, or half of a surrogate pair
