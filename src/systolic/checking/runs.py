@@ -224,7 +224,7 @@ class Runs:
                 error,
                 "reference",
                 "the reference raises ",
-                limit="results are compared with nothing; it is called with float64 in place of floats",
+                limit="results were not compared; the reference is called with float64 in place of floats",
                 fix="write it for any dtype: without .astype(bfloat16) and the like",
             )
             self.findings.append(finding)

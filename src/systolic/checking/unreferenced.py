@@ -74,7 +74,7 @@ class Unreferenced:
     def _compared_with(self, guess: Guess | None) -> Finding:
         partly = guess is not None and guess.wrong.any()
         doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
-        value = "the results were compared with nothing"
+        value = "the results were not compared with a reference"
         if guess is not None and partly and not doubtful:
             many = "most" if guess.wrong.mean() < 1 / 2 else "some"
             value = f"{many} results are those of {guess.text}, and {place(guess.wrong)} are not"
@@ -85,8 +85,8 @@ class Unreferenced:
             "reference",
             "warning" if partly and not doubtful and not self.assumed else "note",
             value=value,
-            limit="numbers that are wrong in the same way under all conditions do not show",
-            fix="give one that has the right numbers: --reference FILE.py:REF, a function of the same arguments",
+            limit="results that are wrong in the same way under all conditions go unnoticed",
+            fix="pass a function of the same arguments that is right: --reference FILE.py:REF",
         )
 
     def _coarse(self, guess: Guess) -> Finding:

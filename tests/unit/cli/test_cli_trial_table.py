@@ -86,8 +86,8 @@ GONE = object()
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is no time above 0") for value in (-1, 0, -0.0)],
-        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is no time above 0") for value in (-1, 0)],
+        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is not a time above 0") for value in (-1, 0, -0.0)],
+        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is not a time above 0") for value in (-1, 0)],
         *[
             ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is not a finite number")
             for value in ("5.0", True, 10**400, [5.0], {})
@@ -208,7 +208,7 @@ def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
         connection.execute(
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 2"
         )
-    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is no time above 0")
+    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is not a time above 0")
     assert not list(tmp_path.glob("*.damaged-*"))
 
 

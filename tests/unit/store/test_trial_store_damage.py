@@ -100,7 +100,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
         ("UPDATE trials SET config = 'x' WHERE rowid = 1", "columns are not those"),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 1",
-            "no time above 0",
+            "not a time above 0",
         ),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '1e308'), simulated_us = 1e308 WHERE rowid = 1",
