@@ -53,6 +53,7 @@ class RingSizes:
       k: of x. For reduce-scatter with two weights, each has half of it.
       scatters: True for matmul × reduce-scatter.
       weights, outs, transpose_rhs: as in `RingSchedule`.
+      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
     """
 
     devices: int
@@ -65,6 +66,7 @@ class RingSizes:
     weights: int = 1
     outs: int = 1
     transpose_rhs: bool = False
+    turned_bytes: int = 0
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
