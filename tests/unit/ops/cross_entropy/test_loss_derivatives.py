@@ -48,7 +48,11 @@ ORDERS = {
 
 @pytest.mark.parametrize(
     ("order", "logits"),
-    [*((order, "recompute") for order in ORDERS), ("tangent of the gradient", "keep"), ("third", "keep")],
+    [
+        *((order, "recompute") for order in list(ORDERS)[:4]),
+        ("tangent of the gradient", "keep"),
+        *(pytest.param(order, "keep", marks=pytest.mark.exhaustive) for order in list(ORDERS)[4:]),
+    ],
 )
 def test_derivatives(order: str, logits: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(xla, "_CHUNK_BYTES", 4 * N * 4)  # 4 of 10 tokens at once: the last chunk is shorter
