@@ -174,7 +174,7 @@ def test_an_equation_is_computed_without_the_mesh_that_it_was_traced_for() -> No
     def rows(row: jax.Array) -> jax.Array:
         return jnp.broadcast_to(row[None], (2, 4)) + 1
 
-    def traced(row: jax.Array) -> jax.Array:
+    def traced(row: jax.Array) -> Any:
         with use_abstract_mesh(mesh):
             return explicit_axes(rows, in_sharding=PartitionSpec("x"))(row)
 
