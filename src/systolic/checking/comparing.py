@@ -31,8 +31,8 @@ together have at most √N·r, by Cauchy and Schwarz, so the limit is
 An error between the tolerance and the limit is unlikely, but rounding may cause it: it is a note, not an error.
 
 All this assumes that the function is linear within u of its inputs. A softmax of scores around 10^8 is not: if one
-score wins by less than the scores are rounded, another rounding makes another score win. So the reference is also evaluated
-with changes of u, and is not steady where an element moves further than the linear response predicts.
+score wins by less than the scores are rounded, another rounding makes another score win. So the reference is also
+evaluated with changes of u, and is not steady where an element moves further than the linear response predicts.
 """
 
 from __future__ import annotations
