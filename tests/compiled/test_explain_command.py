@@ -86,7 +86,7 @@ def test_copies_around_a_kernel_are_a_finding() -> None:
     turned = functools.partial(slow_products.product, turned=True, tile_m=512, tile_k=1024, tile_n=512)
     found = systolic.explain(turned, lhs, rhs, chip="v6e", tries=0)
     saving = next(each for each in found.savings if each.title.startswith("leaving out XLA"))
-    assert "transpose in front of the kernel" in saving.why
+    assert "transpose before the kernel" in saving.why
     assert saving.saving is not None
     assert 0.02 < saving.saving < 0.9
 

@@ -13,7 +13,7 @@ from systolic.schedule import LANES
 
 
 def sums(call: KernelCall) -> tuple[int, int]:
-    """Count the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
+    """Count the terms that an element of an output sums, and the roundings of its running sum."""
     count = op_count(call.body)
     cut = [operand for operand in call.of("input", "output") if operand.is_cut]
     parts = [[-(-size // block) for size, block in zip(operand.shape, operand.block, strict=True)] for operand in cut]

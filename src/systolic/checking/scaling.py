@@ -1,8 +1,8 @@
-"""Smaller arguments for a run on the CPU, with which a kernel keeps its character.
+"""Choose smaller arguments for a run on the CPU, with which a kernel keeps its character.
 
 A size S that the kernel cuts into blocks of P becomes S' = q·P + S mod P: a tail stays the same tail, and every axis of
-the grid that had several steps has two or three. Equal sizes change together, since they may be one and the same.
-Whether the function takes the result is found out by tracing it.
+the grid that had several steps has two or three. Equal sizes change together, because they may be the same size.
+Tracing the function shows whether it accepts the result.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from systolic.schedule import LANES
 
 Trace = Callable[[Sequence[Any]], Any]  # flat arguments, as shapes, to a closed jaxpr
 
-# Steps that an axis of several keeps, in the order in which they are tried; the first is the best: with three, a first
-# step, one in the middle and a last one differ.
+# Steps that an axis with several steps keeps, in the order of trying; the first is the best: with three steps, the
+# first, the middle and the last one differ.
 _STEPS = (3, 2, 4, 8, 16)
-_SHARES = (2, 4, 8, 16)  # of a size, for kernels that choose their own blocks
+_SHARES = (2, 4, 8, 16)  # divisors of a size, for kernels that choose their own blocks
 _WHOLE = 256  # the period of a size that is not cut: the side of the largest matrix unit
-_LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
-_PATIENCE = 5.0  # budgets that may be spent before an axis of the grid is given up
+_LARGEST_KEPT = 512  # smaller whole sizes stay: the depth of a head, a vocabulary of vectors
+_PATIENCE = 5.0  # budgets that may be spent before an axis of the grid is dropped
 
-# Times in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
-# operands in blocks of 128² to 1024². Only for choosing sizes.
+# Times in interpret mode on one core of a CPU: the largest of several measurements, with products of both kinds of
+# operands in blocks of 128² to 1024². Used only to choose sizes.
 _STEP_S = 2e-3
 _ACCESS_S = 3e-4
 _ELEMENT_S = 4e-9
@@ -43,12 +43,12 @@ class ScaledArguments:
     """Arguments to run with.
 
     Attributes:
-      leaves: flat, as shapes.
-      values: the values of the same; None: only the shape is known.
-      calls: the Pallas calls that the function makes of them.
+      leaves: the flat arguments, as shapes.
+      values: their values; None: only the shape is known.
+      calls: the Pallas calls of the function with these arguments.
       changes: the sizes that changed: "4096 → 1024".
-      seconds: an estimate of the time that one run takes.
-      keeps_grid: whether every axis of the grids with several steps still has several.
+      seconds: estimated duration of one run.
+      keeps_grid: True if every axis of the grids with several steps still has several.
     """
 
     leaves: tuple[Any, ...]
@@ -71,8 +71,8 @@ def scaled_arguments(
     Args:
       closed_jaxpr_of: traces the function for flat arguments; may raise.
       leaves: the flat arguments, as shapes.
-      values: what the arguments hold; None where only a shape is known. Integers that sum to a size are sizes of
-        groups and change with it; with other integers nothing changes, as they may point at anything.
+      values: the values of the arguments; None if only a shape is known. Integers that sum to a size are sizes of
+        groups and change with it; with other integers nothing changes, because they may be indices.
       budget_s: seconds that one run may take.
     """
     jaxpr = closed_jaxpr_of(leaves)
@@ -89,7 +89,7 @@ def scaled_arguments(
             candidates.append(candidate)
     candidates += search.one_by_one(budget_s)
     cheap = [candidate for candidate in candidates if candidate.seconds <= budget_s]
-    # A run that takes long says more than one whose grid has lost an axis, up to a point.
+    # A long run shows more than a run whose grid has lost an axis, up to a limit.
     with_whole_grid = [
         candidate for candidate in candidates if candidate.keeps_grid and candidate.seconds <= _PATIENCE * budget_s
     ]
@@ -130,7 +130,7 @@ class _Search:
         return results
 
     def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
-        """Make arguments with other sizes; None where the function does not take them."""
+        """Make arguments with other sizes; None if the function does not accept them."""
         import jax
 
         changes = {size: smaller for size, smaller in sizes.items() if smaller != size and self._may(size, smaller)}
@@ -156,7 +156,7 @@ class _Search:
         jaxpr: Any,
         changes: Mapping[int, int],
     ) -> ScaledArguments:
-        """Make a result of these arguments."""
+        """Make the record for these arguments."""
         calls = tuple(kernel_calls(jaxpr))
         grids = _grids(jaxpr, values, calls)
         return ScaledArguments(
@@ -208,14 +208,14 @@ class _Search:
         cut = self._blocks(size)
         seen = [operand for call in self.calls for operand in call.of("input", "output") if size in operand.shape]
         if any(operand.memory == "hbm" for operand in seen):
-            # The kernel copies by itself: the buffers that it copies to say in what pieces.
+            # The kernel makes its own copies: the buffers that it copies to tell the pieces.
             cut |= {length for call in self.calls for length in _buffer_sizes(call) if LANES <= length < size}
         if cut:
             together = math.lcm(*cut)
             return together if together <= size else max(cut)
         if seen:
             return _WHOLE if size > _LARGEST_KEPT else None
-        # No operand has it: the function reshapes, or does something around the kernel.
+        # No operand has it: the function reshapes, or computes something around the kernel.
         power = min(size & -size, LANES)
         return power if size >= 2 * power else None
 

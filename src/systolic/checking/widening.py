@@ -15,7 +15,7 @@ from systolic.compat.jaxpr_values import bound
 from systolic.compat.jaxprs import functions_inside
 
 _WIDE = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.complex128)}
-# The function inside of a scatter only says how two elements are combined; its types follow from the operands.
+# The function inside a scatter only combines two elements; its types follow from the operands.
 _COMBINES = "scatter"
 
 

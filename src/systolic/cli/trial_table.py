@@ -99,7 +99,7 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     check_target(json_file)
     old, new = ({subject: _winner(trials) for subject, trials in read_trials_file(file)} for file in (before, after))
     rows = []
-    for subject in sorted({*old, *new}, key=lambda one: (one.chip, one.as_json())):
+    for subject in sorted({*old, *new}, key=lambda subject: (subject.chip, subject.as_json())):
         first, second = old.get(subject), new.get(subject)
         if _said(first) != _said(second):
             rows.append((subject, first, second))
@@ -140,10 +140,10 @@ def _provenance(trial: Trial | None) -> str | None:
 
 
 _SUBJECT: tuple[Column[Subject], ...] = (
-    textual("chip", lambda its: its.chip),
-    textual("product", lambda its: kept_as(its.spec).words(its.spec)[0]),
-    textual("dtype", lambda its: kept_as(its.spec).words(its.spec)[1]),
-    textual("fused", lambda its: kept_as(its.spec).words(its.spec)[2] or None),
+    textual("chip", lambda row: row.chip),
+    textual("product", lambda row: kept_as(row.spec).words(row.spec)[0]),
+    textual("dtype", lambda row: kept_as(row.spec).words(row.spec)[1]),
+    textual("fused", lambda row: kept_as(row.spec).words(row.spec)[2] or None),
 )
 # A product with all that was tried for it.
 _Tried = tuple[Subject, list[Trial]]

@@ -29,7 +29,7 @@ def show_function(result: FunctionTuning) -> None:
             verdict = verdict_text(result.verdict, error, same_kernel=True)
             say(f"{result.speed_ratio:.2f} × as fast as it is now, {verdict}")
         if result.level_trials:
-            say(f"{result.level_trials} other trials are level with it: the errors of their times overlap")
+            say(f"{result.level_trials} other trials are level with it: their times differ by less than the error")
         say(_as_python(result.spec.name.rpartition(".")[2], winner))
     say(
         f"{result.compiled} of {result.considered:,} variants tried in {result.seconds:.0f} s, "

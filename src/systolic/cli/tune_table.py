@@ -45,7 +45,9 @@ def show_product(result: TuningResult) -> None:
         time = f"{provenance(winner)} {time_text(winner.time_us, result.winner_error)}"
         say(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
         if result.level_trials:
-            say(f"{result.level_trials} other trials of its kernel are level: the errors of their times overlap")
+            say(
+                f"{result.level_trials} other trials of its kernel are level: their times differ by less than the error"
+            )
     say(
         f"{result.compiled} of {result.considered:,} configurations tried in {result.seconds:.0f} s, "
         f"{len(result.trials)} with stored ones; {ENDS[result.end]}"

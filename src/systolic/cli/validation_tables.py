@@ -44,12 +44,12 @@ def error_of(part: int, name: str) -> Callable[[tuple[Any, ...]], float | None]:
 # A chip, the sizes that count, and the errors at these sizes.
 _Part = tuple[str, str, ErrorStatistics]
 _STATISTICS: tuple[Column[_Part], ...] = (
-    textual("chip", lambda its: its[0]),
-    textual("sizes", lambda its: its[1]),
-    numeric("rows", lambda its: its[2].rows),
-    numeric("programs", lambda its: its[2].programs),
+    textual("chip", lambda row: row[0]),
+    textual("sizes", lambda row: row[1]),
+    numeric("rows", lambda row: row[2].rows),
+    numeric("programs", lambda row: row[2].programs),
     *(numeric(label, error_of(2, name), form) for label, name, form in ERROR_COLUMNS),
-    numeric("rank correlation", lambda its: its[2].rank_correlation, ".3f", droppable=True),
+    numeric("rank correlation", lambda row: row[2].rank_correlation, ".3f", droppable=True),
 )
 _KINDS: tuple[Column[KindErrors], ...] = (
     textual("chip", lambda kind: kind.chip),

@@ -18,15 +18,15 @@ from systolic.explaining.resizing import WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
 from systolic.schedule import MIB
 
-# Multiples of each tile size that are tried, beside the whole dimension.
+# Multiples of each tile size that are tried, in addition to the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
 _MAX_COMBINATIONS = 3  # parameters that are tried in all combinations; more are tried one and two at a time
 _MIN_TILE_SIZE = 8
 
-# The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.
+# The share of a core's VMEM that a kernel is offered when it needs more than the default. The rest is for XLA.
 _OFFERED = 0.9
 
-# A kernel that is estimated to take more of its limit than this is offered more: the compiler's own need is uncertain.
+# A kernel whose estimate exceeds this share of its limit is offered more: what the compiler adds is uncertain.
 _NEARLY_ALL = 0.85
 
 
@@ -38,8 +38,8 @@ class Candidate:
     """One change, or several that belong together."""
 
     title: str  # one line
-    change: str  # what to write, as the user would
-    why: str  # what is expected of it
+    change: str  # source text, as the user would write it
+    why: str  # the expected effect
     sizes: Sizes = ()  # tile sizes by parameter
     changes: tuple[CallChange, ...] = ()  # changes of Pallas calls
     where: str = ""  # the line of the call that it is about
@@ -54,7 +54,7 @@ class Candidate:
 def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 2, 3)) -> list[Sizes]:
     """List combinations of tile sizes to try: multiples of the current ones, no larger than the arrays.
 
-    So many of them as `counts` says are changed together; of many parameters only one and two are.
+    `counts` has the numbers of parameters that are changed together; of many parameters, only one or two.
     """
     options = {parameter: _sizes(parameter) for parameter in parameters}
     combinations: dict[Sizes, None] = {}
@@ -77,7 +77,7 @@ def _sizes(parameter: TileParameter) -> list[int]:
 def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
     """Make a candidate of these tile sizes, with the VMEM limit that they need.
 
-    None if a core has not as much VMEM, or if the result has another shape: then the parameter is not only a tile size.
+    None if a core has less VMEM, or if the result has another shape: then the parameter is not only a tile size.
     """
     if changed.out != now.out:
         return None
@@ -151,7 +151,7 @@ def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
         add(
             f"two buffers in {call.name}",
             "without pipeline_mode=pl.Buffered(1)",
-            "with one buffer a block is copied while nothing else happens",
+            "with one buffer nothing runs while a block is copied",
             buffers=tuple((at, 2) for at in call.single),
         )
     if call.sum_axes:

@@ -1,4 +1,4 @@
-"""The few key figures of a page, and where the time goes."""
+"""The key figures of a page, and where the time goes."""
 
 from __future__ import annotations
 

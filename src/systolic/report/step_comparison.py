@@ -40,7 +40,7 @@ class ComparedStep:
 
     @property
     def _order(self) -> tuple[bool, float, float]:
-        """Sort by the cost where there is one, then by tokens a second and chip, then by time; failures last."""
+        """Sort by the cost if there is one, then by tokens per second and chip, then by time; failures last."""
         if self.run is None:
             return True, 0.0, 0.0
         rate, cost = self.tokens_per_s, self.million_tokens_cost

@@ -1,4 +1,4 @@
-"""A predicted step as tables of text."""
+"""Tables of a predicted step, as text."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Prediction:
     """A step, or one that differs from it in one parameter, with its outcome."""
 
     label: str  # the function, or the difference
-    run: StepRun | None  # None: there is none
-    reason: str = ""  # why there is none
+    run: StepRun | None  # None: there is no time
+    reason: str = ""  # the reason why there is no time
 
 
 def ms_of(run: StepRun, cycles: float) -> str:

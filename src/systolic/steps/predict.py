@@ -128,7 +128,7 @@ def step(
     """Predict the time of a whole training or decoding step on chips that are not there, and where it goes.
 
     In addition to `simulate`'s result it has the time of each part of the model in each pass over it (by
-    `jax.named_scope`), the HBM that it needs, tokens a second, and the share of the peak.
+    `jax.named_scope`), the HBM that it needs, tokens per second, and the share of the peak.
 
     Args:
       fn: a `Step`, or a function with a `Step`'s fields as the other arguments.

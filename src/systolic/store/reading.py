@@ -73,7 +73,7 @@ def read_trial(record: Any, subject: Subject) -> Trial:
     for name in ("modelled_us", "simulated_us", "measured_us"):
         value = getattr(trial, name)
         if value is not None and value <= 0:
-            raise UntrustedError(f"{name}={shown(value)} is no time above 0")
+            raise UntrustedError(f"{name}={shown(value)} is not a time above 0")
         if value is not None and value >= _LONGEST_US:
             raise UntrustedError(f"{name}={shown(value)} is no time: it is {_LONGEST_US:g} µs or more")
     for name in ("prefetch_us", "vmem_bytes", "hbm_bytes", "bundles", "compile_s"):

@@ -26,7 +26,7 @@ from systolic.validation.errors import PublishedProgram
 
 # Of the package: a change in them may change a time, or what is timed.
 _ROOMS = ("compiler", "simulator", "timing", "validation/recorded")
-_MOST_BYTES = 2**26  # of a run's text
+_MAX_FILE_BYTES = 2**26  # of a run's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class KeptResults:
             return None if line is None else line.reason
         try:
             packed = zlib.decompressobj()
-            text = packed.decompress(base64.b64decode(line.run, validate=True), _MOST_BYTES)
+            text = packed.decompress(base64.b64decode(line.run, validate=True), _MAX_FILE_BYTES)
             if line.sliced:
                 slice_run = SliceRun.from_json(text.decode())
                 slice_run = replace(slice_run, error=time_error(chip, slice_run.traits))  # the interval of today

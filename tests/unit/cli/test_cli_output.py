@@ -1,4 +1,4 @@
-"""What the command line does where its output cannot go, and with text that a terminal would obey."""
+"""Output that cannot be written, and text that a terminal would obey."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_file_of_something_else(store: TrialStore, tmp_path: Path, capsys: pyt
     for text in ("{}", '{"command": "bench", "rows": []}', "nonsense", '{"command": "table export", "rows": [{}]}'):
         wrong.write_text(text)
         assert main(["table", "import", str(wrong), "--store", str(store.file)]) == 2
-        assert "no store, and nothing that systolic table export wrote" in capsys.readouterr().err
+        assert "not a store, and nothing that systolic table export wrote" in capsys.readouterr().err
     assert len(store.subjects()) == 2
 
 
@@ -86,8 +86,8 @@ GONE = object()
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is no time above 0") for value in (-1, 0, -0.0)],
-        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is no time above 0") for value in (-1, 0)],
+        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is not a time above 0") for value in (-1, 0, -0.0)],
+        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is not a time above 0") for value in (-1, 0)],
         *[
             ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is not a finite number")
             for value in ("5.0", True, 10**400, [5.0], {})
@@ -95,7 +95,7 @@ GONE = object()
         ((*TRIAL, "simulated_us"), float("inf"), "Infinity is not a number"),
         ((*TRIAL, "simulated_us"), float("nan"), "NaN is not a number"),
         ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is not an integer"),
-        ((*TRIAL, "vmem_bytes"), 2**63, "no whole number below"),
+        ((*TRIAL, "vmem_bytes"), 2**63, "not an integer below"),
         ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
         ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
         ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
@@ -116,7 +116,7 @@ GONE = object()
         ((*SUBJECT_OF, "jax"), "[/bold]", r"jax='\[/bold\]' is not of its form"),
         ((*SUBJECT_OF, "libtpu"), "1\n2", "is not of its form"),
         ((*SUBJECT_OF, "kernel_version"), -1, "below 0"),
-        ((*SUBJECT_OF, "spec", "m"), 10**400, "no whole number"),
+        ((*SUBJECT_OF, "spec", "m"), 10**400, "not an integer"),
         ((*SUBJECT_OF, "spec", "m"), 2**31, "above 2147483647"),
         ((*SUBJECT_OF, "spec", "dtype_lhs"), "O", "dtype 'O' is not known"),
         ((*SUBJECT_OF, "spec", "dtype_lhs"), "i4,i4", "is not known"),
@@ -125,8 +125,8 @@ GONE = object()
         ((*SUBJECT_OF, "spec", "epilogue", "bias"), [], "is not an object"),
         ((*SUBJECT_OF, "spec"), [], "is not an object"),
         ((*SUBJECT_OF, "more"), 1, "'more' is not known"),
-        (("rows", 1, "trials"), {}, "no subject with a list of trials"),
-        (("rows", 1, "note"), "x", "no subject with a list of trials"),
+        (("rows", 1, "trials"), {}, "not a subject with a list of trials"),
+        (("rows", 1, "note"), "x", "not a subject with a list of trials"),
         (("rows", 1), 5, "row 2 is not an object but 5"),
         (("rows",), {"a": 1}, "rows is not a list"),
         (("summary", "schema"), 1, "schema 1 is of another version"),
@@ -184,8 +184,8 @@ FILES = {
     "UTF-16": (HEAD.decode().encode("utf-16"), "is not UTF-8"),
     "empty": (b"", "not JSON"),
     "a number": (b"5", "it is not an object but 5"),
-    "null": (b"null", "no object"),
-    "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "no store of trials"),
+    "null": (b"null", "not an object"),
+    "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "not a store of trials"),
     "huge": (b" " * (64 * 2**20 + 1), "more than 64 MiB"),
 }
 
@@ -208,7 +208,7 @@ def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
         connection.execute(
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 2"
         )
-    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is no time above 0")
+    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is not a time above 0")
     assert not list(tmp_path.glob("*.damaged-*"))
 
 

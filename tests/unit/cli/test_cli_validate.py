@@ -30,7 +30,7 @@ ERRORS = ["rows", "programs", "median_error", "p90_error", "worst_error", "bias"
 
 
 def time_us(known: Chip, m: int, k: int, n: int) -> float:
-    """What stands in for a simulation: bytes over the bandwidth, and a latency for every 128 of k."""
+    """Replace a simulation by bytes over the bandwidth, and a latency for every 128 of k."""
     copies = 2 * (m * k + k * n + m * n) / known.machine.hbm_bytes_per_s
     return (copies + k / 128 * known.machine.dma_latency_cycles / known.machine.clock_hz) * 1e6
 

@@ -1,4 +1,4 @@
-"""What a name of a function says before anything is imported: the commands ask before they start a worker."""
+"""Names of functions are checked before anything is imported, before a command starts a worker."""
 
 from pathlib import Path
 

@@ -100,7 +100,7 @@ def test_an_empty_folder_and_a_pipe(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match=r"has no \*\.xplane\.pb, nor has a run in .*plugins/profile"):
         read_trace(tmp_path)
     os.mkfifo(tmp_path / "host.xplane.pb")
-    with pytest.raises(TraceFileError, match="it is a named pipe and no regular file"):
+    with pytest.raises(TraceFileError, match="it is a named pipe and not a regular file"):
         read_trace(tmp_path)
 
 

@@ -135,7 +135,7 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     except TypeError as error:
         raise SpecError(f"ring={ring!r}; use a sequence of axis indices") from error
     if sorted(order) != list(range(devices)):
-        raise SpecError(f"ring={order} is no order of the {devices} devices of the axis, 0 to {devices - 1}")
+        raise SpecError(f"ring={order} is not an order of the {devices} devices of the axis, 0 to {devices - 1}")
     return order
 
 

@@ -68,7 +68,7 @@ def _fastest(sizes: RingSizes | WeightSizes, chip: Chip) -> tuple[RingSchedule |
         schedule = fastest_weight_schedule(sizes, chip)
         return schedule, weight_schedule_us(schedule, sizes, chip)
     schedule = fastest_schedule(sizes, chip)
-    return schedule, schedule_us(schedule, sizes, chip)
+    return schedule, schedule_us(schedule, sizes, chip) + sizes.turned_bytes / chip.hbm_bytes_per_s * 1e6
 
 
 def serial_us(sizes: RingSizes | WeightSizes, chip: Chip) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
@@ -18,9 +18,6 @@ from systolic.schedule.legality import LANES, IllegalTilesError, Violation, lega
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
-
-if TYPE_CHECKING:
-    from systolic.ops.collective.weight_cost import WeightSizes
 
 _DTYPES = ("bfloat16", "float32")
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
@@ -53,6 +50,7 @@ class RingSizes:
       k: of x. For reduce-scatter with two weights, each has half of it.
       scatters: True for matmul × reduce-scatter.
       weights, outs, transpose_rhs: as in `RingSchedule`.
+      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
     """
 
     devices: int
@@ -65,6 +63,7 @@ class RingSizes:
     weights: int = 1
     outs: int = 1
     transpose_rhs: bool = False
+    turned_bytes: int = 0
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
@@ -264,7 +263,22 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     yield schedule
 
 
-def violations_of(sizes: RingSizes | WeightSizes, chip: Chip) -> list[Violation]:
+class ProductSizes(Protocol):
+    """Sizes that decide if a product across chips can have a kernel."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def dtype_out(self) -> str: ...
+
+
+def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
     """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
     violations: list[Violation] = []
 

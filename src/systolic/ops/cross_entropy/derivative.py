@@ -38,7 +38,7 @@ def statistics(loss: Loss, x: Array, w: Array, labels: Array) -> Statistics:
     Args:
       x: [m, k].
       w: [k, n] of the same dtype.
-      labels: [m] of int32, below n; a negative one is no label, and its logit is 0.
+      labels: [m] of int32, below n; a negative one is not a label, and its logit is 0.
     """
     x, w, labels = varying_alike([x, w, labels])
     return _statistics(loss, False, x, w, labels)

@@ -70,7 +70,7 @@ class _Tangent(OfProduct):
     """The derivative of `_multiply` for `ops.linear`, with respect to x and both weights; both slopes are residuals."""
 
     product: Product
-    x_cut: tuple[Axes, Axes] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
+    x_cut: tuple[Axes, ...] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, gate_slope, up_slope = residuals
@@ -103,7 +103,7 @@ class _Tangent(OfProduct):
 def _dx(
     product: Product,
     x: Array,
-    cut: tuple[Axes, Axes] | None,
+    cut: tuple[Axes, ...] | None,
     weights: Sequence[Array],
     dout: Array,
     slopes: tuple[Array, ...],
@@ -117,7 +117,7 @@ def _dx(
             activation="",
             pairing="added",
             counts_cast=False,
-            out_cut=cut,
+            out_cut=None if dout.shape[:-2] != x.shape[:-2] else cut,
         ),
         Operands(lhs=dout, lhs_args=slopes, rhs=gate, up=up),
     )
@@ -133,7 +133,7 @@ def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Se
             activation="",
             pairing="apart" if len(slopes) > 1 else None,
             counts_cast=False,
-            out_cut=out_cut_of(weight),
+            out_cut=None if dout.shape[:-2] != weight.shape[:-2] else out_cut_of(weight),
         ),
         Operands(lhs=x, rhs=dout, rhs_args=tuple(slopes)),
     )

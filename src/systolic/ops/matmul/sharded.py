@@ -73,10 +73,11 @@ def _cuts(product: Product, operands: Operands, names: Operands) -> dict[str, Ax
         if name == "k"
     ]
     summed = set(k_cuts[0]).intersection(*k_cuts[1:]) if k_cuts else set()
-    rows, columns = (tuple(axis for axis in axes if axis not in summed) for axes in product.out_cut)
-    k = tuple(axis for axis in max(k_cuts, key=len, default=()) if axis not in (*rows, *columns))
+    out_cut = [tuple(axis for axis in axes if axis not in summed) for axes in product.out_cut]
+    used = {axis for axes in out_cut for axis in axes}
+    k = tuple(axis for axis in max(k_cuts, key=len, default=()) if axis not in used)
     out_names = _names(product, "out", output_shape(product, operands))
-    return {name: axes for name, axes in zip((*out_names, "k"), (rows, columns, k), strict=True) if name and axes}
+    return {name: axes for name, axes in zip((*out_names, "k"), (*out_cut, k), strict=True) if name and axes}
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:
