@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
@@ -18,9 +18,6 @@ from systolic.schedule.legality import LANES, IllegalTilesError, Violation, lega
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
-
-if TYPE_CHECKING:
-    from systolic.ops.collective.weight_cost import WeightSizes
 
 _DTYPES = ("bfloat16", "float32")
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
@@ -266,8 +263,12 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     yield schedule
 
 
-def violations_of(sizes: RingSizes | WeightSizes, chip: Chip) -> list[Violation]:
-    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
+def violations_of(sizes: Any, chip: Chip) -> list[Violation]:
+    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are.
+
+    Args:
+      sizes: `RingSizes`, or `WeightSizes`.
+    """
     violations: list[Violation] = []
 
     def refuse(rule: str, value: str, limit: str, fix: str) -> None:
