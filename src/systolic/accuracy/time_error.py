@@ -92,7 +92,7 @@ class CheckedKind:
     kind: str  # of program, see `ProgramTraits.kinds`
     programs: Count  # number of different compared programs
     bias_percent: Change  # the median of published over simulated time, less 1
-    # Nine of ten published times lie within so much of the simulated one; None: too few programs.
+    # Nine of ten published times lie within this distance of the simulated one; None: too few programs.
     error_percent: Amount | None
     least_us: Time  # the shortest program's time
     most_copies_per_us: Amount  # the largest among the programs
@@ -218,7 +218,7 @@ class TimeError:
     """The error of a simulated time."""
 
     kind: str = ""  # of the programs that it comes from, in words
-    # Nine of ten published times of such programs lie within so much of the simulated ones; None: not known.
+    # Nine of ten published times of similar programs lie within this distance of the simulated ones; None: unknown.
     percent: Amount | None = None
     ratio_percent: Amount | None = None  # the same of the ratio of two times of the same kernel; None: not known
     programs: Count = 0  # published programs of these numbers

@@ -1,4 +1,4 @@
-"""Carries values of any kind through traced functions, from equation to equation."""
+"""Carry values of any kind through traced functions, from equation to equation."""
 
 from __future__ import annotations
 
@@ -77,6 +77,17 @@ def as_traced(equation: Any) -> Iterator[None]:
     stack = source_info_util.current_name_stack() + source.name_stack
     with source_info_util.user_context(source.traceback, name_stack=stack), equation.ctx.manager:
         yield
+
+
+def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
+    from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
+
+    primitive = equation.primitive
+    params = {name: None if isinstance(value, NamedSharding) else value for name, value in equation.params.items()}
+    with as_traced(equation), use_abstract_mesh(AbstractMesh((), ())):
+        results = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(results) if primitive.multiple_results else [results]
 
 
 def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:

@@ -41,7 +41,7 @@ class Recording:
       pool: compiles and simulates, while the code goes on.
       chip: the chip.
       values: whether results are computed, on the CPU; else they are zeros.
-      spans: of each program's timeline to keep, of each kind, from its beginning and from its end.
+      spans: number of timeline spans of each kind to keep per program, from the beginning and from the end.
       started: called with a program's name and arguments when it is met for the first time.
     """
 
@@ -231,13 +231,13 @@ def record(
         print(recording.result())
 
     Args:
-      chip: a name such as "v6e", or a record of your own.
+      chip: a name such as "v6e", or your own record.
       values: whether results are computed, Pallas calls in TPU interpret mode; else they are zeros of the right shapes.
       flags: compiler flags by name.
       workers: processes that compile and simulate at the same time.
-      spans: of each program's timeline to keep, of each kind, from its beginning and from its end.
+      spans: number of timeline spans of each kind to keep per program, from the beginning and from the end.
       time_limit_s: seconds of CPU time that compiling and simulating one program may take.
-      memory_limit_bytes: of a compiler process and its children; None: an equal share of what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: an equal share of the machine's memory.
 
     Raises:
       UnknownChipError: no such chip.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
@@ -263,12 +263,23 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     yield schedule
 
 
-def violations_of(sizes: Any, chip: Chip) -> list[Violation]:
-    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are.
+class ProductSizes(Protocol):
+    """Sizes that decide if a product across chips can have a kernel."""
 
-    Args:
-      sizes: `RingSizes`, or `WeightSizes`.
-    """
+    @property
+    def devices(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def dtype_out(self) -> str: ...
+
+
+def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
+    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
     violations: list[Violation] = []
 
     def refuse(rule: str, value: str, limit: str, fix: str) -> None:

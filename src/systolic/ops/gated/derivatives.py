@@ -1,13 +1,13 @@
-"""`gated_matmul` with its derivative, in forward and in reverse mode, by products of the same kernels.
+"""`gated_matmul` with its derivatives in forward and reverse mode, computed by the same kernels.
 
     gate = x @ w_gate          up = x @ w_up          out = activation(gate) · up
 
-The forward kernel of a derivative also writes both slopes, by which the cotangent is multiplied.
+When differentiated, the forward kernel also writes both slopes that the cotangent is multiplied by.
 
     dgate = dout · (up · activation'(gate))           dup = dout · activation(gate)
     dx = dgate @ w_gateᵀ + dup @ w_upᵀ                dw_gate = xᵀ @ dgate          dw_up = xᵀ @ dup
 
-dgate and dup are never stored: one kernel makes dx, and one both gradients of weights, from blocks of dout and slopes.
+dgate and dup are never stored: one kernel computes dx, another both weights' gradients, from blocks of dout and slopes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def multiply(product: Product, operands: Operands) -> Array:
-    """Return the result, [*batch, m, n], differentiable with regard to every array."""
+    """Return the result, [*batch, m, n], differentiable with respect to every array."""
     return multiplied_by(_multiply, product, operands)
 
 
@@ -46,7 +46,7 @@ def _multiply(product: Product, operands: Operands) -> Array:
 
 
 def _complete(product: Product, operands: Operands) -> Operands:
-    """Return the operands of the kernel: an array of both weights is the right-hand side of either product."""
+    """Return the operands of the kernel: an array of both weights is the right-hand side of both products."""
     return operands._replace(up=operands.rhs) if product.side_by_side else operands
 
 
@@ -67,7 +67,7 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent(OfProduct):
-    """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
+    """The derivative of `_multiply` for `ops.linear`, with respect to x and both weights; both slopes are residuals."""
 
     product: Product
     x_cut: tuple[Axes, ...] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
@@ -145,6 +145,6 @@ def _slopes(x: Array, weight: Array) -> Any:
 
 
 def _dtype_out(like: Array, one: Array, other: Array) -> str:
-    """Return the dtype of a gradient: float32 if it is still to be summed over a batch its operand does not have."""
+    """Return the dtype of a gradient: float32 if it must still be summed over a batch that its operand lacks."""
     reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name
