@@ -79,17 +79,6 @@ def as_traced(equation: Any) -> Iterator[None]:
         yield
 
 
-def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
-    from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
-
-    primitive = equation.primitive
-    params = {name: None if isinstance(value, NamedSharding) else value for name, value in equation.params.items()}
-    with as_traced(equation), use_abstract_mesh(AbstractMesh((), ())):
-        results = primitive.bind(*operands, **primitive.get_bind_params(params))
-    return list(results) if primitive.multiple_results else [results]
-
-
 def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
     """Run or trace an equation with other parameters in place of its own."""
     primitive = equation.primitive
@@ -99,7 +88,7 @@ def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | No
 
 
 def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Run an equation on numbers that no mesh cuts, though it was traced for arrays of a mesh that is not there."""
+    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
     import jax
 
     primitive = equation.primitive
