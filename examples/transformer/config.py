@@ -38,7 +38,8 @@ class Config:
         "offload:" they are kept in the host's memory.
       one_hot: True if tokens are looked up by a product with one-hot vectors; else by a gather.
       loss: "systolic", whose kernel computes the loss without logits in memory, or "plain".
-      logits: of the kernel, see `systolic.linear_cross_entropy`.
+      logits: bytes of logits a device that may stay in memory for the gradients; also as
+        `systolic.linear_cross_entropy` takes it.
       loss_chunks: parts that the sequence is cut into for the plain loss, so that not all logits are in memory at once.
     """
 
@@ -74,7 +75,7 @@ class Config:
     remat: str = "full"
     one_hot: bool = True
     loss: str = "systolic"
-    logits: str | int = "recompute"
+    logits: str | int = 2**30
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:

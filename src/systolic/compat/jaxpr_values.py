@@ -87,6 +87,24 @@ def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | No
     return list(made) if primitive.multiple_results else [made]
 
 
+def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
+    import jax
+
+    primitive = equation.primitive
+    # JAX runs nothing on a mesh without devices, nor gives it a sharding.
+    params = {key: None if _is_sharding(value) else value for key, value in equation.params.items()}
+    with as_traced(equation), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        made = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(made) if primitive.multiple_results else [made]
+
+
+def _is_sharding(value: Any) -> bool:
+    import jax
+
+    return isinstance(value, jax.sharding.Sharding)
+
+
 class ScanParts(NamedTuple, Generic[T]):
     """The operands of a `scan` and the function that it runs."""
 

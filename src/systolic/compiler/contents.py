@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
+from systolic.compat.jaxpr_values import Environment, computed, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
@@ -276,7 +276,7 @@ def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
     def compute() -> Any:
         values = [value.get() for value in inputs]
         missing = next((value for value in values if isinstance(value, Missing)), None)
-        return bound(equation, values) if missing is None else missing
+        return computed(equation, values) if missing is None else missing
 
     together = Deferred(compute, inputs)
 

@@ -27,11 +27,11 @@ if planted != "nothing":
     copy_on = walk.Walk.copy_on
     walk.Walk.copy_on = lambda *args: Unawaited(copy_on(*args))
 
-def run(cut, devices, groups, blocks, dma, count=1, transposed=False):
+def run(cut, devices, groups, blocks, dma, count=1, transposed=False, in_hbm=False):
     rows, k, columns = 16 * blocks, 64 * devices, 256 * groups
     schedule = WeightSchedule(
         devices=devices, rows=rows, k=k, columns=columns, dtype="bfloat16", cut=cut, groups=groups, block=16,
-        weights=count, outs=count, transpose_rhs=transposed,
+        weights=count, outs=count, transpose_rhs=transposed, in_hbm=in_hbm,
     )
     kernel = launch.RingKernel(
         schedule=schedule, finish=lambda totals, bias: tuple(total + bias for total in totals), axis_name="data",
@@ -51,7 +51,7 @@ def run(cut, devices, groups, blocks, dma, count=1, transposed=False):
     cuts = P("data") if cut == "k" else P(None, "data")
     mapped = jax.jit(jax.shard_map(
         part, mesh=Mesh(np.array(jax.devices()[:devices]), ("data",)), in_specs=(P("data"), *[cuts] * count),
-        out_specs=P("data"), check_vma=False,
+        out_specs=launch.RingResults(outs=P("data"), w=P("data")), check_vma=False,
     ))
     try:
         results = jax.tree.map(np.asarray, mapped(*(array.astype("bfloat16") for array in (x, *w))))
@@ -69,15 +69,15 @@ for case in json.loads(sys.argv[2]):
 """
 
 
-# The weight's cut, devices, groups of columns, blocks of rows, when copies between devices are made, weights, and True
-# if they are stored as [columns, k].
+# The weight's cut, devices, groups of columns, blocks of rows, when copies between devices are made, weights, True if
+# they are stored as [columns, k], and True if gathered pieces lie in HBM.
 CASES = [
     ("k", 4, 3, 2, "on_wait"),
     ("n", 3, 1, 1, "eager", 2),
-    ("k", 2, 1, 2, "eager", 2),
+    ("k", 2, 2, 2, "eager", 2, False, True),
     ("n", 2, 3, 2, "on_wait"),
     ("k", 3, 2, 1, "eager"),
-    ("n", 4, 2, 2, "eager", 1, True),
+    ("n", 4, 2, 2, "eager", 1, True, True),
 ]
 
 

@@ -172,7 +172,8 @@ def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, .
     """Return the choice for each product of a function that a kernel could compute across chips, in traced order.
 
     These are products of `systolic.matmul` and `systolic.gated_matmul`, and of their gradients, whose operands are cut
-    over a mesh with explicit axes so that rows of all devices are gathered, or sums of all devices added.
+    over a mesh with explicit axes so that rows or weights of all devices are gathered, or sums of all devices added. A
+    product of one device's parts that is left to XLA has a choice of its own.
 
     Args:
       fn: the function, as it is called under `jit`.

@@ -81,7 +81,7 @@ def _gathered_weight(product: RingProduct, shared: Shared, chip: Chip, operands:
     kernel = _kernel(product, schedule, weight_vmem_limit_bytes(schedule, sizes, chip))
     bias = _bias(operands.bias, schedule.width)
     results = matmul_gathered_weight(operands._replace(x=_with_rows(operands.x, 1, schedule.rows), bias=bias), kernel)
-    return tuple(_with_rows(out, 1, rows) for out in jax.tree.leaves(results))
+    return tuple(_with_rows(out, 1, rows) for out in results.outs)
 
 
 def _kernel(product: RingProduct, schedule: S, vmem_limit_bytes: int) -> RingKernel[S]:

@@ -37,6 +37,7 @@ class WeightSchedule:
       weights: matrices of weights, each with a sum of its own.
       outs: results, each [rows, all columns].
       transpose_rhs: weights are stored as [columns, k].
+      in_hbm: True if gathered pieces lie in HBM, and each product copies its own to VMEM.
 
     Raises:
       IllegalTilesError: a size is not cut evenly, or the weight is transposed and cut by k.
@@ -53,6 +54,7 @@ class WeightSchedule:
     weights: int = 1
     outs: int = 1
     transpose_rhs: bool = False
+    in_hbm: bool = False
 
     def __post_init__(self) -> None:
         violations: list[Violation] = []
@@ -100,21 +102,34 @@ class WeightSchedule:
         return self.rows // self.block
 
     @property
+    def multiplied_pieces(self) -> int:
+        """Pieces of a weight that are multiplied at once."""
+        return self.devices if self.cut == "k" else 1
+
+    @property
     def products(self) -> int:
         """Products of all rows with as many columns as a piece has."""
         return self.out_columns // self.width
 
     @property
     def semaphores(self) -> int:
-        return self.blocks + self.groups + WAYS + self.groups * WAYS * self.steps + OUT_SLOTS + 1
+        return self.blocks + self.groups + 2 * WAYS + self.groups * WAYS * self.steps + OUT_SLOTS + 1
+
+    @property
+    def gathered_shape(self) -> tuple[int, ...]:
+        """Shape of all gathered pieces, in VMEM or in HBM."""
+        return (self.weights, self.groups, WAYS, self.devices, *self._piece)
+
+    @property
+    def _piece(self) -> tuple[int, int]:
+        return (self.width, self.piece_k) if self.transpose_rhs else (self.piece_k, self.width)
 
     def buffers(self, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the kernel's VMEM."""
-        piece = (self.width, self.piece_k) if self.transpose_rhs else (self.piece_k, self.width)
         out = (self.outs, self.block, self.width)
         shapes = {
             "x": (self.blocks, self.block, self.k),
-            "w": (self.weights, self.groups, WAYS, self.devices, *piece),
+            "w": (self.weights, WAYS, self.multiplied_pieces, *self._piece) if self.in_hbm else self.gathered_shape,
         }
         operands = (
             VmemBuffer(name=name, shape=shape, dtype=self.dtype, copies=1, ref_shape=shape)
@@ -126,4 +141,5 @@ class WeightSchedule:
         )
 
     def __str__(self) -> str:
-        return f"{self.groups} groups of {WAYS} × {self.width} columns, {self.block} rows at once"
+        place = ", gathered in HBM" if self.in_hbm else ""
+        return f"{self.groups} groups of {WAYS} × {self.width} columns{place}, {self.block} rows at once"

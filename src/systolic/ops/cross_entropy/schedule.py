@@ -31,7 +31,8 @@ class LossSchedule:
 
     Attributes:
       rows: padded to whole tiles, for gradients as many on each core.
-      depth: k, in whole registers, for gradients in parts of equal size.
+      depth: k in VMEM, for gradients in whole registers and parts of equal size.
+      stored_depth: k of w and its gradient in HBM, in rows of whole registers: XLA copies an operand that is padded.
       columns: n, in whole registers.
     """
 
@@ -39,6 +40,7 @@ class LossSchedule:
     config: KernelConfig
     rows: int
     depth: int
+    stored_depth: int
     columns: int
     cores: int  # each sums its own gradient of w
 
@@ -48,12 +50,14 @@ class LossSchedule:
         tile_m = config.tiles.tile_m
         # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
+        stored_depth = padded(spec.k, ROWS)
         schedule = cls(
             spec=spec,
             config=config,
             cores=cores,
             rows=padded(spec.m, tile_m * cores),
-            depth=padded(spec.k, _DEPTH if spec.kind == "gradients" and spec.k > _DEPTH else LANES),
+            depth=stored_depth if spec.kind == "forward" else padded(spec.k, _DEPTH if spec.k > _DEPTH else LANES),
+            stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
         )
         require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
@@ -89,7 +93,7 @@ class LossSchedule:
     @property
     def sums_shape(self) -> tuple[int, int]:
         """Rows and columns of w's gradient in float32, between tiles of rows; a register if there is only one."""
-        return (self.cores * self.depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
+        return (self.cores * self.stored_depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
 
     @property
     def dw_dtype(self) -> str:
@@ -105,7 +109,7 @@ class LossSchedule:
     def hbm_bytes(self) -> int:
         """Bytes that the kernel reads and writes."""
         item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
-        x, w = self.rows * self.depth, self.depth * self.columns
+        x, w = self.rows * self.depth, self.stored_depth * self.columns
         forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows + self.spec.logits_bytes
         if self.spec.kind == "forward":
             return forward

@@ -35,6 +35,7 @@ class RingResults(NamedTuple):
 
     outs: tuple[Any, ...]  # [rows, columns]
     x: Any = None  # [devices · rows, k]: all rows, where all-gather × matmul keeps them
+    w: Any = None  # all pieces of a gathered weight, where they lie in HBM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,18 +69,20 @@ class RingKernel(Generic[S]):
         rows: int,
         buffers: tuple[VmemBuffer, ...],
         semaphores: dict[str, Any],
+        gathered_shape: tuple[int, ...] | None = None,
     ) -> RingResults:
         """Return the results of `body`, which gets refs of the operands and the results, and scratch by name."""
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         scalars, vmem = (pl.BlockSpec(memory_space=memory) for memory in (pltpu.SMEM, pltpu.VMEM))
         (x_rows, k), columns = operands.x.shape, self.schedule.out_columns
 
-        def shape(columns: int, dtype: Any) -> Any:
-            return shape_with_mesh_axes((rows, columns), jnp.dtype(dtype), jax.tree.leaves(operands))
+        def result(shape: tuple[int, ...], dtype: Any) -> Any:
+            return shape_with_mesh_axes(shape, jnp.dtype(dtype), jax.tree.leaves(operands))
 
         results = RingResults(
-            outs=(shape(columns, self.dtype_out),) * self.schedule.outs,
-            x=shape(k, operands.x.dtype) if self.keeps_x else None,
+            outs=(result((rows, columns), self.dtype_out),) * self.schedule.outs,
+            x=result((rows, k), operands.x.dtype) if self.keeps_x else None,
+            w=None if gathered_shape is None else result(gathered_shape, operands.x.dtype),
         )
         in_specs = jax.tree.map(lambda _: hbm, operands)._replace(ring=scalars)
         call = pl.pallas_call(

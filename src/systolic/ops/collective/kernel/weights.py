@@ -5,8 +5,9 @@
 It is how FSDP keeps weights. With two weights there are two sums, of which `finish` makes one result or more.
 
 The weight goes round in groups of columns, each as rows do in `gather.py`: both ways, in two pieces, forwarded as soon
-as they arrive. Every piece has a place of its own in VMEM, by the device that it comes from. A device sends its own
-pieces of two groups ahead, so that its links are busy while it multiplies.
+as they arrive. Every piece has a place of its own by the device that it comes from: in VMEM, or in HBM if the weight
+does not fit, from where each product copies its pieces. A device sends its own pieces of two groups ahead, so that its
+links are busy while it multiplies.
 
 If the devices cut n, a piece is columns of the weight and makes columns of the result. If they cut k, it is rows of
 them: those of all devices make a product, and the next group is passed on between the products of this one.
@@ -46,8 +47,10 @@ def matmul_gathered_weight(operands: RingOperands, kernel: RingKernel[WeightSche
             "own_sem": pltpu.SemaphoreType.DMA((schedule.groups,)),
             "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
             "recv_sem": pltpu.SemaphoreType.DMA((schedule.groups, WAYS, schedule.steps)),
+            "fetch_sem": pltpu.SemaphoreType.DMA((WAYS,)),
             "out_sem": pltpu.SemaphoreType.DMA((OUT_SLOTS,)),
         },
+        gathered_shape=schedule.gathered_shape if schedule.in_hbm else None,
     )
 
 
@@ -56,18 +59,20 @@ def _body(
     results: RingResults,  # in HBM
     *,
     x_vmem,  # [blocks, block, k]
-    w_vmem,  # [weights, groups, halves, devices, piece_k, width], or the last two exchanged
+    w_vmem,  # [weights, groups, halves, devices, piece_k, width], or the last two exchanged; or slots of two products
     out_vmem,  # [2, outs, block, width]
     x_sem,  # [blocks]
     own_sem,  # [groups]
     send_sem,  # [directions]
     recv_sem,  # [groups, directions, steps]
+    fetch_sem,  # [slots]
     out_sem,  # [2]
     kernel: RingKernel[WeightSchedule],
 ):
     schedule = kernel.schedule
     steps, groups, width = schedule.steps, schedule.groups, schedule.width
     blocks, block, by_k = schedule.blocks, schedule.block, schedule.cut == "k"
+    gathered = results.w if schedule.in_hbm else w_vmem
     walk = Walk(kernel.axis_name, refs.ring)
     me = walk.at(0)
 
@@ -89,14 +94,14 @@ def _body(
         for index, w_hbm in enumerate(refs.w):
             for half in range(WAYS):
                 source = w_hbm.at[*kernel.block_of(columns(group * WAYS + half))]
-                act(pltpu.make_async_copy(source, w_vmem.at[index, group, half, me], own_sem.at[group]))
+                act(pltpu.make_async_copy(source, gathered.at[index, group, half, me], own_sem.at[group]))
 
     def sent(group: Any, step: Any, direction: int, act: Act, *, is_own: bool = False) -> None:
         """Send pieces: in the first two steps this device's own, later those that arrived two steps ago."""
         half = half_of(step, direction)
         place = (group, half, walk.upstream(direction, lax.div(step, jnp.int32(WAYS))))
         for index, w_hbm in enumerate(refs.w):
-            to = w_vmem.at[index, *place]
+            to = gathered.at[index, *place]
             source = w_hbm.at[*kernel.block_of(columns(group * WAYS + half))] if is_own else to
             act(walk.copy_on(source, to, send_sem.at[direction], recv_sem.at[group, direction, step], direction))
 
@@ -135,17 +140,34 @@ def _body(
 
     out = Ring(slots=OUT_SLOTS, copies=stored)
 
+    def fetch(product: Any, act: Act) -> None:
+        """Copy the pieces of a product from HBM."""
+        group, half, owner = piece_of(product)
+        slot = lax.rem(product, jnp.int32(WAYS))
+        pieces = slice(None) if by_k else pl.ds(owner, 1)
+        for index in range(schedule.weights):
+            source = gathered.at[index, group, half, pieces]
+            act(pltpu.make_async_copy(source, w_vmem.at[index, slot], fetch_sem.at[slot]))
+
+    def begin_products(product: Any) -> None:
+        """Start the copies for two products, if gathered pieces lie in HBM."""
+        for way in range(WAYS if schedule.in_hbm else 0):
+            fetch(product + way, _start)
+
     def multiply(number: Any) -> None:
         """Multiply a block of rows with the columns of a piece; the blocks of a product follow one another."""
         product, rows = lax.div(number, jnp.int32(blocks)), lax.rem(number, jnp.int32(blocks))
         pl.when(product == 0)(lambda: x_block(rows).wait())
+        if schedule.in_hbm:
+            pl.when(rows == 0)(lambda: fetch(product, lambda copy: copy.wait()))
         group, half, owner = piece_of(product)
+        place = (lax.rem(product, jnp.int32(WAYS)),) if schedule.in_hbm else (group, half)
         out.reserve(number)
 
         def weight(index: int) -> Any:
             if by_k:
-                return w_vmem[index, group, half].reshape(schedule.k, width)
-            return w_vmem[index, group, half, owner]
+                return w_vmem[index, *place].reshape(schedule.k, width)
+            return w_vmem[index, *place, 0 if schedule.in_hbm else owner]
 
         totals = tuple(kernel.dot(x_vmem[rows], weight(index)) for index in range(schedule.weights))
         bias = None if refs.bias is None else refs.bias[piece_number(product)]
@@ -177,9 +199,11 @@ def _body(
 
         def step_of(step: Any) -> None:
             arrive(group, step)
+            begin_products((group * (steps + 1) + step + 1) * WAYS)
             first = group * count + (step + 1) * (WAYS * blocks)
             loop(first, first + WAYS * blocks, multiply)
 
+        begin_products(lax.div(group * count, jnp.int32(blocks)))
         if by_k:
             loop(0, count, between)
         else:

@@ -103,6 +103,7 @@ def _after(x: Array, done: Array, first: int) -> Array:
     """Return x, whose rows from `first` on the compiler has to compute after `done`."""
     zero = jnp.where(done < 0, 1.0, 0.0).astype(x.dtype)
     last = first + done.shape[0]
-    pieces = [x[:first, :LANES], x[first:last, :LANES] + zero, x[last:, :LANES]]
+    width = min(x.shape[1], LANES)
+    pieces = [x[:first, :width], x[first:last, :width] + zero[:, :width], x[last:, :width]]
     lanes = jnp.concatenate([piece for piece in pieces if piece.shape[0]], axis=0)
-    return lanes if x.shape[1] == LANES else jnp.concatenate([lanes, x[:, LANES:]], axis=1)
+    return lanes if x.shape[1] == width else jnp.concatenate([lanes, x[:, LANES:]], axis=1)
