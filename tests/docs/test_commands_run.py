@@ -96,6 +96,7 @@ NOT_RUN = {
     "python benchmarks/ring_products.py": "eight products by three programs on eight chips: half an hour",
     "systolic bench --suite moe-layer": "fifteen layers of experts: half an hour",
     "python benchmarks/ring_mlp.py": "an MLP and its gradients by five programs on eight chips: half an hour",
+    "python benchmarks/step_loss.py": "a loss in three forms on eight chips: ten minutes",
     "python benchmarks/training_steps.py": "whole steps on up to 256 chips: hours",
     "dask": "runs until it is stopped; test_tune_command.py starts both",
     "python benchmarks/step_estimate.py": "hundreds of kernels on three chips: an hour",

@@ -32,7 +32,7 @@ from systolic.store import StoreError, Subject
 @chip_option()
 @dtype_options
 @stack_options
-@click.option("--tiles", type=TileSizes(), help="Of the kernel, in place of the planner's.")
+@click.option("--tiles", type=TileSizes(), help="Tiles of the kernel, in place of the planner's.")
 @output_options
 def plan(
     product: tuple[int, int, int] | None,
@@ -46,7 +46,7 @@ def plan(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled now.
+    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled.
 
     Exit code 2: the chip does not multiply this dtype, or --tiles break rules; each rule is named.
 

@@ -1,7 +1,7 @@
 """Keep simulated programs in a file of JSON lines, so that a comparison that was stopped goes on where it was.
 
-A result is used again only for the same program, chip record, packages and simulator. A line that is no result, as the
-last one of a process that was killed, is left out.
+A result is reused only for the same program, chip record, packages and simulator. A line that is not a result, such as
+the last line of a process that was killed, is skipped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from systolic.support.untrusted import UntrustedError, read_json, structured
 from systolic.timing import Measurement
 from systolic.validation.errors import PublishedProgram
 
-_ROOMS = ("compiler", "simulator", "timing")  # of the package: a change in them may change a time
-_MOST_BYTES = 2**26  # of a run's text
+# Of the package: a change in them may change a time, or what is timed.
+_ROOMS = ("compiler", "simulator", "timing", "validation/recorded")
+_MAX_FILE_BYTES = 2**26  # of a run's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class KeptResults:
             return None if line is None else line.reason
         try:
             packed = zlib.decompressobj()
-            text = packed.decompress(base64.b64decode(line.run, validate=True), _MOST_BYTES)
+            text = packed.decompress(base64.b64decode(line.run, validate=True), _MAX_FILE_BYTES)
             if line.sliced:
                 slice_run = SliceRun.from_json(text.decode())
                 slice_run = replace(slice_run, error=time_error(chip, slice_run.traits))  # the interval of today
@@ -122,7 +123,7 @@ def _read(path: Path) -> dict[str, _Line]:
 
 @functools.cache
 def _source_digest() -> str:
-    """Return a few letters that differ if the source of compiling, simulating or timing differs."""
+    """Return a few letters that differ if the source of programs, compiling, simulating or timing differs."""
     digest = hashlib.sha256()
     for room in _ROOMS:
         folder = Path(str(resources.files("systolic") / room))

@@ -24,7 +24,7 @@ DOWN = (RANDOM.normal(size=(EXPERTS, F, D)) / 16).astype(np.float32)
 
 
 def expected(x: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Compute the layer in float64, choice by choice; -1 is no expert."""
+    """Compute the layer in float64, choice by choice; -1 is not an expert."""
     out = np.zeros(x.shape, np.float64)
     for token, choice in np.ndindex(ids.shape):
         if (expert := ids[token, choice]) >= 0:

@@ -1,4 +1,4 @@
-"""What kernels find in their operands, worked out from the traced function; functions and arguments as text."""
+"""Contents of kernels' operands, computed from the traced function; functions and arguments as text."""
 
 from __future__ import annotations
 

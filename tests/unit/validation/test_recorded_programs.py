@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from systolic.chips import chip
+from systolic.validation.recorded import chunked_attention as chunks
 from systolic.validation.recorded.arguments import array_of
 from systolic.validation.recorded.attention import Settings, attention, attention_gradient
 from systolic.validation.recorded.call import Call
@@ -68,7 +69,11 @@ def test_losses_and_their_gradients_in_one_piece_and_in_blocks(reduction: str) -
 
 
 @pytest.mark.parametrize(("causal", "with_bias"), [(True, False), (False, True)])
-def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias: bool) -> None:
+def test_attention_its_gradient_and_attention_in_chunks(
+    causal: bool, with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "_QUERIES", 32)  # 150 leaves a remainder of queries and of keys
+    monkeypatch.setattr(chunks, "_KEYS", 64)
     settings = Settings(precisions=(HIGHEST, HIGHEST), scale=0.3, causal=causal)
     q, k, v = drawn(2, 150, 4, 8), drawn(2, 150, 2, 8, seed=1), drawn(2, 150, 2, 8, seed=2)  # two heads of q for each
     bias = drawn(1, 4, 150, 150) if with_bias else None
@@ -95,6 +100,16 @@ def test_attention_its_gradient_and_attention_in_chunks(causal: bool, with_bias:
     )
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=False):
         np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_in_chunks_has_those_of_the_timed_call() -> None:
+    settings = Settings(precisions=(HIGHEST, HIGHEST), scale=0.3, causal=False)
+    operand = jax.ShapeDtypeStruct((3, 2048, 2, 8), jnp.float32)
+    program = str(
+        jax.make_jaxpr(lambda q, k, v: chunked_attention(q, k, v, None, None, settings=settings))(*[operand] * 3)
+    )
+    assert "f32[3,2,512,1024]" in program  # logits of a chunk
+    assert "f32[3,2,512,2048]" not in program
 
 
 @pytest.mark.parametrize("axis", [0, 1])

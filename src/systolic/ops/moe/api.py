@@ -49,7 +49,7 @@ def moe(
     Args:
       x: [..., d], the tokens.
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
-        An id of -1 is no expert; in a traced array so is any id out of range.
+        An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
         gated. A `systolic.Quantized` or a `qwix.QArray` is dequantized to the dtype of x before its product: it takes
         less memory between calls, and more time than floats.
@@ -68,7 +68,7 @@ def moe(
       SpecError: shapes or dtypes that do not match, known expert_ids out of range, or a top_k that is not from 1 to the
         number of experts.
       UnsupportedDtypeError: the chip does not multiply this dtype.
-      QuantizationError: quantized matrices were cast or cut so that they are no codes and scales.
+      QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
     """
     import jax
 

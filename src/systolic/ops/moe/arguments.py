@@ -94,7 +94,9 @@ def _axis(axis: Any, here: int) -> tuple[int, Any]:
     try:
         return lax.axis_size(axis), lax.axis_index(axis) * here
     except NameError as error:
-        raise SpecError(f"axis_name={axis!r} is no axis of the mesh here; call moe in jax.shard_map over it") from error
+        raise SpecError(
+            f"axis_name={axis!r} is not an axis of the mesh here; call moe in jax.shard_map over it"
+        ) from error
 
 
 def _given(routing: Any, tokens: list[int], experts: int, top_k: Any) -> tuple[Array, Array]:

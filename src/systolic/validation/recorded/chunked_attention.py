@@ -19,7 +19,8 @@ from systolic.validation.recorded.attention import (
 )
 from systolic.validation.recorded.call import Call
 
-_CHUNK = 128  # of queries and of keys, tokamax' default: records have no other
+# Records name no chunks. tokamax' call of attention uses these; the class that it calls has another default.
+_QUERIES, _KEYS = 512, 1024
 
 
 def chunked_attention_call(arguments: Arguments) -> Call:
@@ -48,20 +49,20 @@ def chunked_attention(
         rows = (*q.shape[:-3], q.shape[-2], count)
         zeros = jnp.zeros((*part_q.shape[:-1], v.shape[-1]), jnp.float32)
         state: Any = (zeros, jnp.full(rows, -jnp.inf), jnp.zeros(rows, jnp.float32))
-        if kv_length >= _CHUNK:
-            state = _stepped(lambda first, state: of_keys(first, _CHUNK, state), kv_length // _CHUNK, state)
-        if rest := kv_length % _CHUNK:
+        if kv_length >= _KEYS:
+            state = _stepped(lambda first, state: of_keys(first, _KEYS, state), kv_length // _KEYS, state)
+        if rest := kv_length % _KEYS:
             state = of_keys(kv_length - rest, rest, state)
         result, _, sums = state
         return (result / sums.mT[..., None]).astype(q.dtype)
 
     parts = []
-    if length >= _CHUNK:
-        step = lambda start, _: (start + _CHUNK, of_queries(start, _CHUNK))  # noqa: E731
-        _, chunks = lax.scan(step, init=0, length=length // _CHUNK)
+    if length >= _QUERIES:
+        step = lambda start, _: (start + _QUERIES, of_queries(start, _QUERIES))  # noqa: E731
+        _, chunks = lax.scan(step, init=0, length=length // _QUERIES)
         joined = jnp.moveaxis(chunks, 0, -4)
         parts.append(joined.reshape(*joined.shape[:-4], -1, *joined.shape[-2:]))
-    if rest := length % _CHUNK:
+    if rest := length % _QUERIES:
         parts.append(of_queries(length - rest, rest))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=-3)
 
@@ -71,7 +72,7 @@ def _stepped(step: Any, count: int, state: Any) -> Any:
 
     def body(_: Array, carry: Any) -> Any:
         first, *inner = carry
-        return (first + _CHUNK, *step(first, tuple(inner)))
+        return (first + _KEYS, *step(first, tuple(inner)))
 
     return lax.fori_loop(0, count, body, (0, *state))[1:]
 

@@ -1,4 +1,4 @@
-"""What tiles of grouped products come to, which are refused, and what is chosen."""
+"""Schedules of tiles of grouped products, refused tiles, and the planner's choice."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ IDS, WEIGHTS = np.zeros((4, 2), np.int32), jnp.ones((4, 2))
         ({"top_k": None}, "top_k=None"),
         ({"top_k": 4}, "top_k=4.*from 1 to 3"),
         ({"capacity": 0}, "capacity=0"),
-        ({"axis_name": "expert"}, "no axis of the mesh"),
+        ({"axis_name": "expert"}, "not an axis of the mesh"),
         ({"routing": (IDS,)}, "1 arrays of routing"),
         ({"routing": (IDS, WEIGHTS)}, "but top_k=1; leave it out"),
         ({"routing": (IDS + 3, WEIGHTS), "top_k": None}, "from 3 to 3; use numbers from 0 to 2"),
