@@ -1,7 +1,9 @@
 """Count the planted faults that `systolic check` finds by the right rule, and the sound kernels that it accuses.
 
-    python benchmarks/check_kernels.py                    # some minutes; rows in benchmarks/data/check_kernels.csv
+    python benchmarks/check_kernels.py                    # twenty minutes of CPU; rows in data/check_kernels.csv
     python benchmarks/check_kernels.py --only softmax     # the cases of a file, or whose name contains this: their rows
+
+Each row is written, with its date, as soon as its case ends: a run that is interrupted keeps what it has.
 
 The kernels are in `benchmarks/checked/`: short functions, each sound by default, and wrong in one way on request. A
 fault is found if a finding of grade error has one of the rules that may name it. A sound kernel is accused if it has
@@ -11,6 +13,7 @@ any finding of grade error. The TPU compiler is not asked: only the rules and th
 from __future__ import annotations
 
 import csv
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -26,6 +29,7 @@ from systolic.chips import Chip, chip
 from systolic.cli.options import chip_option
 from systolic.cli.progress import progress_bar
 from systolic.compiler import WorkerPool
+from systolic.support.whole_file import whole_file
 
 ROWS = Path(__file__).parent / "data" / "check_kernels.csv"
 MODULES = {
@@ -76,22 +80,22 @@ def main(chips: tuple[Chip, ...], only: str, workers: int) -> None:
             if row["right"] == "no":
                 click.echo(f"{row['kind']}: {row['case']}: {row['found'] or 'nothing found'}")
             table.append(row)
+            _write(table, keep=True)
+    if not only:
+        _write(table, keep=False)
     for kind in ("fault", "sound"):
         of_kind = [row for row in table if row["kind"] == kind]
         right = sum(row["right"] == "yes" for row in of_kind)
         click.echo(f"{right} of {len(of_kind)} {'faults found' if kind == 'fault' else 'sound kernels not accused'}")
-    if table:
-        _write(table, keep=bool(only))
 
 
 def _write(table: list[dict[str, str]], *, keep: bool) -> None:
-    """Write rows to the file, in place of its rows of the same cases."""
+    """Replace the file's rows of the same cases; `keep` its other rows."""
     rows = {(row["kind"], row["case"]): row for row in table}
     if keep:
         with ROWS.open(newline="") as file:
-            before = {(row["kind"], row["case"]): row for row in csv.DictReader(file)}
-        rows = before | rows
-    with ROWS.open("w", newline="") as file:
+            rows = {(row["kind"], row["case"]): row for row in csv.DictReader(file)} | rows
+    with whole_file(ROWS) as path, path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(table[0]))
         writer.writeheader()
         writer.writerows(rows.values())
@@ -111,6 +115,7 @@ def _row(case: Case, report: CheckReport) -> dict[str, str]:
         "found": " ".join(rules),
         "right": "yes" if right else "no",
         "run": "yes" if report.run.ran else not_run or "ended",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 

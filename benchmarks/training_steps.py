@@ -161,7 +161,7 @@ _COLUMNS: tuple[Column[dict[str, Any]], ...] = (
 
 
 def _job(pool: WorkerPool, row: dict[str, str], recipe: Recipe) -> Future[StepRun]:
-    function = NamedFunction(f"{MODEL}:train", dict(recipe.parameters))
+    function = NamedFunction(f"{MODEL}:train", {"loss": "plain", **recipe.parameters})  # MaxText's
     source = StepMaker(function=function, topology=recipe.topology, axes=dict(recipe.mesh))
     chip = with_flags(chip_named(recipe.chip), recipe.flags)
     return submit_step(pool, source, chip, name=f"{row['op']} on {row['chip']}", topology=recipe.topology)

@@ -13,6 +13,7 @@ from typing import Any
 
 from grouped_picture import grouped_picture
 from pictures import blocks_picture, buffers_picture, pipeline_picture
+from ring_picture import ring_picture
 from source_files import SourceFile, read
 
 from systolic.lessons import LESSONS
@@ -88,7 +89,7 @@ def pictures() -> dict[str, str]:
     """Return name below docs/generated/pictures → SVG."""
     drawings = {name: blocks_picture(rung) for name, rung in RUNGS.items()}
     drawings |= {f"{name}_buffers": buffers_picture(rung) for name, rung in RUNGS.items()}
-    return {**drawings, "pipelining": pipeline_picture(), "grouped": grouped_picture()}
+    return {**drawings, "pipelining": pipeline_picture(), "grouped": grouped_picture(), "ring_products": ring_picture()}
 
 
 def _page(files: Sequence[SourceFile], numbers: str, drawings: Sequence[str]) -> str:

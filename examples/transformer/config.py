@@ -37,7 +37,10 @@ class Config:
         each layer alone), "minimal" (all projections), or names of projections, such as "query+key+value"; after
         "offload:" they are kept in the host's memory.
       one_hot: True if tokens are looked up by a product with one-hot vectors; else by a gather.
-      loss_chunks: parts that the sequence is cut into for the loss, so that not all logits are in memory at once.
+      loss: "systolic", whose kernel computes the loss without logits in memory, or "plain".
+      logits: bytes of logits a device that may stay in memory for the gradients; also as
+        `systolic.linear_cross_entropy` takes it.
+      loss_chunks: parts that the sequence is cut into for the plain loss, so that not all logits are in memory at once.
     """
 
     vocabulary: int
@@ -71,6 +74,8 @@ class Config:
     blocks: Mapping[str, int | bool] = field(default_factory=dict)
     remat: str = "full"
     one_hot: bool = True
+    loss: str = "systolic"
+    logits: str | int = 2**30
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, explicit_axes, use_abstract_mesh
 
 # A mesh may lack any of these axes. Weights are cut along `fsdp` and gathered layer by layer where they are used.
 RULES: Mapping[str, tuple[str, ...]] = {
@@ -75,6 +75,18 @@ class Sharding:
             return fn
         # The check of values that vary over the mesh does not see inside of kernels.
         return jax.shard_map(fn, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def on_types(self, fn: Callable[..., Any], in_specs: Any) -> Callable[..., Any]:
+        """Return a function that sees in the types of its arrays how they are cut, and itself cuts what it computes."""
+        if self.mesh is None:
+            return fn
+        mesh = self.mesh.abstract_mesh
+
+        def on_explicit_axes(*arrays: jax.Array) -> Any:
+            with use_abstract_mesh(mesh):
+                return explicit_axes(fn, in_sharding=in_specs)(*arrays)
+
+        return on_explicit_axes
 
     @property
     def devices(self) -> int:

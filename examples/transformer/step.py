@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+import systolic
 from systolic import Step
 
 from .config import Config, configured
@@ -89,22 +90,33 @@ def _matrices(c: Config, experts: int) -> dict[str, tuple[tuple[int, ...], int]]
 
 
 def loss(parameters: Any, batch: Any, config: Config, sharding: Sharding) -> jax.Array:
-    """Return the mean cross entropy of the next tokens, whose logits exist for one chunk of the sequence at a time."""
+    """Return the mean cross entropy of the next tokens."""
     x, _ = forward(parameters, batch["tokens"], config, sharding)
     with jax.named_scope("loss"):
-        weight = vocabulary_weight(parameters)
-        if config.loss_chunks == 1:
-            return jnp.mean(cross_entropy(x, batch["targets"], weight, config, sharding))
-        # All chunks use the same gathered weights, as in MaxText.
-        weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
-        chunks = (_cut(x, config.loss_chunks), _cut(batch["targets"], config.loss_chunks))
+        return mean_loss(x, batch["targets"], vocabulary_weight(parameters), config, sharding)
 
-        @jax.checkpoint
-        def chunk(its: tuple[jax.Array, jax.Array]) -> jax.Array:
-            part, targets = its
-            return cross_entropy(part, targets, weight, config, sharding)
 
-        return jnp.mean(jax.lax.map(chunk, chunks))
+def mean_loss(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
+    """Return the mean cross entropy of the tokens whose last values are x."""
+    if config.loss == "plain" and config.loss_chunks == 1:
+        return jnp.mean(cross_entropy(x, targets, weight, config, sharding))
+    # The kernel, and all chunks as in MaxText, use the same gathered weights.
+    weight = sharding.constrain(weight.astype(x.dtype), None, "vocabulary")
+    if config.loss == "plain":
+        return jnp.mean(_by_chunks(x, targets, weight, config, sharding))
+    kernel = functools.partial(systolic.linear_cross_entropy, ignore_index=None, logits=config.logits)
+    cuts = (("batch", "sequence", None), (None, "vocabulary"), ("batch", "sequence"))
+    return sharding.on_types(kernel, tuple(sharding.spec(*names) for names in cuts))(x, weight, targets)
+
+
+def _by_chunks(x: jax.Array, targets: jax.Array, weight: jax.Array, config: Config, sharding: Sharding) -> jax.Array:
+    """Return the loss of each token; logits exist for one chunk of the sequence at a time."""
+
+    @jax.checkpoint
+    def chunk(operands: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return cross_entropy(*operands, weight, config, sharding)
+
+    return jax.lax.map(chunk, (_cut(x, config.loss_chunks), _cut(targets, config.loss_chunks)))
 
 
 def _cut(x: jax.Array, chunks: int) -> jax.Array:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
     from systolic.ops.matmul import dot_general, einsum, matmul
     from systolic.ops.moe import moe
+    from systolic.ops.moe.plan import MoePlan, plan_moe
+    from systolic.ops.moe.spec import MoeSpec
     from systolic.ops.plan import Plan
     from systolic.ops.planner import Planner, plan, use
     from systolic.ops.quantized import Quantized, dequantize, fake_quantize, from_qwix, quantize, to_qwix
@@ -57,6 +59,8 @@ __all__ = [
     "GroupedSpec",
     "MatmulSpec",
     "Matmuls",
+    "MoePlan",
+    "MoeSpec",
     "Outcome",
     "Plan",
     "Planner",
@@ -95,6 +99,7 @@ __all__ = [
     "moe",
     "plan",
     "plan_across_chips",
+    "plan_moe",
     "prepare",
     "quantize",
     "record",
@@ -131,6 +136,8 @@ _DOORS = {
     "systolic.ops.grouped": ("grouped_matmul",),
     "systolic.ops.matmul": ("dot_general", "einsum", "matmul"),
     "systolic.ops.moe": ("moe",),
+    "systolic.ops.moe.plan": ("MoePlan", "plan_moe"),
+    "systolic.ops.moe.spec": ("MoeSpec",),
     "systolic.ops.quantized": ("Quantized", "dequantize", "fake_quantize", "from_qwix", "quantize", "to_qwix"),
     "systolic.ops.sparse": ("BlockMask", "BlockSparse", "sparse_matmul"),
     "systolic.report": ("Comparison", "compare"),

@@ -90,7 +90,7 @@ class TimesFile:
         except OSError as error:
             raise NoTimeKeptError(f"cannot read {self.file}: {error.strerror}") from error
         except UntrustedError as error:
-            raise NoTimeKeptError(f"{self.file} is no file of simulated times: {error}") from error
+            raise NoTimeKeptError(f"{self.file} is not a file of simulated times: {error}") from error
 
     def keep(self, name: str, time: KeptTime) -> None:
         """Add a time, or replace it. Concurrent processes take turns.

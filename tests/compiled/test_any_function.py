@@ -65,7 +65,7 @@ def moved(run: SimulatedRun) -> int:
 
 
 def changes(index: np.ndarray) -> int:
-    """How often a pipeline fetches a block: once, and whenever the index changes."""
+    """Count the fetches of a block by a pipeline: one, and one for each change of the index."""
     return 1 + int(np.count_nonzero(np.diff(index)))
 
 

@@ -53,7 +53,12 @@ ISSUES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, str]] = {
         "vmem",
         "error",
     ),
-    "k is no multiple of the tile: wrong numbers": (product, (BF16(512, 600), BF16(600, 512)), "dropped-tail", "error"),
+    "k is not a multiple of the tile: wrong numbers": (
+        product,
+        (BF16(512, 600), BF16(600, 512)),
+        "dropped-tail",
+        "error",
+    ),
     "a block above the array: a grid of no steps": (product, (BF16(128, 512), BF16(512, 512)), "empty-grid", "error"),
     "float32 that silently runs as bfloat16": (whole, (F32(256, 256), F32(256, 256)), "precision", "warning"),
     "HIGH is not there inside of a kernel": (

@@ -27,7 +27,7 @@ def test_a_page_and_a_file_that_opens_again(capsys: pytest.CaptureFixture[str], 
     assert code == 0
     (row,) = json.loads(kept.read_text())["rows"]
     found = Explanation.from_json(json.dumps(row))
-    assert f"product: {found.run.summary().heading}; now to what would change it\n" in err  # ahead of the rest
+    assert f"product: {found.run.summary().heading}; now trying changes\n" in err  # ahead of the rest
     assert found.verdict in " ".join(out.split())
     assert page.read_text().count("<svg") or "vega" in page.read_text()
     assert found.verdict.startswith(f"simulated {found.time_us:,.1f} µs ± ")
@@ -86,7 +86,7 @@ def test_copies_around_a_kernel_are_a_finding() -> None:
     turned = functools.partial(slow_products.product, turned=True, tile_m=512, tile_k=1024, tile_n=512)
     found = systolic.explain(turned, lhs, rhs, chip="v6e", tries=0)
     saving = next(each for each in found.savings if each.title.startswith("leaving out XLA"))
-    assert "transpose in front of the kernel" in saving.why
+    assert "transpose before the kernel" in saving.why
     assert saving.saving is not None
     assert 0.02 < saving.saving < 0.9
 

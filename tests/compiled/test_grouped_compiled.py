@@ -86,7 +86,7 @@ def test_a_gated_product_into_an_array_in_three_passes() -> None:
 
 @pytest.mark.parametrize("chip", ["v6e", "v5p"])
 def test_rows_that_are_added_are_read_once(chip: str) -> None:
-    """Where two cores share the columns, each reads its own of the matrices and of what is added, and all of lhs."""
+    """If two cores share the columns, each reads its columns of the matrices and the addends, and all of lhs."""
 
     def added(lhs: Any, rhs: Any, residual: Any) -> Any:
         return product(lhs, rhs, chip=chip, residual=residual)

@@ -1,4 +1,4 @@
-"""What the compiler leaves of the care that is taken of infinite and very large numbers."""
+"""Infinite and very large numbers stay right in the compiled program."""
 
 from __future__ import annotations
 

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import systolic
 
 TOKENS, EXPERTS, F = 200, 8, 256
 
 
-# 1,152 columns are a register of eight tiles and one tile; 320 are no whole tiles.
+# 1,152 columns are a register of eight tiles and one tile; 320 are not whole tiles.
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("d", "dtype"), [(1152, "bfloat16"), (320, "float32")])
 @pytest.mark.parametrize("chip", ["v5e", "v6e"])
@@ -28,3 +30,21 @@ def test_kernels_move_rows_forward_and_backward(chip: str, d: int, dtype: str) -
     kernels = [op.name for op in run.cores[0].ops if op.is_pallas]
     for kernel in ("combine", "spread"):  # once in each direction
         assert sum(name.startswith(f"systolic_{kernel}") for name in kernels) >= 2, kernels
+
+
+def test_a_device_of_four_copies_a_quarter_of_the_rows() -> None:
+    """A router's typical result says how many rows each device has; the room for all of them is not written."""
+    mesh, tokens, top_k, d = systolic.slice_mesh("v6e", "2x2", expert=4), 512, 4, 256
+    shapes = (tokens, d), (tokens, EXPERTS), (EXPERTS, d, F), (EXPERTS, d, F), (EXPERTS, F, d)
+    given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("expert"))) for shape in shapes]
+
+    def local(*given: Any) -> jax.Array:
+        return systolic.moe(*given, top_k=top_k, axis_name="expert")
+
+    layer = jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+    run = systolic.simulate(layer, *given, chip="v6e", topology="2x2")
+    kinds = sorted(collective.kind for collective in run.collectives)
+    assert kinds == ["all-gather", "all-gather", "reduce-scatter"]
+    products = [op for op in run.slowest.cores[0].ops if op.name.startswith("systolic_grouped")]
+    results_bytes = 2 * tokens * top_k // 4 * (d + F)
+    assert sum(op.hbm_written_bytes for op in products) < 1.25 * results_bytes

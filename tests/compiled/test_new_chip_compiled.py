@@ -51,7 +51,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def told(house: Path, *command: str) -> dict[str, object]:
-    """What a command of that copy writes as JSON."""
+    """Return the JSON output of a command of that copy."""
     done = subprocess.run(
         [sys.executable, "-m", "systolic", *command, "--json", "-", "--quiet"],
         capture_output=True,

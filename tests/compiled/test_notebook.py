@@ -16,7 +16,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def shown(notebook: Any) -> list[str]:
-    """What each cell shows as text. Times depend on the compiler's version: cells of times without their numbers."""
+    """Return each cell's output as text, without the numbers of times, which depend on the compiler's version."""
     found = []
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

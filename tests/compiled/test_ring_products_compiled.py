@@ -43,7 +43,7 @@ def scattered(x: Any, w: Any, bias: Any) -> Any:
 def test_each_copy_goes_to_a_neighbor(
     pool: WorkerPool, fn: Callable[..., Any], specs: Any, out: Any, checked: bool
 ) -> None:
-    # The devices of this mesh, which is as `jax.make_mesh` makes it, are no ring of neighbors.
+    # The devices of this mesh, which is as `jax.make_mesh` makes it, are not a ring of neighbors.
     run = jax.shard_map(fn, mesh=MESH, in_specs=specs, out_specs=out, check_vma=checked)
     rows, size = 256, 1024
     arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, size), (size, size), (size,))]

@@ -336,16 +336,17 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
         prepared.run_slice(shape, program.assignment, chip=known, one_for_all=False)
 
 
-def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "topology"), [("v5p", "2x2x1"), ("v6e", "2x2")])
+def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str) -> None:
     found, find = list[bool](), RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: Any) -> Execution | None:
-        found.append((execution := find(self, *args)) is not None)
-        return execution
+    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...] | None:
+        found.append((executions := find(self, *args)) is not None)
+        return executions
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     runs = [
-        simulated(pool, "collective-permute in a loop", "v6e", "2x2", one_for_all=False, spans=20, remember=remember)
+        simulated(pool, "collective-permute in a loop", name, topology, one_for_all=False, spans=20, remember=remember)
         for remember in (True, False)
     ]
     assert runs[0] == runs[1]

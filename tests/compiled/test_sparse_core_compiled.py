@@ -17,7 +17,7 @@ SQUARE = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
 
 
 def started(run: SimulatedRun, number: int) -> list[str]:
-    """What a SparseCore ran between being set up and cleaned."""
+    """Return the instructions of a SparseCore between set-up and clean-up."""
     return [op.name for op in run.sparse_cores[number].ops[1:-1]]
 
 

@@ -161,7 +161,7 @@ def test_any_function_is_grouped_by_its_own_names() -> None:
 
 
 def test_a_step_is_traced_under_its_mesh() -> None:
-    """As MaxText's, whose constraints name axes of a mesh that `jax.set_mesh` sets."""
+    """A step like MaxText's, whose constraints name axes of a mesh that `jax.set_mesh` sets."""
     mesh = systolic.slice_mesh("v6e", "2x2", fsdp=4)
 
     def doubled(x: jax.Array) -> jax.Array:

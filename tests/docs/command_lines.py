@@ -1,4 +1,4 @@
-"""Whether a command line is one: the program, its subcommand, its options and their values exist. Nothing is run."""
+"""Check that the program, subcommand, options and values of a command line exist, without running it."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _joined(block: _Block) -> Iterator[tuple[int, str]]:
 
 
 def _is_python(text: str) -> bool:
-    """Whether it parses and calls something or binds a name; a formula or a program's output does not."""
+    """True if it parses, and calls something or binds a name, unlike a formula or a program's output."""
     try:
         tree = ast.parse(text)
     except SyntaxError:

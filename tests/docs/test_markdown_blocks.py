@@ -1,4 +1,4 @@
-"""What is taken for a command, for Python, and for neither; and what is refused."""
+"""Blocks that are commands, Python, or neither, and blocks that are refused."""
 
 from __future__ import annotations
 

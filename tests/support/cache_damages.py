@@ -42,7 +42,7 @@ FILE = "systolic-programs-1.sqlite"
 
 
 def kept() -> dict[str, CompiledProgram | CompilerRefusal]:
-    """What the cache holds before it is damaged: entries within a page, over several, and refusals."""
+    """Contents of the cache before it is damaged: entries within a page, over several pages, and refusals."""
     texts = random.Random(0)
     found: dict[str, CompiledProgram | CompilerRefusal] = {"refusal": REFUSAL, "k": PROGRAM}
     for number in range(12):
@@ -75,7 +75,7 @@ def damage(folder: Path, seed: int) -> str:
 
 
 def same(found: object, wanted: CompiledProgram | CompilerRefusal) -> bool:
-    """Whether a cache gave what had been put into it."""
+    """True if a cache returned its original contents."""
     if isinstance(wanted, CompilerRefusal):
         return isinstance(found, CompilerRefusal) and found.__dict__ == wanted.__dict__
     return found == replace(wanted, from_cache=True)
@@ -201,7 +201,7 @@ def _bomb(folder: Path, chance: random.Random) -> None:
 
 
 def _schema(folder: Path, chance: random.Random) -> None:
-    """What stands where the table should be, or beside it."""
+    """Objects in place of the table, or in addition to it."""
     statement = chance.choice(
         (
             "DROP TABLE programs; CREATE TABLE programs (key, used, entry)",

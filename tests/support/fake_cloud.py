@@ -42,7 +42,7 @@ if "v9" in words:
 
 
 class FakeCloud:
-    """What the fake knows, and was asked."""
+    """The state of the fake, and the requests that it got."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

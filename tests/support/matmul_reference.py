@@ -1,4 +1,4 @@
-"""What `systolic.matmul` has to return, in float64, and how far rounding may take a result from it.
+"""The result that `systolic.matmul` must return, in float64, and its tolerance for rounding.
 
 Bound of one element: an error of a sum of k products, each rounded with unit u, is within λ·√k·u·Σ|lhs·rhs| but for one
 time in exp(λ²/2)/2 (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019, theorem 2.4). The
@@ -64,7 +64,7 @@ class Call:
         return ", ".join(f"{name}={short(value)}" for name, value in parts.items())
 
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
-        """As they are multiplied: after their functions, not transposed."""
+        """Return the multiplied operands: after their functions, not transposed."""
         found = []
         for side in ("lhs", "rhs"):
             array = getattr(self, side)

@@ -38,7 +38,7 @@ def shown(register: str) -> tuple[str, ...]:
 
 
 def value(*bundles: str, register: str, chip_name: str = "v5e") -> int:
-    """What is in `register` after these bundles."""
+    """Return the contents of `register` after these bundles."""
     run = simulate(*bundles, *shown(register), chip_name=chip_name)
     return run.hbm_read_bytes // chip(chip_name).machine.granule_bytes // chip(chip_name).cores_per_device
 

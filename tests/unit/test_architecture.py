@@ -65,7 +65,7 @@ PARTS = [
     "records",
 ]
 PARTS += ["results", "op_totals", "source_lines", "traits", "assumptions", "translating", "sparse_core"]
-PARTS += ["other_devices", "device_detours", "core_parts", "sequencer", "repeated_calls", "device_setup"]
+PARTS += ["other_devices", "device_detours", "meeting", "core_parts", "sequencer", "repeated_calls", "device_setup"]
 PARTS += ["core_results", "core", "device", "slice", "run", "preparation", "__init__"]
 
 MAX_LINES = 300
@@ -260,6 +260,6 @@ def test_importing_starts_nothing(module: str) -> None:
 
 
 def test_no_two_files_of_tests_share_a_name() -> None:
-    """Pytest imports them by their names alone, as their folders are no packages."""
+    """Pytest imports them by their names alone, as their folders are not packages."""
     names = [file.name for file in SOURCE.parents[1].glob("tests/**/test_*.py")]
     assert sorted(names) == sorted(set(names))

@@ -11,8 +11,9 @@ import pytest
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec, explicit_axes, use_abstract_mesh
 
-from systolic.compat.jaxpr_values import bound, calls_inside, evaluate, scan_parts, unknown, while_parts
+from systolic.compat.jaxpr_values import bound, calls_inside, computed, evaluate, scan_parts, unknown, while_parts
 from systolic.compat.jaxprs import (
     CALLS,
     called_function,
@@ -165,3 +166,21 @@ def test_rewriting_changes_equations_at_any_depth_and_shares_the_rest() -> None:
     (result,) = evaluate(changed, [jnp.ones(4), jnp.int32(3)], step)
     expected = np.cumsum(((-np.cos(1 + TABLE)) - 1) * 3)
     np.testing.assert_allclose(result, [0, *expected[:-1]], rtol=1e-5)
+
+
+def test_an_equation_is_computed_without_the_mesh_that_it_was_traced_for() -> None:
+    mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+
+    def rows(row: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(row[None], (2, 4)) + 1
+
+    def traced(row: jax.Array) -> Any:
+        with use_abstract_mesh(mesh):
+            return explicit_axes(rows, in_sharding=PartitionSpec("x"))(row)
+
+    def step(equation: Any, values: list[Any]) -> list[Any]:
+        return values if equation.primitive.name == "reshard" else computed(equation, values)
+
+    function = jax.make_jaxpr(traced)(jax.ShapeDtypeStruct((4,), jnp.float32))
+    (result,) = evaluate(function, [np.arange(4, dtype=np.float32)], step, literal=lambda atom: atom.val)
+    np.testing.assert_array_equal(result, np.tile(np.arange(1, 5), (2, 1)))

@@ -1,4 +1,4 @@
-"""Which Python CI takes for the newest stack: one that runs, and is new enough."""
+"""CI chooses a Python for the newest stack that runs and is new enough."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def put(file: Path, body: str) -> str:
 
 @pytest.fixture
 def bin_folder(tmp_path: Path) -> Path:
-    """What the script itself needs, and no Python."""
+    """Provide the commands that the script needs, and no Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("bash", "env"):

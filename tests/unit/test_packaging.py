@@ -1,4 +1,4 @@
-"""What an index and pip see: the extras that messages name, and the README where no file lies beside it."""
+"""The package as an index and pip see it: extras that messages name, and the README without files next to it."""
 
 from __future__ import annotations
 

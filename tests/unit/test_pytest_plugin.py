@@ -97,7 +97,7 @@ def test_no_kernel_passes_by_a_time_that_is_none(tmp_path: Path, field: str, val
         times.compare("a", now, 0.02)
         return
     place = {"time_us": "times.a.time_us", "stalls_us": "times.a.stalls_us.copy"}[field]
-    with pytest.raises(NoTimeKeptError, match=rf"{place}|NaN is no number") as caught:
+    with pytest.raises(NoTimeKeptError, match=rf"{place}|NaN is not a number") as caught:
         times.compare("a", now, 0.02)
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(NoTimeKeptError):

@@ -1,4 +1,4 @@
-"""Reads traced functions, without judging them: Pallas calls, grids, blocks, bodies and memory.
+"""Read traced functions, without judging them: Pallas calls, grids, blocks, bodies and memory.
 
     calls      the Pallas calls with their grids, operands and compiler parameters
     visits     the blocks that a grid visits, step by step

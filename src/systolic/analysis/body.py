@@ -1,4 +1,4 @@
-"""The operations in a kernel's body, and how many there are in one step of the grid."""
+"""Count the operations in a kernel's body in one step of the grid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ACCESSES = ("get", "swap", "addupdate", "masked_load", "masked_swap", "dma_star
 
 
 def read_references(jaxpr: Any) -> set[int]:
-    """Finds the parameters of a body, by place, that it reads, or adds to, anywhere in it."""
+    """Return the numbers of the parameters that a body reads or adds to anywhere."""
     places: set[int | None] = set()
 
     def step(equation: Any, inputs: list[int | None]) -> tuple[()]:
@@ -32,33 +32,33 @@ def read_references(jaxpr: Any) -> set[int]:
 
 
 def elementwise_results(equation: Any, operands: Sequence[Any]) -> list[np.ndarray] | None:
-    """Computes an operation on scalars for many of them at once, by its own primitive; None if it is not elementwise.
+    """Apply a scalar operation to many scalars at once, with its own primitive; None if it is not elementwise.
 
-    Each of `operands` is a number, or an array of as many numbers as the others have.
+    Each operand is a number, or an array; arrays have equal sizes.
     """
     if equation.effects:
         return None
     try:
         return [np.asarray(result) for result in bound(equation, operands)]
-    except Exception:  # noqa: BLE001 -- an operation that asks for other shapes
+    except Exception:  # noqa: BLE001 -- an operation that needs other shapes
         return None
 
 
 def dot_flops(equation: Any) -> float:
-    """Counts the operations of a `dot_general`: two for each product of elements."""
+    """Count the operations of a `dot_general`: two for each product of elements."""
     return 2.0 * _depth(equation) * math.prod(equation.outvars[0].aval.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpCount:
-    """The operations of a kernel's body in one step of the grid, as far as they can be read from it."""
+    """The operations of a kernel's body in one step of the grid, as far as its text tells."""
 
-    flops: float = 0.0  # operations of its dots; a loop whose length is a value counts once
+    flops: float = 0.0  # operations of its dots; a loop of unknown length counts once
     accesses: int = 0  # reads, writes and copies of memory, counted the same way
-    # The most terms that one dot or sum adds up for an element, times the iterations of the loops around it.
+    # The most terms that one dot or sum adds for an element, times the iterations of the loops around it.
     terms: int = 1
     roundings: int = 1  # the most iterations of the loops around a dot
-    is_counted: bool = True  # whether the iterations of all loops around dots are known
+    is_counted: bool = True  # the iterations of all loops around dots are known
     float32_dots: tuple[Any, ...] = ()  # equations of the float32 dots at default precision
 
     def __add__(self, other: OpCount) -> OpCount:
@@ -73,7 +73,7 @@ class OpCount:
 
 
 def op_count(body: Any, times: int | None = 1) -> OpCount:
-    """Counts what a jaxpr does in `times` executions; None: an unknown number."""
+    """Count the operations of `times` executions of a jaxpr; None: an unknown number."""
     total, often = OpCount(), times or 1
     for equation in body.eqns:
         name = equation.primitive.name
@@ -100,7 +100,7 @@ def op_count(body: Any, times: int | None = 1) -> OpCount:
 
 
 def times_inside(equation: Any, times: int | None) -> int | None:
-    """Counts how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
+    """Count how often the inside of an equation runs in `times` executions of it; None: an unknown number."""
     rounds = iterations(equation)
     return None if times is None or rounds is None else times * rounds
 

@@ -1,6 +1,6 @@
-"""The Pallas calls of a traced function: grid, blocks, memories, and what the compiler was told.
+"""The Pallas calls of a traced function: grids, blocks, memories and compiler parameters.
 
-Nothing is executed here: everything comes out of the traced program, so a call may be anybody's.
+Everything is read from the traced program, and nothing is executed, so the calls may come from any code base.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from systolic.compat.jaxprs import EquationSite, equation_sites, outside_of_kern
 from systolic.compiler import abstract_arguments, written_at
 
 Role = Literal["prefetch", "input", "output", "scratch"]
-# `vmem` is also the memory of a block that Pallas' pipeline brings; `hbm` what the kernel copies from by itself.
+# `vmem` includes blocks that Pallas' pipeline brings; from `hbm` the kernel copies itself.
 Memory = Literal["vmem", "smem", "hbm", "semaphore", "other"]
 
 _MEMORIES: dict[str, Memory] = {
@@ -30,12 +30,12 @@ _MEMORIES: dict[str, Memory] = {
 
 
 def described(array: Any) -> str:
-    """Describes anything that has a dtype and a shape: "bfloat16[1024,512]"."""
+    """Describe anything that has a dtype and a shape: "bfloat16[1024,512]"."""
     return f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def argument_texts(args: Sequence[Any]) -> tuple[str, ...]:
-    """Describes each array among arguments, which may be pytrees."""
+    """Describe each array among arguments, which may be pytrees."""
     import jax
 
     return tuple(described(leaf) for leaf in jax.tree.leaves(abstract_arguments(args)))
@@ -55,7 +55,7 @@ class Operand:
     squeezed: tuple[int, ...] = ()  # dimensions that the kernel does not see
     by_element: tuple[int, ...] = ()  # dimensions along which the index map gives elements, not blocks
     buffers: int | None = None  # copies in VMEM that `pl.Buffered` asked for; None: Pallas decides
-    # Whether it has a block specification that depends on the grid, that is, whether a pipeline brings it.
+    # True if its block specification depends on the grid, so that a pipeline brings it.
     is_cut: bool = False
 
     @property
@@ -73,25 +73,25 @@ class Operand:
 class KernelCall:
     """One Pallas call in the text of a function."""
 
-    name: str  # what the launcher calls the kernel, else the name of its function
-    # "file.py:12 in launcher", the line of the user's source; "" where it is not known.
+    name: str  # the name that the launcher gave the kernel, else the name of its function
+    # "file.py:12 in launcher", the line of the user's source; "" if it is not known.
     where: str
-    grid: tuple[int | None, ...]  # steps along each axis; None where the number is a value
-    # "parallel" or "arbitrary" for each grid axis; () if the launcher said nothing. Pallas takes the axes that
-    # `jax.vmap` makes for parallel.
+    grid: tuple[int | None, ...]  # steps along each axis; None if the number is a traced value
+    # "parallel" or "arbitrary" for each grid axis; () if the launcher states none. Pallas treats the axes that
+    # `jax.vmap` makes as parallel.
     semantics: tuple[str, ...]
     operands: tuple[Operand, ...]  # the kernel's parameters: prefetched scalars, inputs, outputs, scratch
     vmem_limit_bytes: int | None  # the limit that the launcher set; None: the compiler's own
-    has_cost_estimate: bool  # whether XLA was told what the kernel costs
-    # Pairs of an input and the output that takes its place, counted among inputs and outputs.
+    has_cost_estimate: bool  # the launcher gave XLA a cost estimate
+    # Pairs of an input and the output that reuses its memory, as positions among inputs and outputs.
     aliases: tuple[tuple[int, int], ...]
     body: Any  # the kernel's jaxpr
     equation: Any  # the call in the function's jaxpr
-    # The way to it: positions of equations and numbers of branches, outermost first; see `compiler.PallasOperands`.
+    # The path to it: positions of equations and numbers of branches, outermost first; see `compiler.PallasOperands`.
     site: tuple[int, ...]
     executions: int | None  # how often the function runs it; None: that depends on values
     vmapped: tuple[int, ...] = ()  # grid axes that `jax.vmap` made: `pl.program_id` does not count them
-    # Outputs, counted among outputs, whose results are not used: launchers ask for memory in this way.
+    # Positions of outputs whose results are not used: launchers request memory in this way.
     unused: tuple[int, ...] = ()
 
     @property
@@ -100,23 +100,23 @@ class KernelCall:
         return tuple(axis for axis in range(len(self.grid)) if axis not in self.vmapped)
 
     def of(self, *roles: Role) -> tuple[Operand, ...]:
-        """Picks the operands of these roles, in order."""
+        """Pick the operands of these roles, in order."""
         return tuple(operand for operand in self.operands if operand.role in roles)
 
     @property
     def steps(self) -> int | None:
-        """Steps of the whole grid; None where that is a value."""
+        """Steps of the whole grid; None if the number is a traced value."""
         return None if None in self.grid else math.prod(size for size in self.grid if size is not None)
 
 
 def kernel_calls(closed_jaxpr: Any) -> list[KernelCall]:
-    """Lists the Pallas calls in a traced function in the order of its text; those in branches and loops once each."""
+    """List the Pallas calls of a traced function in the order of its text, calls in branches and loops once."""
     sites = equation_sites(closed_jaxpr, outside_of_kernels)
     return [_call(site) for site in sites if site.equation.primitive.name == "pallas_call"]
 
 
 def executions(site: EquationSite) -> int | None:
-    """Counts how often one execution of a function runs an equation in it; None: that depends on values."""
+    """Count how often one execution of a function runs an equation in it; None: that depends on values."""
     times: int | None = 1
     for caller in site.callers:
         times = None if caller.primitive.name == "cond" else times_inside(caller, times)
@@ -217,7 +217,7 @@ def _memory(aval: Any) -> Memory:
 
 
 def _word(value: Any) -> str:
-    """Writes a name or a member of an enumeration as text: 'parallel', 'vmem'."""
+    """Write a name or a member of an enumeration as text: 'parallel', 'vmem'."""
     return str(getattr(value, "value", value)).lower() if value is not None else "None"
 
 

@@ -1,7 +1,7 @@
-"""Counts the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
+"""Count the work of each line of a kernel's source: products, elementwise operations, loads, stores, executions.
 
-The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that follow
-from grid indices are evaluated for every step at once; how often other branches are taken is not known.
+The counts come from the traced kernel. A branch (`pl.when`) counts for the steps that take it: predicates that depend
+only on grid indices are evaluated for all steps at once; the counts of other branches are unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 from systolic.support.ranges import Amount, Count
 
-# Operations that move or rename values, and compute none.
+# Operations that move or rename values, and compute nothing.
 _FREE = {"get", "swap", "addupdate", "broadcast_in_dim", "reshape", "squeeze", "program_id", "num_programs", "iota"}
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 _MAX_STEPS = 1_000_000
@@ -32,13 +32,13 @@ Taken = np.ndarray | None  # bool[steps]: which steps run something; None: not k
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineOps:
-    """The work of one line of the kernel's source in one execution, by the traced program."""
+    """The work of one line of the kernel's source in one execution, read from the traced program."""
 
     kernel: str
     where: str  # "file.py:12 in kernel"
-    text: str  # the line itself; "" where the file is not there
+    text: str  # the line; "" if the file is missing
     operations: str  # "dot_general, add"
-    executions: Count | None  # over the whole grid; None where it depends on values
+    executions: Count | None  # over the whole grid; None if it depends on values
     matrix_flops: Amount  # of one execution
     vector_elements: Count  # elements that elementwise operations compute in one execution
     loaded_bytes: Count  # from VMEM, in one execution
@@ -65,7 +65,7 @@ class _Line:
 
 
 def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
-    """Counts what the body of a call asks for, line by line; `grid` is its steps along each axis, None if not known."""
+    """Count the work of a call's body, line by line; `grid` has the steps along each axis, None if unknown."""
     steps = math.prod(grid) if grid is not None else None
     is_followed = grid is not None and steps is not None and steps <= _MAX_STEPS
     walk = _Walk(call, grid if is_followed else None)
@@ -91,10 +91,10 @@ def kernel_ops(call: KernelCall, grid: Sequence[int] | None) -> KernelOps:
 
 
 def flops_outside_kernels(jaxpr: Any) -> float | None:
-    """Counts the operations of a traced function's products outside its kernels, on all devices together.
+    """Count the operations of a traced function's products outside its kernels, on all devices together.
 
     Returns:
-      The operations, in loops as often as these run; None where a product runs an unknown number of times, or is a
+      The operations, counted for each iteration of loops; None if a product runs an unknown number of times or is a
       convolution.
     """
     total = 0.0
@@ -110,7 +110,7 @@ def flops_outside_kernels(jaxpr: Any) -> float | None:
 
 
 def _devices(caller: Any) -> int:
-    """Counts the devices that each run the body of a `shard_map`, with their parts of its operands."""
+    """Count the devices that each run the body of a `shard_map`, with their parts of its operands."""
     if caller.primitive.name != "shard_map":
         return 1
     return math.prod(caller.params["mesh"].shape[axis] for axis in caller.params["newly_manual_axes"])
@@ -125,7 +125,7 @@ class _Walk:
         self._ids = None if grid is None else np.indices(grid, dtype=np.int32).reshape(len(grid), math.prod(grid))
 
     def run(self, function: Any, inputs: Sequence[Any], taken: Taken, times: int | None) -> list[Any]:
-        """Goes through a jaxpr that each of the steps in `taken` executes `times` times; returns its known results."""
+        """Walk a jaxpr that each step of `taken` executes `times` times; return the results that are known."""
 
         def step(equation: Any, operands: list[Any]) -> Sequence[Any]:
             return self._equation(equation, operands, taken, times)
@@ -138,7 +138,7 @@ class _Walk:
         if not functions:
             self._count(equation, taken, times)
             return self._scalars(equation, operands)
-        if name in ("scan", "while"):  # what is carried changes
+        if name in ("scan", "while"):  # carried values change
             for function in functions:
                 self.run(function, [], taken, times_inside(equation, times))
             return ()
@@ -149,7 +149,7 @@ class _Walk:
         return results if name in CALLS else ()
 
     def _scalars(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """Computes results that are scalars, for all steps at once."""
+        """Compute results that are scalars, for all steps at once."""
         is_scalar = equation.outvars and getattr(equation.outvars[0].aval, "shape", None) == ()
         if self._ids is None or self._grid is None or not is_scalar:
             return ()

@@ -1,6 +1,6 @@
-"""Follows one step of a kernel through its body without running it.
+"""Follow one step of a kernel through its body without running it.
 
-Scalars that follow from the step's place in the grid are known; of everything else only where it comes from is known,
+Scalars that depend only on the step's position in the grid are known. For all other values, only their origin is known,
 and whether that memory was written before.
 """
 
@@ -23,13 +23,13 @@ class Memory:
     """One of a kernel's buffers."""
 
     operand: int  # its number among the parameters
-    written: bool  # whether anything is in it
-    overwritten: bool | None = None  # whether its first use overwrites all of it; None: it has not been used
+    written: bool  # True if something was written to it
+    overwritten: bool | None = None  # True if its first use overwrites all of it; None: it has not been used
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A scalar, or an array that holds one number all over."""
+    """A scalar, or an array filled with one number."""
 
     value: Any
 
@@ -42,7 +42,7 @@ class Unwritten:
     equation: Any
 
 
-# What may be known of a variable of a kernel; None: nothing.
+# Knowledge of a kernel's variable; None: nothing is known.
 Value = Known | Unwritten | Memory | None
 
 _READS = ("get", "masked_load")
@@ -51,7 +51,7 @@ _SHAPING = ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradi
 
 
 def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
-    """Computes an operation of known scalars, or of arrays that hold one number all over; None where that fails."""
+    """Apply an operation to known scalars, or to arrays filled with one number; None if that fails."""
     if equation.primitive.name in _SHAPING:
         return operands[0]
     results = elementwise_results(equation, operands) or ()
@@ -59,17 +59,17 @@ def scalar_result(equation: Any, operands: Sequence[Any]) -> Any:
 
 
 def _literal(atom: Any) -> Value:
-    """Reads a literal scalar in its own dtype."""
+    """Read a literal scalar in its own dtype."""
     return Known(np.asarray(atom.val, atom.aval.dtype)[()]) if np.ndim(atom.val) == 0 else None
 
 
 @dataclass(slots=True)
 class StepWalk:
-    """Goes through the body of a kernel at one place of its grid."""
+    """A walk through the body of a kernel at one position of its grid."""
 
-    step: Sequence[int | None]  # the place along each axis; None: any
-    grid: Sequence[int | None]  # the axes' lengths; None where one is a value
-    # Uses of memory that nothing has written, where it is certain that they happen.
+    step: Sequence[int | None]  # the position along each axis; None: any
+    grid: Sequence[int | None]  # the axes' lengths; None for a traced value
+    # Uses of unwritten memory that certainly happen.
     unwritten_uses: list[Unwritten] = field(default_factory=list)
     _certain: bool = True
     _in_loop: bool = False
@@ -89,7 +89,7 @@ class StepWalk:
         if name in ("scan", "while", "run_scoped"):
             outside, self._in_loop = self._in_loop, True
             if name == "run_scoped":
-                # Its buffers are its own business: as often as not a pipeline's, filled by copies.
+                # Its own buffers are ignored: many belong to a pipeline, and copies fill them.
                 results = self.run(functions_inside(equation)[0], inputs)
             else:
                 results = self._scan(equation, inputs) if name == "scan" else self._while(equation, inputs)
@@ -99,7 +99,7 @@ class StepWalk:
         if function is not None:
             return self.run(function, inputs)
         for value in inputs:
-            if isinstance(value, Memory):  # a copy, or something that is not understood
+            if isinstance(value, Memory):  # a copy, or an unknown operation
                 value.written = True
                 value.overwritten = bool(value.overwritten)
         return [self._computed(equation, inputs)] * len(equation.outvars)
@@ -116,7 +116,7 @@ class StepWalk:
             return self._selected(inputs)
         numbers = [value.value for value in inputs if isinstance(value, Known)]
         if name in ("and", "or"):
-            # One operand may decide alone.
+            # One operand may decide the result alone.
             decisive = next((number for number in numbers if _is_bool(number) and bool(number) == (name == "or")), None)
             if decisive is not None:
                 return Known(decisive)
@@ -132,7 +132,7 @@ class StepWalk:
         which, *cases = inputs
         if isinstance(which, Known):
             return cases[int(which.value)]
-        return which if isinstance(which, Unwritten) else None  # a mask may keep what is read out of the result
+        return which if isinstance(which, Unwritten) else None  # a mask may exclude the read values from the result
 
     def _access(self, equation: Any, name: str, inputs: Sequence[Value]) -> Sequence[Value]:
         memory, *rest = inputs
@@ -142,14 +142,14 @@ class StepWalk:
         if not isinstance(memory, Memory):
             return [None] * len(equation.outvars)
         if memory.overwritten is None:
-            # A swap without indices overwrites, whoever uses the old value.
+            # A swap without indices overwrites everything, even if its old value is used.
             is_whole = name == "swap" and len(equation.invars) == 2
             memory.overwritten = is_whole and self._certain and not self._in_loop
         before = None if memory.written else Unwritten(memory.operand, equation)
         if name == "addupdate" and before is not None:
             self._use(before)
         if name not in _READS:
-            memory.written = True  # a part of it, maybe: what is in the others is not followed
+            memory.written = True  # perhaps only a part of it: parts are not tracked
         return [before] * len(equation.outvars)
 
     def _use(self, value: Unwritten) -> None:
@@ -163,7 +163,7 @@ class StepWalk:
         if isinstance(which, Known):
             chosen = branches[min(max(int(which.value), 0), len(branches) - 1)]
             return self.run(chosen, operands)
-        # Any of them: what one writes counts as written, and what one reads is not certain to be read.
+        # Any branch may run: its writes count as written, and its reads are not certain.
         memories = [value for value in operands if isinstance(value, Memory)]
         before = [memory.written for memory in memories]
         after = list(before)
@@ -201,7 +201,7 @@ class StepWalk:
 
 
 def _lasting(value: Value) -> Value:
-    """Keeps of a value what also holds in later iterations: numbers change."""
+    """Return the part of a value that also holds in later iterations: numbers change."""
     return None if isinstance(value, Known) else value
 
 
@@ -210,11 +210,10 @@ def _is_bool(value: Any) -> bool:
 
 
 def overwritten_each_step(call: KernelCall) -> frozenset[int]:
-    """Finds the kernel's parameters, by number, that every step overwrites before it reads them.
+    """Return the numbers of the kernel's parameters that every step overwrites before it reads them.
 
-    A kernel that adds up over an axis sets its sums to zero at the first step. Where the axis has only one step, this
-    happens at every step: the compiler then sees that nothing is added to, keeps the sums in registers, and drops the
-    scratch memory that held them.
+    A kernel that sums over an axis clears its sums at the first step. If the axis has only one step, every step does
+    so. The compiler then keeps the sums in registers, and drops their scratch memory.
     """
     sizes = [call.grid[axis] for axis in call.own_axes]
     memories = [Memory(at, written=True) for at in range(len(call.operands))]

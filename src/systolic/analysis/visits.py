@@ -1,7 +1,7 @@
-"""Finds the blocks that a kernel's grid visits, in order: evaluates index maps for every step.
+"""Find the blocks that a kernel's grid visits, in order: evaluate index maps for every step.
 
-Pallas' pipeline copies an input block in when it is another than the step before had, and an output block out when the
-next step has another, or at the end. So the number of copies is the number of runs of equal blocks.
+Pallas' pipeline copies an input block in when it differs from the previous step's, and an output block out when the
+next step has another block, or at the end. So the number of copies is the number of runs of equal blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Visits:
 
     @property
     def changes(self) -> np.ndarray:
-        """bool[steps]: whether a step has another block than the step before; the first has."""
+        """bool[steps]: True if a step's block differs from the previous step's, and for the first step."""
         changed = np.ones(len(self.starts), dtype=bool)
         changed[1:] = (self.starts[1:] != self.starts[:-1]).any(axis=1)
         return changed
@@ -45,7 +45,7 @@ class Visits:
 
     @property
     def distinct(self) -> np.ndarray:
-        """int64[blocks, rank], every block that is visited, once, in order of place."""
+        """int64[blocks, rank]: every visited block once, in order of position."""
         keys = self._keys()
         return np.unique(self.starts, axis=0) if keys is None else self.starts[np.unique(keys, return_index=True)[1]]
 
@@ -55,9 +55,9 @@ class Visits:
         return self.fetches != len(self.distinct)
 
     def _keys(self) -> np.ndarray | None:
-        """Numbers the block of each step in order of place: int64[steps]; None where the numbers would be too large.
+        """Number the block of each step in order of position: int64[steps]; None if the numbers would be too large.
 
-        Sorting one number for each step takes seconds less than sorting rows, with millions of steps.
+        For millions of steps, sorting one number per step is seconds faster than sorting rows.
         """
         if not len(self.starts):
             return None
@@ -71,7 +71,7 @@ class Visits:
         return keys
 
     def elements(self, starts: np.ndarray) -> np.ndarray:
-        """Counts the elements of the blocks at `starts` that lie inside the array: int64[blocks]."""
+        """Count the elements of the blocks at `starts` that lie inside the array: int64[blocks]."""
         low = np.clip(starts, 0, self.operand.shape)
         high = np.clip(starts + np.array(self.operand.block, dtype=np.int64), 0, self.operand.shape)
         return np.prod(np.maximum(high - low, 0), axis=1, dtype=np.int64)
@@ -83,18 +83,18 @@ class Visits:
 
     @property
     def least_bytes(self) -> int:
-        """Bytes of every block that is visited, once."""
+        """Bytes of every visited block, counted once."""
         return int(self.elements(self.distinct).sum()) * dtype_bytes(self.operand.dtype)
 
     def numbered(self) -> np.ndarray:
-        """Numbers the block of each step, equal blocks alike: int64[steps]."""
+        """Number the block of each step; equal blocks get equal numbers: int64[steps]."""
         keys = self._keys()
         if keys is None:
             return np.unique(self.starts, axis=0, return_inverse=True)[1].reshape(-1)
         return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
     def shared_blocks(self, grid: Sequence[int]) -> list[int]:
-        """Counts for each axis of the grid the blocks that are visited at more than one of its indices."""
+        """Count, for each axis of the grid, the blocks that are visited at more than one of its indices."""
         if not len(self.starts):
             return [0] * len(grid)
         numbers = self.numbered()
@@ -114,7 +114,7 @@ class GridVisits:
     """One execution of a kernel call."""
 
     grid: tuple[int, ...]  # steps along each axis
-    # The visits of each operand that has blocks, by its place among the kernel's parameters.
+    # The visits of each operand that has blocks, by its position among the kernel's parameters.
     visits: dict[int, Visits]
 
     @property
@@ -128,7 +128,7 @@ class GridVisits:
         return [visits for visits in self.visits.values() if visits.operand.role == "output"]
 
     def reordered(self, order: Sequence[int]) -> GridVisits:
-        """Puts the axes of the grid in another order; `order` names the old axis of each new one."""
+        """Put the axes of the grid in another order; `order` names the old axis of each new one."""
         reordered = {}
         for at, visits in self.visits.items():
             by_axis = visits.starts.reshape(*self.grid, -1).transpose(*order, len(order))
@@ -146,9 +146,9 @@ class CallOnGrid:
 
 @at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:
-    """Lists the Pallas calls of a traced function with what the grid of the first execution of each visits.
+    """List the Pallas calls of a traced function, each with the blocks that its first execution visits.
 
-    `values` are what its flat arguments hold; None where only a shape is known.
+    `values` are the values of its flat arguments; None if only a shape is known.
     """
     executions = first_executions(jaxpr, values)
     calls = []
@@ -159,7 +159,7 @@ def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[Call
 
 
 def first_executions(jaxpr: Any, values: Sequence[np.ndarray | None]) -> dict[tuple[int, ...], PallasOperands]:
-    """Finds the operands of the first execution of each Pallas call, by the call's site."""
+    """Find the operands of the first execution of each Pallas call, by the call's site."""
     arguments = [shape if value is None else value for shape, value in zip(jaxpr.in_avals, values, strict=True)]
     executions: dict[tuple[int, ...], PallasOperands] = {}
     for execution in pallas_operands(jaxpr, arguments, [str(number) for number in range(len(arguments))]):
@@ -176,14 +176,14 @@ def _visits(call: KernelCall, execution: PallasOperands | None) -> GridVisits | 
 
 
 def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing:
-    """Evaluates the index maps of a call at each step of its grid.
+    """Evaluate the index maps of a call at each step of its grid.
 
     Args:
       call: the call.
-      values: what the operands of its equation hold: arrays, or `Missing`; see `compiler.PallasOperands`.
+      values: the operands of its equation: arrays, or `Missing`; see `compiler.PallasOperands`.
 
     Returns:
-      The blocks, or what is missing to know them.
+      The blocks, or what is missing to determine them.
     """
     mapping = call.equation.params["grid_mapping"]
     bounds = mapping.num_dynamic_grid_bounds
@@ -196,7 +196,7 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
         grid.append(int(value))
     steps = math.prod(grid)
     if steps > MAX_GRID_STEPS:
-        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are gone through")
+        return Missing(f"a grid of {steps:,} steps, of which at most {MAX_GRID_STEPS:,} are evaluated")
     scalars = values[bounds : bounds + mapping.num_index_operands]
     ids = np.indices(grid, dtype=np.int32).reshape(len(grid), steps)
     visits: dict[int, Visits] = {}
@@ -213,10 +213,10 @@ def grid_visits(call: KernelCall, values: Sequence[Any]) -> GridVisits | Missing
 
 
 def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray | Missing:
-    """Evaluates an index map at each step: int64[steps, rank]."""
+    """Evaluate an index map at each step: int64[steps, rank]."""
     steps = ids.shape[1]
     jaxpr = closed.jaxpr
-    if not jaxpr.eqns:  # as most are: they only pick and order grid indices
+    if not jaxpr.eqns:  # most index maps only select and order grid indices
         variables = dict(zip(jaxpr.invars, ids, strict=False))
         columns = [np.full(steps, atom.val) if is_literal(atom) else variables[atom] for atom in jaxpr.outvars]
         return np.stack(columns, axis=1).astype(np.int64) if columns else np.zeros((steps, 0), np.int64)
@@ -238,14 +238,14 @@ def _indices(closed: Any, ids: np.ndarray, scalars: Sequence[Any]) -> np.ndarray
     try:
         with jax.ensure_compile_time_eval():
             columns = jax.jit(jax.vmap(of_step, in_axes=1))(ids)
-    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars: the compiler takes them, we can't
+    except Exception as error:  # noqa: BLE001 -- branches and loops that read scalars, which the compiler accepts
         text = (str(error).strip() or "-").splitlines()[0]
-        return Missing(f"an index map that is not evaluated here ({type(error).__name__}: {text})")
+        return Missing(f"an index map that cannot be evaluated ({type(error).__name__}: {text})")
     return np.stack([np.broadcast_to(np.asarray(column), steps) for column in columns], axis=1).astype(np.int64)
 
 
 def _index_map_step(equation: Any, inputs: list[Any]) -> list[Any]:
-    """Evaluates an equation of an index map. Its references are to read-only scalar memory, given as arrays."""
+    """Evaluate an equation of an index map. Its references are read-only scalar memory, passed as arrays."""
     import jax
 
     if equation.primitive.name == "get":

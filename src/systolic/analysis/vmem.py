@@ -1,7 +1,7 @@
 """The VMEM that a kernel needs, buffer by buffer, estimated before it is compiled.
 
-The windows and the scratch memory are counted as the compiler counts them, to the byte. How much it adds for vector
-registers that do not fit ("spilled" ones) only the compiler knows; `spilled_bytes` is a rough guess.
+Windows and scratch memory are counted as the compiler counts them, to the byte. What the compiler adds for spilled
+vector registers is not known before; `spilled_bytes` is a rough guess.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class EstimatedBuffer:
     name: str
     kind: Literal["window", "scratch"]
     copies: int
-    size_bytes: int  # all copies together, padded to whole tiles
+    size_bytes: int  # of all copies, padded to whole tiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmemEstimate:
-    """The windows and the scratch memory of a kernel, and the most that the compiler lets it use."""
+    """The windows and the scratch memory of a kernel, and its VMEM limit."""
 
     buffers: tuple[EstimatedBuffer, ...]
     limit_bytes: int
@@ -52,7 +52,7 @@ class VmemEstimate:
 
 
 def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
-    """Estimates what a kernel keeps in VMEM on a chip, without arrays that XLA may hold there around the call."""
+    """Estimate the VMEM that a kernel uses on a chip, without arrays that XLA may keep there around the call."""
     windows = [_window(call, operand) for operand in call.of("input", "output") if operand.memory == "vmem"]
     dropped = overwritten_each_step(call)
     scratch = [
@@ -70,7 +70,7 @@ def vmem_estimate(call: KernelCall, chip: Chip) -> VmemEstimate:
 
 
 def _scratch_bytes(operand: Operand) -> int:
-    """Counts a scratch buffer's bytes: where windows pack elements of four bits, scratch has a byte for each."""
+    """Count a scratch buffer's bytes. Windows pack elements of four bits; scratch has a byte for each."""
     return padded_bytes(operand.shape, operand.dtype) * max(8 // element_bits(operand.dtype), 1)
 
 
@@ -86,11 +86,11 @@ def _allocated(size_bytes: int) -> int:
 
 
 def spilled_bytes(call: KernelCall) -> int:
-    """Guesses the VMEM that the compiler adds for registers that do not fit: the largest dot's result, less 51 of them.
+    """Guess the VMEM for spilled registers: the registers of the largest dot's result, less 51.
 
-    Where the result of a dot is added to something, its sums live in the 64 vector registers, and all but about 51 are
-    kept in VMEM; elsewhere other registers are, by no simple law. The guess only decides how much VMEM
-    is offered to tiles before they are compiled, so it supposes as much of every dot.
+    If the result of a dot is added to something, its sums use the 64 vector registers, and all but about 51 of them are
+    spilled to VMEM. Otherwise other registers are spilled, by no simple rule. The guess only decides how much VMEM
+    tiles may use before they are compiled, so it assumes the same for every dot.
     """
     results = [
         equation.outvars[0].aval for equation in equations(call.body) if equation.primitive.name == "dot_general"

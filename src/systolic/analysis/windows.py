@@ -1,4 +1,4 @@
-"""Finds the blocks that a pipeline fetches from step to step, and those that lie in VMEM for the whole grid."""
+"""Find the blocks that a pipeline fetches step by step, and those that stay in VMEM for the whole grid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PREFETCHED = -1  # prefetched scalars, among the grid axes on which an index dep
 
 
 def block_mapping_of(call: KernelCall, operand: Operand) -> Any:
-    """Finds Pallas' own record of how an input or output is cut."""
+    """Find Pallas' own record of how an input or output is cut."""
     cut = call.of("input", "output")
     return call.equation.params["grid_mapping"].block_mappings[cut.index(operand)]
 
 
 def is_whole(call: KernelCall, operand: Operand) -> bool:
-    """Says whether the block is the array and the index map gives only zeros: Pallas then uses no window."""
+    """True if the block is the whole array and the index map gives only zeros: Pallas then uses no window."""
     if operand.block != operand.shape:
         return False
     outputs = _index_map(call, operand).outvars
@@ -30,28 +30,28 @@ def is_whole(call: KernelCall, operand: Operand) -> bool:
 
 
 def window_copies(call: KernelCall, operand: Operand) -> int:
-    """Counts the blocks of an operand that lie in VMEM at a time.
+    """Count the blocks of an operand that are in VMEM at the same time.
 
-    Where the compiler sees that every step has the same block it keeps one, whatever `pl.Buffered` asks for. It folds
-    constants and axes of one step, and sees through `i * 0` and `i - i`, not through `i // size` or `minimum`: this
-    held in 24 index maps compiled for v4, v5e and v7x.
+    If the compiler sees that every step has the same block, it keeps one, whatever `pl.Buffered` requests. It folds
+    constants and axes of one step, `i * 0` and `i - i`, but not `i // size` or `minimum`: this held in 24 index maps
+    compiled for v4, v5e and v7x.
     """
     moves = operand.is_cut and any(axis == PREFETCHED or call.grid[axis] != 1 for axis in index_axes(call, operand))
     return (operand.buffers or 2) if moves else 1
 
 
 def index_axes(call: KernelCall, operand: Operand) -> frozenset[int]:
-    """Lists the grid axes on which an operand's block depends, and `PREFETCHED` if it depends on prefetched scalars."""
+    """List the grid axes that an operand's block depends on, and `PREFETCHED` if it depends on prefetched scalars."""
     index_map = _index_map(call, operand)
     axes = [frozenset({axis if axis < len(call.grid) else PREFETCHED}) for axis in range(len(index_map.invars))]
     return frozenset().union(*_propagated(index_map, axes, lambda _: frozenset(), _axes_of_result))
 
 
 def index_divisors(call: KernelCall, operand: Operand) -> tuple[int, ...]:
-    """Finds for each index of an index map a divisor that the compiler sees; 0 for zero.
+    """Find, for each index of an index map, a divisor that the compiler can see; 0 for zero.
 
-    The compiler multiplies, chooses and believes `pl.multiple_of`, but does not add: it takes `(i + 1) * 8` for a
-    multiple of 8, and `i * 8 + 8` not. This held in 20 index maps compiled for v5e.
+    The compiler follows products, selections and `pl.multiple_of`, but not sums: it knows that `(i + 1) * 8` is a
+    multiple of 8, and does not know it of `i * 8 + 8`. This held in 20 index maps compiled for v5e.
     """
     index_map = _index_map(call, operand)
     return tuple(_propagated(index_map, [1] * len(index_map.invars), _divisor_of_literal, _divisor_of_result))
@@ -64,7 +64,7 @@ def _index_map(call: KernelCall, operand: Operand) -> Any:
 def _propagated(
     jaxpr: Any, inputs: Sequence[_T], of_literal: Callable[[Any], _T], of_result: Callable[[Any, list[_T]], _T]
 ) -> list[_T]:
-    """Carries a property of a jaxpr's inputs through its equations to its results."""
+    """Carry a property of a jaxpr's inputs through its equations to its results."""
     nothing = of_literal(None)
 
     def through(function: Any, ingoing: Sequence[_T]) -> list[_T]:

@@ -55,12 +55,16 @@ class MoeContest(NetworkContest):
 
 
 class MoeLayerContest(NetworkContest):
-    """Races layers of experts, each of several kernels."""
+    """Races layers of experts, each of several kernels, with arrays in the order of their dimensions too.
+
+    XLA would have matrices of 2,880 × 2,880 the other way round, and our program would begin with copies of them.
+    """
 
     def raced(self, spec: Any, chip: Chip) -> RacedPrograms:
         from systolic.bench.moe_layer_programs import raced  # needs JAX
 
-        return raced(spec, chip)
+        programs = raced(spec, chip)
+        return replace(programs, ours=row_major(programs.ours), xla=row_major(programs.xla))
 
 
 class PatternContest(NetworkContest):

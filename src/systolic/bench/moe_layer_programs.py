@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from systolic.bench.moe_layers import MoeLayerSpec
 from systolic.chips import Chip
 from systolic.ops.moe import moe
 from systolic.ops.moe.routing import typical_counts
+from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op_programs import RacedPrograms
 
 
-def raced(spec: MoeLayerSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
+def raced(spec: MoeSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
     """Return both programs. Arguments are x, the router's logits, gate, up and down, and XLA's sizes of groups."""
     experts, k, n = spec.experts, spec.k, spec.n
     shapes = ((spec.m, k), *((experts, *shape) for shape in ((k, n), (k, n), (n, k))))

@@ -20,7 +20,7 @@ from systolic.schedule import TilesError
 from systolic.spec import Spec, SpecError
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
-from systolic.timing.opponent import MORE_VMEM_FLAGS, certain, with_more_vmem
+from systolic.timing.opponent import MORE_VMEM_FLAGS, certain, with_more_vmem, xla_repeated_us
 from systolic.timing.outcome import Outcome
 from systolic.timing.runner import Runner, Stopped
 
@@ -157,7 +157,7 @@ class _Field:
             case=self._raced_case(),
             limits=limits,
             plan=kernel,
-            ours=_our_time(ours, ended, outcome("ours", self.case.even)),
+            ours=_our_time(ours, ended, outcome("ours", self.case.even), limits),
             xla=xla,
             peers=tuple(_peer_time(peer, outcome(peer.name, spec)) for peer in self.peers),
         )
@@ -213,13 +213,16 @@ def _kernel(planned: Spec | None, chip: Chip) -> PlannedKernel:
     return PlannedKernel(kernel=made.config.kernel, config=str(made.config), modelled_us=made.time_us)
 
 
-def _our_time(ours: Outcome, ended: Outcome, even: Outcome) -> OurTime:
+def _our_time(ours: Outcome, ended: Outcome, even: Outcome, limits: Limits) -> OurTime:
     run = ours.run
+    prefetch_us = run.prefetch_us if run is not None else None
     operations = [operation.cycles for operation in run.later_core.ops] if run is not None else []
     return OurTime(
         status=ended.status,
         reason=ended.reason,
-        time_us=ours.time_us,
+        time_us=xla_repeated_us(ours, limits.model_hbm_us or 0.0) if prefetch_us else ours.time_us,
+        alone_us=ours.time_us if prefetch_us else None,
+        prefetch_us=prefetch_us or None,
         error=_error(ours),
         even_us=even.time_us,
         even_reason=_why(even),

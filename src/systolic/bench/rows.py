@@ -85,11 +85,16 @@ class PlannedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurTime:
-    """Our program's time, or the reason why there is none."""
+    """Our program's time in repeated calls, or the reason why there is none.
+
+    If we leave a product to XLA, it copies an operand before the call (`prefetch_us`), as in its own program.
+    """
 
     status: Status
     reason: str = ""
     time_us: Time | None = field(default=None, metadata={_SAVED_NAME: "ours_us"})
+    alone_us: Time | None = field(default=None, metadata={_SAVED_NAME: "ours_alone_us"})  # without that copy
+    prefetch_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "ours_prefetch_us"})
     error: TimeError | None = field(default=None, metadata={_SAVED_NAME: "ours_error"})  # how far the time may be off
     even_us: Time | None = None  # our time at the next larger sizes that tiles divide
     even_reason: str = ""
@@ -175,12 +180,14 @@ class BenchRow:
     @property
     def ratio_alone(self) -> float | None:
         """XLA's time without its copy over ours."""
-        return over(self.xla.time_us, self.ours_us)
+        return over(self.xla.time_us, self.ours.alone_us or self.ours_us)
 
     @property
     def ratio_with_prefetch(self) -> float | None:
         """XLA's time with its copy over ours."""
-        return over(self.xla.with_prefetch_us, self.ours_us)
+        alone_us = self.ours.alone_us
+        ours_us = self.ours_us if alone_us is None else alone_us + (self.ours.prefetch_us or 0.0)
+        return over(self.xla.with_prefetch_us, ours_us)
 
     @property
     def fastest_peer(self) -> PeerTime | None:

@@ -19,7 +19,7 @@ from systolic.ops.matmul import matmul
 from systolic.ops.op_programs import RacedPrograms, Shardings
 
 
-def raced(spec: ShardedSpec, chip: Chip, implementation: Any = "pallas") -> RacedPrograms:
+def raced(spec: ShardedSpec, chip: Chip, implementation: Any = None) -> RacedPrograms:
     """Return both programs of the same arrays, with arguments and results cut the same way."""
     cuts = [PartitionSpec(*cuts) for _, cuts in spec.arguments]
     result = PartitionSpec(*spec.result)

@@ -1,4 +1,4 @@
-"""Checks that a kernel is legal, right, free of races and accepted by the compiler.
+"""Check that a kernel is legal, right, free of races and accepted by the compiler.
 
     systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
 

@@ -1,4 +1,4 @@
-"""Accesses of a kernel with their places in its source, and the order that signals set between devices."""
+"""Accesses of a kernel with their source lines, and the order that signals set between devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Step = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Something that a kernel does at one step of its grid.
+    """An access of a kernel at one step of its grid.
 
     Attributes:
-      where: the line that asks for it, "file.py:12 in name"; "" for what Pallas does by itself.
-      step: the place in the grid; None of a kernel without a grid, and outside of its steps.
-      number: of the buffer, or of the semaphore, among the interpreter's, from 0; None where there is none.
-      out_of_scope: whether it is an access to memory whose scope has ended.
-      device: of a mesh, by its number.
-      other: the device that it is about, by its number, where that is another one.
+      where: the line of the source, "file.py:12 in name"; "" for accesses of Pallas.
+      step: the position in the grid; None without a grid, and outside the steps.
+      number: the interpreter's number of the buffer or semaphore, from 0; None: there is none.
+      out_of_scope: True if the scope of the memory has ended.
+      device: number of the device in the mesh.
+      other: number of the other device that takes part; None: there is none.
     """
 
     where: str = ""
@@ -32,7 +32,7 @@ class Access:
 
     @property
     def at_step(self) -> str:
-        """The step in words, after a blank: " at step (1, 0)"; "" if there is no step."""
+        """The step as text after a blank, " at step (1, 0)"; "" if there is no step."""
         if not self.step:
             return ""
         return f" at step {self.step[0] if len(self.step) == 1 else self.step}"
@@ -42,11 +42,11 @@ class Access:
 class Entering:
     """Knowledge of each device about others that have entered the kernel.
 
-    A device knows of those whose signals, or copies, it has waited for, and of what these knew. What a semaphore was
-    told counts as known as soon as anything is waited for at it: a device may know less than is said here, never more.
+    A device knows of the devices whose signals or copies it has waited for, and everything that they knew. All signals
+    of a semaphore count as known after any wait for it: a device may know less than this, but never more.
 
     Attributes:
-      early: copies to a device that, for all that the sender knows, has not yet entered the kernel.
+      early: copies to devices that may not have entered the kernel yet, as far as the sender knows.
     """
 
     early: list[Access] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`systolic.check`: is this kernel legal, right, free of races, and accepted by the compiler?"""
+"""`systolic.check`: check that a kernel is legal, right, free of races, and accepted by the compiler."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PendingCheck:
         return (*self.static, *(call for call in (*self.compiled, self.ran) if call is not None))
 
     def result(self) -> CheckReport:
-        """Waits for all jobs and returns the report.
+        """Wait for all jobs and return the report.
 
         Raises:
           NamedFunctionError: there is no such function.
@@ -113,7 +113,7 @@ def submit_check(
     cached: bool = True,
     mesh: Mapping[str, int] | None = None,
 ) -> PendingCheck:
-    """Has workers trace, compile and run `fn(*args)`; see `check`.
+    """Have workers trace, compile and run `fn(*args)`; see `check`.
 
     Raises:
       MeshError: there is no such mesh.
@@ -167,7 +167,7 @@ def check(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> CheckReport:
-    """Checks whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
+    """Check whether the Pallas kernels of `fn(*args)` are legal, right, free of races and accepted by the compiler.
 
     Reads the Pallas calls out of the traced function and applies the rules of docs/check.md; asks the TPU compiler for
     each chip; and runs the function in TPU interpret mode, on smaller arguments where these are large, with race
@@ -176,20 +176,20 @@ def check(
         systolic.check(fn, lhs, rhs, chip="v5e").raise_on_error()
 
     Args:
-      fn: any function that `jax.jit` takes. Bind what is static with `functools.partial`.
-      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter where a kernel prefetches scalars.
-      chip: one or several: names such as "v6e" (`systolic chips` lists them), or records of your own.
+      fn: any function that `jax.jit` takes. Bind static arguments with `functools.partial`.
+      args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them. Contents matter if a kernel prefetches scalars.
+      chip: one or several chips: names such as "v6e" (`systolic chips` lists them), or your own records.
       flags: compiler flags by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
       reference: a function of the same arguments without kernels, run in float64 for comparison.
-      run: whether to run it at all.
-      compiles: whether to ask the TPU compiler. Where it is not installed it is not asked, and the report says so.
+      run: run it in interpret mode.
+      compiles: ask the TPU compiler. If it is not installed, the report says so.
       seeds: seeds of the runs, for inputs and the order of copies.
-      cached: use programs compiled before, and keep this one.
+      cached: reuse stored programs, and store new ones.
       mesh: axes with their sizes, such as `{"x": 2, "y": 4}`, of a mesh that is set while the function is traced, as by
-        `jax.set_mesh`. It runs on as many devices that the CPU plays, and is compiled for a slice of as many. None: one
-        device, and no mesh.
+        `jax.set_mesh`. The function runs on that many devices, played by the CPU, and is compiled for a slice of that
+        size. None: one device, and no mesh.
       time_limit_s: seconds of CPU time for each of the jobs.
-      memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
 
     Returns:
       Findings, the kernels' operands with their traffic, and the compiler's verdicts.
@@ -256,9 +256,9 @@ def _verdict(
 
 
 def _largest(buffers: Sequence[VmemBuffer]) -> tuple[int, int]:
-    """Counts the bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
+    """Count the bytes of VMEM that the largest kernel takes, and how many of them are spilled registers.
 
-    Operations of XLA's own stand in the same report. A kernel is known by the windows of its operands and its scratch.
+    XLA's own operations are in the same report. A kernel is recognized by the windows of its operands and its scratch.
     """
     kernels = {buffer.op for buffer in buffers if "window allocation" in buffer.what or "scratch" in buffer.what}
     totals: dict[str, list[int]] = {}
@@ -281,6 +281,6 @@ def _ran(job: Future[RunOutcome] | None) -> tuple[RunSummary, tuple[Finding, ...
     except (FunctionExit, WorkerEnded) as error:
         return RunSummary(ran=False), (worker_failure(error, ""),)
     except Exception as error:  # noqa: BLE001 -- whatever the user's function does when it runs
-        finding = exception_finding(error, "run", "running it ends in ", limit="nothing could be said of its results")
+        finding = exception_finding(error, "run", "running it ends in ", limit="its results are not known")
         return RunSummary(ran=False), (finding,)
     return outcome.summary, outcome.findings

@@ -1,8 +1,8 @@
-"""Is a result right? A reference in float64, and a tolerance that follows from it, for any function.
+"""Compare a result with a reference in float64, with a tolerance derived from the reference, for any function.
 
-Every element has its own. Let u be the unit roundoff of the accumulator (2^-24, float32), v the one of the result's
-dtype, and r the response of the element to rounding: the deviation of the float64 reference when every input, and all
-that it rounds on its way, is changed by a random relative amount of deviation u (`perturbing.py`). For a sum of k
+Every element has its own tolerance. Let u be the unit roundoff of the accumulator (2^-24, float32), v that of the
+result's dtype, and r the response of the element to rounding: the deviation of the float64 reference when every input
+and every rounded intermediate changes by a random relative amount of deviation u (`perturbing.py`). For a sum of k
 products of deviation σ that is r² ≥ 2k·u²σ², since both factors of each are changed. A kernel that multiplies, and sums
 one after the other, has the variance
 
@@ -13,29 +13,26 @@ together r²(k + 3)/4. So the tolerance is
 
     2v · |reference| + reach · r · √(k + 3) / 2                 reach = √(2 ln(2 · elements / p)), p = 10^-6
 
-the first of them is one unit in the last place of the result.
+The first term is one unit in the last place of the result. `reach` is the number of deviations that the largest of all
+normal errors exceeds once in a million checks. Sums in blocks, trees or a CPU's float32 chains have smaller errors. For
+other functions than sums of products, r is the condition of the function, as the reference computes it: a backward
+stable algorithm has errors of that order.
 
-where `reach` is the number of deviations that the largest of all normal errors exceeds once in a million checks.
-Sums in blocks, trees or float32 chains of a CPU have less. For what is not a sum of products, r is the condition of the
-function, and of the way in which the reference computes it: an algorithm that is backward stable has errors of that
-order.
+A kernel that rounds its running sum, or an intermediate, s times to the coarser of bfloat16 and the result's dtype
+(unit w) has the same error with w for u and s for k. An error between the tolerance and this is a loss of precision,
+not a wrong result.
 
-A kernel that rounds its running sum, or an intermediate, to the coarser of bfloat16 and the result's dtype (unit w)
-has, in s roundings, the same with w for u and s for k: above the tolerance and below that, it is a loss of precision,
-and no wrong result.
-
-The tolerance is that of independent errors. The limit is that of the worst order of the sum: every rounding is as large
-as it can be, all have one sign, and each term is rounded again in each of k additions. N = 2k changes of response r
+The tolerance assumes independent errors. The limit assumes the worst order of the sum: every rounding is as large as
+possible, all have one sign, and each term is rounded again in each of k additions. N = 2k changes of response r
 together have at most √N·r, by Cauchy and Schwarz, so the limit is
 
     2v · |reference| + u · k · √(2k) · r
 
-An error above the tolerance and below the limit is unlikely, and yet no rounding rules it out: it is noted, and
-accuses nobody.
+An error between the tolerance and the limit is unlikely, but rounding may cause it: it is a note, not an error.
 
-All this takes the function for a straight line within u of its inputs. A softmax of scores around 10^8 is none: where
-one score wins by less than the scores are rounded, another rounding lets another one win. So the reference is also
-changed by u itself, and is not steady where that moves an element further than the line says.
+All this assumes that the function is linear within u of its inputs. A softmax of scores around 10^8 is not: if one
+score wins by less than the scores are rounded, another rounding makes another score win. So the reference is also
+evaluated with changes of u, and is not steady where an element moves further than the linear response predicts.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ from systolic.support.bugs import runs_user_code
 _FALSE_ALARM = 1e-6  # as in bench.accuracy
 _UNIT = 2.0**-24  # of float32, in which TPUs sum
 _UNIT_BFLOAT16 = 2.0**-8
-# The relative change: far above float64's rounding, far below where a function bends, also one of large numbers.
+# The relative change: far above float64's rounding, and small enough for a function of large numbers to be linear.
 _CHANGE = 1e-8
 _SAMPLES = 2
 _FLUSHED = 2.0**-126  # below it float32 is zero on a TPU, and in interpret mode
@@ -67,10 +64,10 @@ class Reference:
 
     Attributes:
       values: the flat results in float64, integers in 32 bits or more.
-      responses: of each to relative changes of all that is rounded.
-      steady: whether each result responds to rounding as a straight line does: else one that differs may be right.
-      native: the results in the arguments' own dtypes, where there are narrow integers among these, which may wrap as
-        the function means it; else none.
+      responses: the response of each to relative changes of everything that is rounded.
+      steady: True where a result responds linearly to rounding; elsewhere a result that differs may be right.
+      native: the results in the arguments' own dtypes if some are narrow integers, which may wrap on purpose; else
+        none.
     """
 
     values: tuple[np.ndarray, ...]
@@ -84,10 +81,10 @@ class Comparison:
     """One result against its reference, element by element.
 
     Attributes:
-      error: |result − reference|; infinite where only one of them is NaN.
-      tolerance: what rounding explains.
-      coarse: what rounding sums to bfloat16, or to the result's dtype, would explain.
-      limit: what the worst order of the sum would explain; at least the tolerance.
+      error: |result − reference|; infinite if only one of them is NaN.
+      tolerance: the error that rounding explains.
+      coarse: the error that sums rounded to bfloat16, or to the result's dtype, would explain.
+      limit: the error that the worst order of the sum would explain; at least the tolerance.
     """
 
     error: np.ndarray
@@ -126,18 +123,18 @@ class ReferenceFunction:
         self._run: Callable[..., Any] | None = None
 
     def evaluated(self, arguments: Sequence[np.ndarray], seed: int) -> Reference:
-        """Evaluates it.
+        """Evaluate it.
 
         Args:
           arguments: flat, of any dtypes; of the same shapes each time.
-          seed: of the changes.
+          seed: seed of the changes.
 
         Raises:
-          Exception: whatever the reference raises.
+          Exception: any exception of the reference.
         """
         import jax
 
-        # What is far beyond any range is no response; overflow says so.
+        # A value far beyond any range is not a response: it overflowed.
         with jax.enable_x64(True), np.errstate(over="ignore", invalid="ignore"):
             wide = [_widened(argument) for argument in arguments]
             if self._run is None:
@@ -175,7 +172,7 @@ def _distance(first: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def _is_steady(value: np.ndarray, response: np.ndarray, furthest: np.ndarray) -> bool:
-    """True if changes of one unit move no element further than as many normal errors reach."""
+    """True if changes of one unit move no element further than the same number of normal errors reaches."""
     with np.errstate(invalid="ignore", over="ignore"):
         straight = _reach(value) * _UNIT * np.nan_to_num(response) + 2 * _UNIT * np.abs(np.nan_to_num(value))
         return bool((furthest <= straight).all())
@@ -199,14 +196,14 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _evened(squares: np.ndarray) -> np.ndarray:
-    """Raises mean squares of few samples to what their rows and columns have on average.
+    """Raise mean squares of few samples to the averages of their rows and columns.
 
-    A mean of two squares may come out near zero by chance. The variances of a product's elements are variances of a row
-    times variances of a column, or close to it.
+    A mean of two squares may be near zero by chance. The variances of a product's elements are about the variance of a
+    row times the variance of a column.
     """
     if squares.ndim < 2 or not squares.size:
         return np.maximum(squares, squares.mean() if squares.size else 0)
-    # Elements may be infinite, or so large that their squares' products are: then so is what follows from them.
+    # Elements may be infinite, or so large that the products of their squares are; then the results are infinite, too.
     with np.errstate(over="ignore", invalid="ignore"):
         rows, columns = squares.mean(axis=-1, keepdims=True), squares.mean(axis=-2, keepdims=True)
         mean = squares.mean(axis=(-2, -1), keepdims=True)
@@ -223,15 +220,15 @@ def compared(
     roundings: int,
     native: np.ndarray | None = None,
 ) -> Comparison:
-    """Compares a result with its reference; see above for the tolerance. Integers have to be equal.
+    """Compare a result with its reference; see above for the tolerance. Integers have to be equal.
 
     Args:
       result: the kernel's result, in its dtype.
       expected: the reference's result, in float64 or of an integer dtype, of the same shape.
       response: the response of the reference to relative changes of the inputs.
-      terms: how many terms an element sums, k above.
-      roundings: how often a running sum is rounded on the way, s above.
-      native: what the reference gives in the arguments' own dtypes; of a narrow integer dtype it is right as well.
+      terms: number of terms that an element sums, k above.
+      roundings: number of roundings of a running sum, s above.
+      native: the reference's result in the arguments' own dtypes; for a narrow integer dtype it is right, too.
     """
     import jax.numpy as jnp
 
@@ -240,7 +237,7 @@ def compared(
         difference = np.abs(result.astype(np.float64) - expected.astype(np.float64))
         if native is not None and native.dtype == result.dtype:
             difference[result == native] = 0.0
-        # A result that is rounded to an integer at the end may be half of one off; one of integers throughout may not.
+        # A result that is rounded to an integer at the end may be off by one half; integer arithmetic may not.
         allowed = np.zeros(difference.shape) if exact else np.full(difference.shape, 0.5) + _reach(result) * response
         return Comparison(error=difference, tolerance=allowed, coarse=allowed, limit=allowed)
     kind = ml_dtypes.finfo(np.float32 if result.dtype.kind == "c" else result.dtype)
@@ -249,12 +246,12 @@ def compared(
         array.astype(np.complex128 if array.dtype.kind == "c" else np.float64) for array in (result, expected)
     )
     with np.errstate(invalid="ignore", over="ignore"):
-        # What is beyond the largest number of the dtype is infinite there, and that is right.
+        # A value beyond the largest number of the dtype is infinite there, which is right.
         right = np.where(np.abs(right) > float(kind.max), right.astype(result.dtype).astype(right.dtype), right)
         error = np.abs(got - right)
-    error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # infinities, and NaN that is right
+    error[(got == right) | (np.isnan(got) & np.isnan(right))] = 0.0  # equal infinities, and NaN in both
     error[np.isnan(error)] = np.inf
-    # A reference that rounds to a type of its own, whatever it is given, is no more exact than that.
+    # A reference that rounds to its own dtype, whatever its arguments, is only that exact.
     own_rounding = float(ml_dtypes.finfo(expected.dtype).eps) / 2 if expected.dtype.kind in "fV" else 0.0
     least = max(float(kind.smallest_subnormal) / 2, min(float(kind.smallest_normal), _FLUSHED))
     scale = 2 * (unit_out + own_rounding) * np.nan_to_num(np.abs(right)) + least
@@ -274,13 +271,13 @@ def _reach(result: np.ndarray) -> float:
 
 
 def is_nan(array: np.ndarray) -> np.ndarray:
-    """Says where an array is NaN, also of types that `np.isnan` does not take."""
+    """Return a mask of the elements that are NaN, for types that `np.isnan` refuses, too."""
     with np.errstate(invalid="ignore"):
         return array != array
 
 
 def place(wrong: np.ndarray) -> str:
-    """Says where the marked elements lie: an edge, some rows, or everywhere."""
+    """Describe where the marked elements lie: an edge, some rows, or everywhere."""
     where = np.argwhere(wrong)
     total = int(wrong.sum())
     share = f"{total:,} of {wrong.size:,} elements ({total / wrong.size:.1%})"
@@ -296,4 +293,4 @@ def place(wrong: np.ndarray) -> str:
         for name, first, last, size in zip(names, low, high, wrong.shape, strict=True)
         if last - first + 1 < size
     ]
-    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, all over it"
+    return f"{share}, in {', '.join(parts)}" if parts else f"{share}, everywhere"

@@ -1,8 +1,8 @@
 """Find axes whose first or last elements are left out of the inputs, by the number of results that they change.
 
-A mask or a loop that ends too early leaves the end of an axis out: other numbers there change no result, or only those
-of the same place, as where a softmax does not count its last column. Elements next to it change many more. This shows
-also where nothing is known of the function.
+If a mask or a loop ends too early, the end of an axis is left out: other numbers there change no result, or only the
+results at the same place, as in a softmax that does not count its last column. Elements next to it change many more.
+This works for any function.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from dataclasses import dataclass
 import numpy as np
 
 _MIN_SIZE = 4  # of an axis: an end and two neighbors that are not the other end
-_CHANGE = 8.0  # in standard deviations of the inputs: more than what is there, of both signs
-# By how much fewer results than its neighbors an end may change. Under a causal mask the last key changes one row of
-# results, and the two before it two and three.
+_CHANGE = 8.0  # new value, with both signs, in standard deviations: larger than all inputs
+# An end is left out if it changes less than this share of the results that its neighbors change. Under a causal mask
+# the last key changes one row of results, and the two before it two and three.
 _MIN_SHARE = 1 / 8
-_DIFFERENT = 2.0**-7  # relative: one digit of bfloat16, in which results may be given
+_DIFFERENT = 2.0**-7  # relative change of a result: one digit of bfloat16, which may be its dtype
 
 Run = Callable[[Sequence[np.ndarray]], Sequence[np.ndarray] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnreadEnd:
-    """An end of an axis that is left out.
+    """One end of an axis, which is left out.
 
     Attributes:
-      argument: by place.
-      axis: of the argument.
-      is_last: whether it is the axis' end, and not its beginning.
+      argument: the argument's position.
+      axis: an axis of the argument.
+      is_last: True: the end of the axis; False: its beginning.
       elements: how many elements along the axis are left out, at least.
       results: how many results they change.
       usual: how many results the element next to them changes.
@@ -44,7 +44,7 @@ class UnreadEnd:
 
 
 def ends(arguments: Sequence[np.ndarray]) -> list[UnreadEnd]:
-    """Lists the ends of the last two axes of floating-point arguments, for each of which the function is run."""
+    """List both ends of the last two axes of each floating-point argument."""
     return [
         UnreadEnd(argument=number, axis=axis, is_last=is_last)
         for number, array in enumerate(arguments)
@@ -56,7 +56,7 @@ def ends(arguments: Sequence[np.ndarray]) -> list[UnreadEnd]:
 
 
 def unread_ends(run: Run, arguments: Sequence[np.ndarray], outputs: Sequence[np.ndarray]) -> Iterator[UnreadEnd]:
-    """Yields the ends that are left out: one run for each of `ends`, and two to ten more for each suspect.
+    """Yield the ends that are left out; run the function once for each of `ends`, and 2 to 10 times more for a suspect.
 
     Args:
       run: calls the function with other arguments; None: it could not be run.
@@ -98,7 +98,7 @@ def unread_ends(run: Run, arguments: Sequence[np.ndarray], outputs: Sequence[np.
 
 
 def _count_differing(first: np.ndarray, other: np.ndarray) -> int:
-    """Count results that differ by more than they are rounded, as all do where a maximum is subtracted first."""
+    """Count results that differ by more than their rounding, to which subtracting a maximum may change all of them."""
     if first.dtype.kind in "iub":
         return int((first != other).sum())
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""Makes findings of exceptions: from the interpreter, the user's code, or a worker that ended."""
+"""Turn exceptions into findings: from the interpreter, the user's code, or a worker that ended."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _OUTSIDE = re.compile(
 )
 _REVISITED = re.compile(r"Revisited block .*")
 _SLICE = re.compile(r"slice\((\d+), (\d+), 1\)")
-# What interpret mode lacks: operations, types, transforms of references, SparseCores, the chip's own random numbers.
+# Messages about gaps of interpret mode: operations, types, transforms of references, SparseCores, random numbers.
 _LACKING = (
     r"NotImplementedError|UNIMPLEMENTED|[Nn]ot implemented|backend does not support|MLIR translation rule|"
     r"'\w*Transform' object has no attribute|not (?:currently )?supported in (?:TPU )?interpret|"
     r"(?:SC|Sparse)\w*(?:Mesh|Subcore|Core)\b.*(?:interpret|support)|prng_(?:seed|random_bits)"
 )
-# What JAX says of a function that needs a mesh.
+# JAX's messages about a function that needs a mesh.
 _NO_MESH = re.compile(r"context mesh cannot be empty|unbound axis name|Number of devices \d+ must be")
 _WORDS = {"swap": "write"}
 _RAISED = re.compile(r"^\w*(?:Error|Exception): .*", re.MULTILINE)
 
 
 def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, watch: Watch) -> Finding:
-    """Reports a run in interpret mode that ended in an exception.
+    """Report a run in interpret mode that ended in an exception.
 
     Args:
       error: raised by the interpreter, or by the function.
       calls: the Pallas calls that were run.
       conditions: the conditions of the run, in words.
-      watch: what was done in that run.
+      watch: the accesses of that run.
     """
     text = str(error)
     if isinstance(error, DeadlockError):
@@ -65,7 +65,7 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             calls,
             "scope",
             value=f"memory is used after its scope{access.at_step}",
-            limit="what run_scoped allocates is gone when its function ends: another buffer lies there then",
+            limit="memory of run_scoped is freed when its function ends: another buffer may be there then",
             fix="use it, and wait for its copies, inside of that function",
             where=where,
         )
@@ -75,7 +75,7 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             calls,
             "out-of-bounds",
             value=f"{name}: at step {step} the index map gives block {block} of an {kind} of shape {shape}",
-            limit="there is no such block: what is there is read or overwritten",
+            limit="there is no such block: other memory is read or overwritten",
             fix="mend the index map or the grid; an index map gives blocks, not elements",
             where=where,
         )
@@ -87,7 +87,7 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
             calls,
             "out-of-bounds",
             value=f"{name}:{access.at_step} a {_WORDS.get(what, what)} of [{part}] in a buffer of shape {shape}",
-            limit="past its end lies another buffer, or nothing",
+            limit="there is another buffer, or nothing, past its end",
             fix="make the slice end inside: clip its start, or use a buffer of whole tiles",
             where=where,
         )
@@ -104,11 +104,11 @@ def run_failure(error: Exception, calls: Sequence[KernelCall], conditions: str, 
 
 
 def no_barrier(calls: Sequence[KernelCall], copy: Access) -> Finding:
-    """Reports a copy to a device that may not run the kernel yet."""
+    """Report a copy to a device that may not run the kernel yet."""
     return about(
         calls,
         "race",
-        value=f"device {copy.device} begins a copy to device {copy.other}, and nothing has told it that this one is in "
+        value=f"device {copy.device} begins a copy to device {copy.other}, and does not know that this one is in "
         "the kernel, too",
         limit="until then the memory that it writes to, and the semaphore, may be in use by something else there",
         fix="before the first copy signal pltpu.get_barrier_semaphore() of both neighbours, wait for theirs, and give "
@@ -126,7 +126,7 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
         "run",
         grade="warning" if lacking else "error",
         value=f"{'it was not run: interpret mode cannot' if lacking else 'running it raises'}: {message[:300]}",
-        limit="nothing could be said of its results",
+        limit="its results are not known",
         fix="try it on a TPU" if lacking else "see the text below",
         where=where,
         detail=text[-4000:],
@@ -134,7 +134,7 @@ def _failed(error: Exception, calls: Sequence[KernelCall], where: str) -> Findin
 
 
 def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
-    """Names one of the interpreter's buffers by its number from 0; "" where its use is not known."""
+    """Name one of the interpreter's buffers by its number from 0; "" where its use is not known."""
     if len(calls) != 1:
         return ""
     buffers = _buffers(calls[0])
@@ -145,7 +145,7 @@ def buffer_name(calls: Sequence[KernelCall], number: int) -> str:
 
 
 def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
-    """Numbers the interpreter's buffers from 0, and lists the buffers of scratch memory for floats in VMEM."""
+    """Number the interpreter's buffers from 0, and list the buffers of scratch memory for floats in VMEM."""
     return tuple(
         number
         for number, (operand, _) in enumerate(_buffers(call))
@@ -154,7 +154,7 @@ def scratch_buffers(call: KernelCall) -> tuple[int, ...]:
 
 
 def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
-    """Lists the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
+    """List the interpreter's buffers: the operand of each, and whether it is the whole array in HBM.
 
     It makes one of each array in HBM, then one of each of the kernel's parameters that has another memory.
     """
@@ -165,7 +165,7 @@ def _buffers(call: KernelCall) -> list[tuple[Operand, bool]]:
 
 
 def semaphore_name(calls: Sequence[KernelCall], number: int | None) -> str:
-    """Names one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
+    """Name one of the interpreter's semaphores by its number from 0: "sem", or "sem[2]" of several; "a semaphore"."""
     operands = [operand for operand in calls[0].operands if operand.memory == "semaphore"] if len(calls) == 1 else []
     for operand in operands:
         count = math.prod(operand.shape)
@@ -203,7 +203,7 @@ def exception_finding(
 
 
 def trace_failure(error: Exception, chip: str = "") -> Finding:
-    """Reports that a function raises while it is traced."""
+    """Report that a function raises while it is traced."""
     return exception_finding(
         error,
         "trace",
@@ -218,8 +218,8 @@ def trace_failure(error: Exception, chip: str = "") -> Finding:
 
 NO_VERDICT = "the compiler gave no answer, which says nothing about the kernel"
 _NO_ANSWER = {
-    "trace": "there is nothing to check: what Python does while a function is traced has to come to an end by itself",
-    "run": "nothing could be said of what it visits, or of its results",
+    "trace": "there is nothing to check: Python code that runs while a function is traced has to end",
+    "run": "neither the blocks that it visits nor its results are known",
 }
 
 
@@ -234,7 +234,7 @@ def worker_failure(error: WorkerEnded | FunctionExit, chip: str) -> Finding:
         return Finding(
             rule="trace",
             grade="error",
-            value=f"the function asks for the end of the program: {error.how}",
+            value=f"the function exits the program: {error.how}",
             limit=_NO_ANSWER["trace"],
             fix="return, or raise an error that says what is wrong",
             chip=chip,

@@ -12,7 +12,7 @@ from systolic.analysis import KernelCall
 Grade = Literal["error", "warning", "note"]
 GRADES: tuple[Grade, ...] = ("error", "warning", "note")
 
-# Every rule, and what it asks for: the table of docs/check.md.
+# Every rule and its requirement: the table of docs/check.md.
 RULES = {
     # of blocks and grid
     "block-alignment": "the last two dimensions of a block are whole, or multiples of the registers of its dtype",
@@ -72,12 +72,12 @@ class Finding:
 
     Attributes:
       rule: one of `RULES`.
-      value: what was found, with numbers.
-      limit: what the rule asks for, and what follows from breaking it.
-      fix: what to change.
-      kernel: the kernel's name; "" where the finding is about the function around it.
-      where: "file.py:12 in name"; "" where it is not known.
-      chip: the chip on which it holds; "": all of them.
+      value: the violation, with numbers.
+      limit: the requirement of the rule, and the consequence of breaking it.
+      fix: the suggested change.
+      kernel: the kernel's name; "" if the finding is about the function around it.
+      where: "file.py:12 in name"; "" if it is not known.
+      chip: the chip on which it holds; "": all chips.
       detail: verbatim text of a tool, such as the compiler's; "" if there is none.
     """
 
@@ -112,7 +112,7 @@ def call_finding(
     chip: str = "",
     detail: str = "",
 ) -> Finding:
-    """Makes a finding about a Pallas call, or about the function; `where` is "" for the line of the call."""
+    """Make a finding about a Pallas call, or about the function; `where` is "" for the line of the call."""
     return Finding(
         rule=rule,
         grade=grade,

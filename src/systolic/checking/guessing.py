@@ -1,7 +1,7 @@
-"""Guesses a reference for a function without one: the known function that its results are closest to.
+"""Guess a reference for a function without one: the known function that its results are closest to.
 
-The candidate of the least median error is compared element by element: all results agree with it, or most, or too few
-for it to mean anything.
+The candidate with the smallest median error is compared element by element: all results agree with it, or most, or too
+few to mean anything.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from systolic.checking.comparing import Reference, ReferenceFunction, compared
 from systolic.checking.known_functions import KnownFunction, known_functions
 
-# Share of the results, except zeros, in which a function must agree. Another function agrees in few, and a maximum or a
-# selection in half of them. Sums of many terms do not agree by chance, also not in one block of four or five.
+# Share of the nonzero results in which a function must agree. Wrong functions agree in few, a maximum or a selection in
+# half of them. Sums of many terms never agree by chance, not even in one block of four or five.
 _MIN_AGREEING_SHARE = 0.6
 _MIN_AGREEING_SUMS = 0.2
 
@@ -26,8 +26,8 @@ class Guess:
 
     Attributes:
       known: the function.
-      wrong: which results are others.
-      coarse: which results differ as if sums or intermediates were rounded to bfloat16.
+      wrong: marks results that differ.
+      coarse: marks results that differ as if sums or intermediates were rounded to bfloat16.
     """
 
     known: KnownFunction
@@ -36,7 +36,7 @@ class Guess:
 
     @property
     def text(self) -> str:
-        """The function as Python has it."""
+        """The function as Python text."""
         return self.known.text
 
 
@@ -45,9 +45,9 @@ class Guesser:
     """Compares results with known functions.
 
     Attributes:
-      terms: how many terms an element sums.
-      roundings: how often a running sum is rounded on the way.
-      rounds: whether anything may be rounded to a narrow type.
+      terms: number of terms that an element sums.
+      roundings: number of roundings of a running sum.
+      rounds: True if anything may be rounded to a narrow type.
     """
 
     terms: int
@@ -69,7 +69,7 @@ class Guesser:
     def compared(
         self, known: KnownFunction, inputs: Sequence[np.ndarray], output: np.ndarray
     ) -> tuple[Guess, Reference]:
-        """Compare results with those of a known function, which are returned too."""
+        """Compare results with a known function, and return the function's results, too."""
         expected = ReferenceFunction(known.fn).evaluated(inputs, 0)
         native = expected.native[0] if expected.native else None
         against = compared(
@@ -86,7 +86,7 @@ class Guesser:
 
 
 def _closest(inputs: Sequence[np.ndarray], output: np.ndarray) -> KnownFunction | None:
-    """Finds the known function of the least median error."""
+    """Return the known function with the smallest median error."""
     import jax
 
     best, least = None, np.inf

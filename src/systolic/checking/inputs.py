@@ -11,14 +11,14 @@ import numpy as np
 from systolic.compat import key_implementation
 from systolic.support.bugs import runs_user_code
 
-# Small enough that sums of products of 8-bit operands stay exact in int32 for any k, large enough to tell elements
-# apart.
+# Small enough that sums of products of 8-bit operands stay exact in int32 for any k, large enough to distinguish
+# elements.
 _LARGEST_INTEGER = 7
 
 
 Data = Literal["normal", "large", "offset", "negative", "repeated"]
-# Inputs in addition to standard normal numbers. Each shows a fault that these hide: overflow of numbers that are not
-# scaled first, cancellation, conditions that no positive number meets, ties and blocks of zeros.
+# Inputs in addition to standard normal numbers. Each shows a fault that those hide: overflow of unscaled numbers,
+# cancellation, conditions that no positive number meets, ties and blocks of zeros.
 HARDER: dict[Data, str] = {
     "large": "floats × 100 and integers of the whole range",
     "offset": "floats around 1000 and positive integers",
@@ -30,7 +30,7 @@ _FEW = (-1.0, 0.5, 1.0, 2.0)
 
 
 class NoInputError(ValueError):
-    """No values can be made up for an argument of this type."""
+    """No values can be drawn for an argument of this type."""
 
 
 def made_up(
@@ -43,13 +43,13 @@ def made_up(
 
     Args:
       leaves: shapes and dtypes.
-      values: the values of the same arguments; None: to be made up.
-      seed: the seed of the values.
+      values: the values of the same arguments; None: to be drawn.
+      seed: the seed of the drawn values.
       indices: make integers of 32 bits zero, because a kernel prefetches scalars, which may choose blocks.
       data: the kind of numbers.
 
     Raises:
-      NoInputError: an argument is no array of numbers, such as a key for random numbers.
+      NoInputError: an argument is not an array of numbers, such as a key for random numbers.
     """
     random = np.random.default_rng(seed)
     return [
@@ -64,7 +64,7 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data)
 
     shape, dtype = tuple(leaf.shape), leaf.dtype
     if jnp.issubdtype(dtype, jax.dtypes.extended):
-        raise NoInputError(f"an argument of type {dtype} cannot be made up; bind it with functools.partial")
+        raise NoInputError(f"an argument of type {dtype} cannot be drawn; bind it with functools.partial")
     if dtype == np.bool_:
         return random.integers(0, 1, shape, endpoint=True).astype(bool)
     if jnp.issubdtype(dtype, jnp.integer):
@@ -80,7 +80,7 @@ def _array(leaf: Any, random: np.random.Generator, *, indices: bool, data: Data)
 
 
 def _range(dtype: Any, data: Data) -> tuple[int, int]:
-    """Return the least and the largest integer."""
+    """Return the smallest and the largest integer."""
     import jax.numpy as jnp
 
     limits = jnp.iinfo(dtype)
@@ -114,14 +114,14 @@ def _with_zeros(array: np.ndarray) -> np.ndarray:
 
 
 def is_index(leaf: Any) -> bool:
-    """Says whether an argument has the type of scalars that a kernel prefetches."""
+    """True if an argument has the type of scalars that a kernel prefetches."""
     import jax.numpy as jnp
 
     return jnp.issubdtype(leaf.dtype, jnp.integer) and leaf.dtype.itemsize >= 4
 
 
 def are_groups_of(value: np.ndarray, size: int) -> bool:
-    """Says whether an array holds the sizes of groups that add up to a size."""
+    """True if an array holds sizes of groups whose sum is a dimension."""
     return value.dtype.kind in "iu" and value.size > 1 and int(value.min()) >= 0 and int(value.sum()) == size
 
 
@@ -133,7 +133,7 @@ def regrouped(value: np.ndarray | None, changes: Mapping[int, int]) -> np.ndarra
     new_total = changes[total]
     exact = value.astype(np.float64) * new_total / total
     shares = np.maximum(np.floor(exact), value > 0).astype(np.int64)
-    # What rounding has left over, or taken too much, goes to the groups that it has wronged most.
+    # The remainder of the rounding goes to the groups with the largest rounding errors.
     while new_total > shares.sum():
         shares.flat[int(np.argmax(np.where(value > 0, exact - shares, -np.inf)))] += 1
     while new_total < shares.sum():
@@ -146,7 +146,7 @@ class Flat:
     """A function of flat arguments in place of one of trees.
 
     Attributes:
-      keys: by place, how keys for random numbers are made of the integers that are given in their place.
+      keys: by argument, functions that make random keys from the integers that replace them.
     """
 
     fn: Callable[..., Any]
@@ -155,7 +155,7 @@ class Flat:
 
     @runs_user_code
     def __call__(self, *leaves: Any) -> Any:
-        """Calls it."""
+        """Call it."""
         import jax
 
         arguments = [
@@ -166,7 +166,7 @@ class Flat:
 
 
 def without_keys(leaves: Sequence[Any]) -> tuple[list[Any], dict[int, str]]:
-    """Puts integers in place of keys for random numbers, and says by place how the keys are made of them."""
+    """Replace random keys by integers; return, by argument, functions that make the keys of them."""
     import jax
 
     keys = {at: key_implementation(leaf.dtype) for at, leaf in enumerate(leaves) if _is_key(leaf)}

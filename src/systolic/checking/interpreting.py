@@ -1,8 +1,8 @@
-"""One run of anybody's function in TPU interpret mode on the CPU, and what the interpreter noticed.
+"""Run any function in TPU interpret mode on the CPU, and collect what the interpreter notices.
 
-`pallas_call(interpret=…)` is the launcher's own argument, so it is forced from outside, while the function is traced.
-It is traced as for a chip: what asks for the device then, as `emit_pipeline` does, gets an answer. The interpreter's
-memory goes on to whole registers, as the chip's does: a copy of an edge's registers is no fault there.
+`pallas_call(interpret=…)` is the launcher's argument, so it is forced from outside while the function is traced. The
+function is traced as for a chip, so code that asks for the device, such as `emit_pipeline`, gets an answer. The
+interpreter's memory extends to whole registers, as the chip's does: copying the registers of an edge is not a fault.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _SEMAPHORE = re.compile(r"Semaphore (\d+) has non-zero count[^\n]*: (-?\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """Conditions of a run, on which a kernel's result must not depend.
+    """Conditions of a run. A kernel's result must not depend on them.
 
     Attributes:
       order: the seed of the order of steps along parallel axes.
       copies: "eager": a copy is done when it is started; "on_wait": when it is waited for.
       memory: the content of memory that was never written: NaN and the largest integers, zeros, or large finite
         numbers of both signs.
-      cores: how many cores share the steps along parallel axes.
-      late: whether blocks are read as early, and written back as late, as a TPU may; else in the order of the steps.
-      spoiled: buffers of scratch memory that hold anything again when the blocks of all outputs end, by number.
+      cores: number of cores that share the steps along parallel axes.
+      late: True: blocks are read as early, and written back as late, as on a TPU; False: in the order of the steps.
+      spoiled: numbers of scratch buffers whose contents are overwritten when the blocks of all outputs end.
     """
 
     order: int = 0
@@ -70,12 +70,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Race:
-    """Two accesses to one buffer, one of them a write, that nothing puts in order.
+    """Two accesses to one buffer, one of them a write, without an order.
 
     Attributes:
-      accesses: "read" or "write", each with its place in the source: "file.py:12 in name"; "" outside of the kernel.
+      accesses: "read" or "write", each with its source line: "file.py:12 in name"; "" outside the kernel.
       memory: the memory of the buffer.
-      buffer: its number among the interpreter's, from 0.
+      buffer: the interpreter's number of the buffer, from 0.
     """
 
     accesses: tuple[tuple[str, str], tuple[str, str]]
@@ -90,11 +90,11 @@ class Interpreted:
     Attributes:
       outputs: the flat results.
       races: the races that were found.
-      raced: whether there was any race, also one whose report is not understood.
-      semaphore_left: what a semaphore held when a kernel ended, which should be nothing; 0.
-      signalled: what signalled that semaphore last.
-      watch: what was done.
-      on_subcores: whether a kernel ran on the subcores of SparseCores.
+      raced: True if there was a race, even one whose report could not be parsed.
+      semaphore_left: the count of a semaphore when a kernel ended, which should be 0.
+      signalled: the last signal of that semaphore.
+      watch: the accesses.
+      on_subcores: True if a kernel ran on the subcores of SparseCores.
     """
 
     outputs: tuple[np.ndarray, ...]
@@ -112,16 +112,16 @@ class Interpreted:
 
 
 class Interpreter:
-    """Runs one function, and reuses what it has compiled for the same conditions.
+    """Runs one function, and reuses its compiled programs for the same conditions.
 
     Args:
       fn: takes the flat arguments.
-      chip: whose device it is traced for.
-      mesh: the axes of the mesh of devices on which it runs; none: one device.
-      outputs: how many outputs of its kernel have blocks, where scratch memory is spoiled.
+      chip: the chip whose device it is traced for.
+      mesh: axes of the mesh of devices on which it runs; None: one device.
+      outputs: number of outputs of its kernel that have blocks, for spoiling scratch memory.
 
     Attributes:
-      watch: what was done in the last run.
+      watch: the accesses of the last run.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Interpreter:
     def run(
         self, arguments: Sequence[np.ndarray], conditions: Conditions, *, time_limit_s: float = math.inf
     ) -> Interpreted:
-        """Runs it.
+        """Run it.
 
         Args:
           arguments: flat.
@@ -147,9 +147,9 @@ class Interpreter:
           time_limit_s: seconds after which it is stopped, compiling not counted.
 
         Raises:
-          DeadlockError: it waits for ever.
+          DeadlockError: it waits forever.
           TooSlowError: it was stopped.
-          Exception: whatever the function raises while it is traced, and the interpreter when it runs.
+          Exception: any exception of the function while it is traced, or of the interpreter.
         """
         from jax.experimental.pallas import tpu as pltpu
 
@@ -157,7 +157,7 @@ class Interpreter:
         level = log.level
         windows = Windows(late=conditions.late, scratch=conditions.spoiled, outputs=self._outputs)
         self.watch = Watch(devices=math.prod(self._mesh.values()), windows=windows)
-        log.setLevel(logging.CRITICAL)  # it would show the traceback of what is raised anyway
+        log.setLevel(logging.CRITICAL)  # it would show the traceback of an exception that is raised anyway
         try:
             with (
                 traced_as_on(self._chip, self._mesh),
@@ -248,7 +248,7 @@ def _place(text: str) -> str:
 
 
 def words(conditions: Conditions) -> str:
-    """Says how copies are done, and in which order steps."""
+    """Describe when copies are done, and the order of steps."""
     done = "done when they are started" if conditions.copies == "eager" else "done when they are waited for"
     late = ", blocks read early and written back late" if conditions.late else ""
     return f"{done}, order {conditions.order}{late}"

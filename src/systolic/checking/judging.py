@@ -23,13 +23,13 @@ from systolic.compiler import written_at
 
 @dataclass(slots=True)
 class Judge:
-    """Makes findings of what runs return.
+    """Turns results of runs into findings.
 
     Attributes:
       calls: the Pallas calls that were run.
-      assumed: whether values were made up that a kernel's blocks may depend on: its results mean little then.
-      worst: error and tolerance where they are farthest apart, of all comparisons so far; None: there was none.
-      lost: the most elements of one comparison that are NaN or infinite, and should not be.
+      assumed: True if values were drawn that a kernel's blocks may depend on: its results mean little then.
+      worst: error and tolerance where they are farthest apart, in all comparisons so far; None: there was none.
+      lost: the largest number of elements of one comparison that are NaN or infinite, but should not be.
     """
 
     calls: Sequence[KernelCall]
@@ -38,8 +38,8 @@ class Judge:
     lost: int = 0
     _terms: int = field(init=False)
     _roundings: int = field(init=False)
-    _made: bool = False  # whether arithmetic has made NaN of some inputs before
-    _rounds: bool = field(init=False)  # whether anything could be rounded to a narrow type
+    _made: bool = False  # arithmetic has produced NaN from some inputs before
+    _rounds: bool = field(init=False)  # something could be rounded to a narrow type
 
     def __post_init__(self) -> None:
         call_sums = [sums(call) for call in self.calls]
@@ -54,13 +54,13 @@ class Judge:
         expected: Reference | None,
         data: str = "",
     ) -> Iterator[Finding]:
-        """Finds NaN, wrong numbers, and numbers that are less exact than they could be.
+        """Find NaN, wrong numbers, and numbers that are less exact than they could be.
 
         Args:
-          inputs: flat, of all results.
-          results: the first is judged; those with other memory than its say where its NaN is from.
+          inputs: the flat inputs of all results.
+          results: the first is judged; results with other memory contents tell where its NaN comes from.
           expected: the reference's results.
-          data: what kind of inputs it is, in words; "" for normal ones.
+          data: the kind of inputs, in words; "" for normal ones.
         """
         base, outputs = results[0][0], results[0][1].outputs
         clean = not any(is_nan(array).any() for array in inputs)
@@ -73,7 +73,7 @@ class Judge:
             right = None if expected is None else expected.values[at]
             empty = is_nan(got) & ~(np.zeros(got.shape, bool) if right is None else is_nan(right))
             name = (f"result {at}: " if len(outputs) > 1 else "") + (f"of {data}: " if data else "")
-            # NaN that stays whatever lies in memory is made by arithmetic.
+            # NaN that does not depend on memory contents comes from arithmetic.
             made = (
                 empty & np.all([is_nan(outputs_of_run[at]) for outputs_of_run in others], axis=0)
                 if others
@@ -90,21 +90,21 @@ class Judge:
                 native = expected.native[at] if expected.native else None
                 response = expected.responses[at]
                 comparison = compared(got, right, response, terms=terms, roundings=roundings, native=native)
-                if data and not expected.steady[at]:  # only what is not finite is wrong whatever the rounding
+                if data and not expected.steady[at]:  # only results that are not finite are wrong under any rounding
                     comparison = replace(
                         comparison, error=np.where(np.isfinite(comparison.error), 0.0, comparison.error)
                     )
                 yield from self._wrong(name, comparison, empty & ~made)
 
     def _other_results(self, outputs: Sequence[np.ndarray], expected: Reference | None) -> Iterator[Finding]:
-        """Finds references that return something else, or round."""
+        """Find references that return other shapes, or round."""
         if expected is not None and [output.shape for output in outputs] != [value.shape for value in expected.values]:
             shapes = [", ".join(str(array.shape) for array in arrays) for arrays in (outputs, expected.values)]
             yield about(
                 self.calls,
                 "reference",
                 value=f"the function returns {shapes[0]}, the reference {shapes[1]}",
-                limit="results are compared with nothing",
+                limit="results were not compared",
                 fix="make the reference return arrays of the same shapes, in the same order",
             )
             return
@@ -126,9 +126,9 @@ class Judge:
             "nan",
             grade="note" if self.assumed else "error",
             value=f"{name}NaN, which no input has, in {place(empty)}",
-            limit="memory that nobody wrote was used: interpret mode fills it with NaN, a TPU with anything"
+            limit="unwritten memory was used: interpret mode fills it with NaN; on a TPU it may hold anything"
             if everywhere
-            else "what lies there was never written, or was made of the garbage behind the end of a block",
+            else "it was never written, or was computed from garbage past the end of a block",
             fix="clear the accumulator at its first step, and mask ends along k"
             if everywhere
             else "make the grid reach the end (pl.cdiv), and mask the ends of what is summed over",
@@ -142,7 +142,7 @@ class Judge:
             value=f"{name}NaN: a pipeline in the kernel comes back to a block of its output after others, and reads "
             "what its window holds then",
             limit="all steps that write one output block must follow each other: a block that comes back is not read "
-            "in again, so what was summed up is lost",
+            "in again, so its earlier sums are lost",
             fix="put the axis that is summed over last in the pipeline's grid",
             where=back.where,
         )
@@ -152,9 +152,9 @@ class Judge:
             self.calls,
             "nan",
             grade="note" if self.assumed else grade,
-            value=f"{name}NaN, which no input has, in {place(made)}, whatever lies in memory",
-            limit="arithmetic makes it: infinity less infinity, zero times infinity, a root of what is below 0",
-            fix="subtract the maximum before exp, and keep what is divided by away from zero; or give a reference",
+            value=f"{name}NaN, which no input has, in {place(made)}, whatever memory holds",
+            limit="arithmetic produces it: infinity minus infinity, zero times infinity, a root of a negative number",
+            fix="subtract the maximum before exp, and keep divisors away from zero; or pass a reference",
         )
 
     def _wrong(self, name: str, comparison: Comparison, empty: np.ndarray) -> Iterator[Finding]:
@@ -164,14 +164,14 @@ class Judge:
         if self.worst is None or _ratio(worst) > _ratio(self.worst):
             self.worst = worst
         self.lost = max(self.lost, comparison.lost)
-        wrong = (comparison.error > comparison.tolerance) & ~empty  # which is reported as NaN of memory
+        wrong = (comparison.error > comparison.tolerance) & ~empty  # reported as NaN from memory
         if not wrong.any():
             return
         coarse = self._rounds and not (comparison.error > comparison.coarse)[~empty].any()
         if not coarse and not (comparison.error > comparison.limit)[~empty].any():
             yield self._unlikely(name, worst, comparison)
             return
-        # Not at an element near zero, where the result's own type is the finer the less there is.
+        # Not at an element near zero, where the result's dtype is finer.
         largest = float(comparison.error[~empty].max()), float(comparison.tolerance[~empty].max())
         gross = coarse and _ratio(largest) >= _GROSS and any(map(sums_narrowly, self.calls))
         grade: Grade = "note" if self.assumed else "warning" if coarse and not gross else "error"
@@ -189,7 +189,7 @@ class Judge:
             value=f"{name}{place(wrong)} {off}",
             limit="as if sums or intermediates were rounded to bfloat16, or to the result's type, on the way"
             if coarse
-            else "no rounding explains that: against the reference in float64 it is wrong",
+            else "no rounding explains that: it is wrong by the reference in float64",
             fix="keep the running sum in float32 (a scratch accumulator), and round once at the end"
             if coarse
             else "look at where: an end, some blocks or everything; tails, index maps and masks come first",
@@ -209,12 +209,12 @@ class Judge:
 
     @property
     def unreferenced(self) -> Unreferenced:
-        """The judge of results that there is no reference for."""
+        """The judge of results without a reference."""
         guesser = Guesser(terms=self._terms, roundings=self._roundings, rounds=self._rounds)
         return Unreferenced(calls=self.calls, assumed=self.assumed, guesser=guesser)
 
     def of_precision(self) -> Iterator[Finding]:
-        """Notes where interpret mode is more exact than a TPU."""
+        """Note where interpret mode is more exact than a TPU."""
         for call in self.calls:
             dots = op_count(call.body).float32_dots
             if dots:
@@ -234,7 +234,7 @@ _GROSS = 100.0
 
 
 def _is_coarse(array: np.ndarray) -> bool:
-    """Says whether an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
+    """True if an array holds floats of fewer than 64 bits; NumPy does not take bfloat16 for a number."""
     return array.dtype.kind in "fV" and array.dtype.itemsize < 8
 
 

@@ -16,11 +16,11 @@ class KnownFunction:
     """A function of the operands.
 
     Attributes:
-      text: as Python has it, "lhs @ rhs".
+      text: as Python text, "lhs @ rhs".
       fn: takes the operands.
-      fault: how it differs from the function that was meant; "": it is that function.
-      is_masked: whether kernels often compute it for some elements only, as attention under a mask.
-      is_sum: whether every result sums many terms, so that no other function has some of the same results by chance.
+      fault: the difference from the intended function; "": it is that function.
+      is_masked: True if kernels often compute it for some elements only, such as attention under a mask.
+      is_sum: True if every result sums many terms, so that no other function has some of the same results by chance.
     """
 
     text: str
@@ -31,7 +31,7 @@ class KnownFunction:
 
 
 def known_functions(operands: Sequence[Shape], out: Shape) -> Iterator[KnownFunction]:
-    """Yields the functions that take operands of these shapes to a result of that shape."""
+    """Yield the functions that take operands of these shapes to a result of that shape."""
     kinds = {1: _of_one, 2: _of_two, 3: _of_three}
     if len(operands) in kinds:
         yield from kinds[len(operands)](*operands, out)

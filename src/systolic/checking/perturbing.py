@@ -1,13 +1,13 @@
-"""Evaluates a function in float64 with a random relative change at every operation that rounds.
+"""Evaluate a function in float64 with a random relative change at every operation that rounds.
 
 Changing the inputs alone would not show the rounding of a difference of two equal terms: its result is zero for all
 inputs, but each term is rounded separately. So the result of every product, sum and elementary function is changed.
 The operands of products and sums are changed again at each use, because the terms of a sum are rounded on the way.
-Selections, comparisons, maxima and moves are exact and are not changed. Operations that are not known to be exact are
-taken to round. Loops and branches are entered, and each round of a loop gets its own changes.
+Selections, comparisons, maxima and moves are exact and are not changed. Operations that are not known to be exact
+count as rounding. Loops and branches are entered, and each round of a loop gets its own changes.
 
 A sum that is used several times gets another change at each use, as if it were computed again in another order: a
-kernel that needs it in two places may do that, and then its errors do not cancel.
+kernel that needs it in two places may do so, and then its errors do not cancel.
 
 A softmax is exp(x − max) / sum or, in gradients of flash attention, exp(x − log_sum). The rounding of the larger
 operand of that difference cancels in the first form and not in the second. So the quotient of such an exponential is
@@ -39,17 +39,17 @@ _EXACT = frozenset(
      "pvary", "pmax", "pmin", "tile", "unstack", "name")
 )  # fmt: skip
 _ADDED_UP = frozenset(("dot_general", "ragged_dot", "ragged_dot_general", "reduce_sum"))
-_SEEDS_OF_ROUNDS = 0.7236  # how far apart the seeds of two rounds of a loop are; the seeds of two samples: 1
+_SEEDS_OF_ROUNDS = 0.7236  # distance of the seeds of two rounds of a loop; seeds of two samples have the distance 1
 
 
 def perturbed(closed: Any, arguments: Sequence[Any], seed: Any, change: Any) -> list[Any]:
-    """Evaluates a closed jaxpr with a change of relative deviation `change` at every argument and every rounding.
+    """Evaluate a closed jaxpr with a change of relative deviation `change` at every argument and every rounding.
 
     Args:
-      closed: of the function, for these arguments.
-      arguments: flat.
-      seed: of the changes.
-      change: 0.0: none.
+      closed: the closed jaxpr of the function for these arguments.
+      arguments: the flat arguments.
+      seed: seed of the changes.
+      change: deviation; 0.0: no change.
     """
     evaluation = _Evaluation(seed=seed, change=change)
     return evaluation.run(closed, [evaluation.changed(argument) for argument in arguments])
@@ -142,13 +142,13 @@ class _Evaluation:
         return _Evaluation(self._seed + _SEEDS_OF_ROUNDS * number, self._change, 1000 * self._changes)
 
     def changed(self, value: Any, times: Any = 1) -> Any:
-        """Changes each element of floats, by `times` the relative change."""
+        """Change each element of floats, by `times` the relative change."""
         import jax.numpy as jnp
 
         if not jnp.issubdtype(jnp.result_type(value), jnp.inexact):
             return value
         self._changes += 1
-        # Not JAX's random numbers: hundreds of them take a minute to compile. These are as good here.
+        # JAX's random numbers take a minute to compile if there are hundreds of calls. These suffice here.
         number = jnp.arange(jnp.size(value), dtype=jnp.float64).reshape(jnp.shape(value))
         waves = jnp.sin(number * 12.9898 + 78.233 * self._changes + 3.7 * self._seed) * 43758.5453
         noise = (waves - jnp.floor(waves) - 0.5) * 12**0.5  # uniform, of deviation 1

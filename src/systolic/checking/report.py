@@ -1,4 +1,4 @@
-"""The records of a check, which serialise to JSON and back."""
+"""The records of a check, which serialize to JSON and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
 
 class CheckFailedError(ValueError):
-    """A kernel has findings of grade error, or warnings where these are not wanted; `report` holds all of them."""
+    """A kernel has findings of grade error, or warnings if these count as failures; `report` holds all of them."""
 
     def __init__(self, report: CheckReport) -> None:
         grade: Grade = "warning" if report.ok else "error"
@@ -26,7 +26,7 @@ class CheckFailedError(ValueError):
 
 
 class CheckReportError(ValueError):
-    """A text is no report of a check that this version reads."""
+    """A text is not a report of a check that this version reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class OperandUse:
     """One operand of a kernel: its blocks, the number of fetches, the bytes they move, and their VMEM.
 
     Attributes:
-      fetches: blocks copied in or out; None where that depends on values that were not given.
+      fetches: blocks copied in or out; None if the number depends on unknown values.
       moved_bytes: bytes of these copies.
-      least_bytes: every block that is visited, once.
-      vmem_bytes: all buffers of it together; 0 outside of VMEM.
+      least_bytes: bytes of all visited blocks, each counted once.
+      vmem_bytes: bytes of all its buffers; 0 outside VMEM.
     """
 
     name: str
@@ -54,7 +54,7 @@ class OperandUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelUse:
-    """One Pallas call. `vmem_bytes` are blocks and scratch; `Verdict.vmem_bytes` is the compiler's account of all."""
+    """One Pallas call. `vmem_bytes` are blocks and scratch; `Verdict.vmem_bytes` is the compiler's total."""
 
     name: str
     where: str
@@ -71,15 +71,15 @@ class RunSummary:
     """The runs in TPU interpret mode.
 
     Attributes:
-      ran: whether there was any run.
+      ran: True if there was a run.
       sizes: the arguments: "bf16[1024,1024] for bf16[4096,4096]".
       seeds: seeds of inputs and of the order of copies.
       data: the kinds of inputs: normal ones first.
       compared: the reference with which the results were compared; "" if there is none.
-      error: the absolute error that is largest beside its tolerance, of finite ones; None where nothing was compared.
-      tolerance: the tolerance at that place.
+      error: the finite absolute error that is largest relative to its tolerance; None if nothing was compared.
+      tolerance: the tolerance of that element.
       lost: elements that are NaN or infinite where the reference's are not; they have no error.
-      seconds: the time that they took.
+      seconds: duration of the runs.
     """
 
     ran: bool
@@ -95,7 +95,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport(SavedResult):
-    """Everything that `systolic check` found of one function."""
+    """The result of `systolic check` for one function."""
 
     saved_name: ClassVar = "report of a check"
     saved_error: ClassVar = CheckReportError
@@ -118,12 +118,12 @@ class CheckReport(SavedResult):
 
     @property
     def ok(self) -> bool:
-        """True without a finding of grade error. Without a reference that says nothing of numbers: see `compared`."""
+        """True without a finding of grade error. Without a reference, numbers were not checked: see `compared`."""
         return not any(finding.grade == "error" for finding in self.findings)
 
     @property
     def conclusion(self) -> str:
-        """The report in few words: "ok" only if results were compared with a reference and the compiler answered."""
+        """The conclusion in brief: "ok" only if results were compared with a reference and the compiler answered."""
         if not self.ok:
             return "not ok"
         missing = "not compared with a reference" * (not self.compared)
@@ -132,14 +132,14 @@ class CheckReport(SavedResult):
         return f"no fault found, {missing}" if missing else "ok"
 
     def count(self, grade: Grade) -> int:
-        """Counts the findings of a grade."""
+        """Count the findings of a grade."""
         return sum(finding.grade == grade for finding in self.findings)
 
     def raise_on_error(self, *, warnings: bool = False) -> CheckReport:
-        """Returns this report, if it has no finding of grade error.
+        """Return this report, if it has no finding of grade error.
 
         Args:
-          warnings: findings of grade warning are not wanted either.
+          warnings: findings of grade warning fail, too.
 
         Raises:
           CheckFailedError: it has; the message holds all of them.
@@ -149,7 +149,7 @@ class CheckReport(SavedResult):
         return self
 
     def summary(self) -> Summary:
-        """Says whether anything is wrong, with a row for each finding."""
+        """Summarize the report, with a row for each finding."""
         counts = ", ".join(f"{count} {grade}s" for grade in ("error", "warning") if (count := self.count(grade)))
         return Summary(
             heading=f"{self.conclusion}: {self.function}({', '.join(self.arguments)}) on {', '.join(self.chips)}",
@@ -166,7 +166,7 @@ class CheckReport(SavedResult):
         )
 
 
-# What an error brings about, and what would ask for the wrong thing: masks after a race, or where a sum is not cleared.
+# Consequences of an error, and findings with the wrong fix: masks after a race, or where a sum is not cleared.
 _OF_ORDER = ("race", "order", "semaphore", "deadlock", "out-of-bounds", "scope", "revisited-output", "parallel-revisit")
 _OF_MEMORY = ("uninitialised", "empty-grid", "block-outside", "edge-block", "dropped-tail", "unwritten-output")
 _CONSEQUENCES = {
@@ -176,7 +176,7 @@ _CONSEQUENCES = {
 
 
 def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
-    """Leaves out what other findings of the same kernel bring about."""
+    """Drop findings that follow from other findings of the same kernel."""
     causes = [finding for finding in findings if finding.grade == "error" and finding.rule in _CONSEQUENCES]
 
     def follows(finding: Finding) -> bool:
@@ -187,7 +187,7 @@ def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def in_order(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Orders findings by grade, without repetitions; what several chips have alike is stated once."""
+    """Order findings by grade, without repetitions; a finding that several chips share appears once."""
     merged: dict[tuple[str, ...], Finding] = {}
     chips: dict[tuple[str, ...], list[str]] = {}
     for finding in findings:

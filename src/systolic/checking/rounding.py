@@ -1,4 +1,4 @@
-"""Counts what a kernel rounds: the terms of its sums, its roundings, and its narrow types."""
+"""Count the terms of a kernel's sums and their roundings, and find its narrow types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.schedule import LANES
 
 
 def sums(call: KernelCall) -> tuple[int, int]:
-    """Counts the terms that an element of an output sums, and how often a running sum may be rounded on the way."""
+    """Count the terms that an element of an output sums, and the roundings of its running sum."""
     count = op_count(call.body)
     cut = [operand for operand in call.of("input", "output") if operand.is_cut]
     parts = [[-(-size // block) for size, block in zip(operand.shape, operand.block, strict=True)] for operand in cut]
@@ -32,13 +32,13 @@ def sums(call: KernelCall) -> tuple[int, int]:
 
 
 def most_sums(arrays: Sequence[np.ndarray]) -> tuple[int, int]:
-    """Supposes a sum over the longest axis where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
+    """Assume a sum over the longest axis, where no call says more, as for a kernel on a mesh (`pl.kernel`)."""
     longest = max((size for array in arrays for size in array.shape), default=1)
     return longest, max(1, longest // LANES)
 
 
 def has_narrow(call: KernelCall) -> bool:
-    """Says whether anything in a call is of a narrow type, or approximate."""
+    """True if anything in a call is of a narrow type, or approximate."""
     if any(is_narrow(operand.dtype) for operand in call.operands):
         return True
     return any(

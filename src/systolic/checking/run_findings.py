@@ -1,4 +1,4 @@
-"""Findings from runs in interpret mode on equal inputs: what raced, was left over, or depended on the conditions."""
+"""Findings from runs in interpret mode on equal inputs: races, leftovers, and results that depend on conditions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PIPELINE = "by Pallas' own copy of a block"
 
 
 def run_findings(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, Interpreted]]) -> Iterator[Finding]:
-    """Finds races, semaphores left with a count, and results that depend on the conditions; all inputs are equal."""
+    """Find races, semaphores left with a count, and results that depend on the conditions; all inputs are equal."""
     early = next((result.watch.entering.early for _, result in results if result.watch.entering.early), [])
     if early:
         yield no_barrier(calls, early[0])
     races = dict.fromkeys(race for _, result in results for race in result.races)
     dependent = list(_dependent(calls, results))
-    # Subcores that both do all of the work write the same numbers to the same place, as in JAX's own guide.
+    # Subcores that both do all the work write the same numbers to the same place, as in JAX's guide.
     alike = not dependent and results[0][1].on_subcores
     seen = set()
     for race in races:
@@ -66,9 +66,9 @@ def _left_in_scratch(
                     "warning",
                     value=f"{_output(at, base)}{place(differs)} depend on what scratch memory held when another "
                     "block of the output ended",
-                    limit="that is meant where something is carried on, as by a prefix sum; a sum that is not "
-                    "cleared for each block of the output is wrong, and nothing else shows it",
-                    fix="clear the accumulator at the first step of each block of the output, or give a reference",
+                    limit="that is right if a value is carried on, as in a prefix sum; a sum that is not "
+                    "cleared for each block of the output is wrong, and no other rule finds it",
+                    fix="clear the accumulator at the first step of each block of the output, or pass a reference",
                 )
                 return
 
@@ -97,7 +97,7 @@ def _written_twice(calls: Sequence[KernelCall], race: Race) -> Finding:
         "race",
         "warning",
         value=f"several subcores write one place in {race.memory}, in no order, and wrote the same in all runs",
-        limit="the work is done twice, or what one of them writes is lost",
+        limit="the work is done twice, or one of the results is lost",
         fix="share the work among all axes of the mesh: core_axis_name=(core, subcore), or the index of both",
         where=next((at for _, at in race.accesses if at), ""),
     )
@@ -108,7 +108,7 @@ def _dependent(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, 
     reported = set()
     for conditions, result in results[1:]:
         if conditions.spoiled:
-            continue  # what comes of that may be meant: see `_left_in_scratch`
+            continue  # this may be intended: see `_left_in_scratch`
         for at, (output, other) in enumerate(zip(first.outputs, result.outputs, strict=True)):
             differs = _differs(output, other)
             if conditions.memory != base.memory:
@@ -131,7 +131,7 @@ def _dependent(calls: Sequence[KernelCall], results: Sequence[tuple[Conditions, 
                 ),
                 limit="a result must not depend on the order of copies and of parallel steps"
                 if by_order
-                else "what is in memory at the start is anything",
+                else "memory may hold anything at the start",
                 fix="look for a missing wait, or a parallel axis whose steps share something"
                 if by_order
                 else "clear the accumulator at its first step, and mask the ends of blocks that are not full",

@@ -41,7 +41,7 @@ class RunOutcome:
     """The results of all runs.
 
     Attributes:
-      findings: in the order in which they were made.
+      findings: the findings, in order.
       summary: sizes, seeds, the largest error.
       changes: sizes that were changed for the run: "4096 → 2048".
     """
@@ -107,7 +107,7 @@ def run_checks(
     try:
         known_values = argument_values(args) if values is None else list(values)
         scaled = scaled_arguments(functools.partial(_traced, flat, chip, mesh), leaves, known_values)
-    except Exception as error:  # noqa: BLE001 -- whatever the user's function raises is the answer
+    except Exception as error:  # noqa: BLE001 -- any exception of the user's function is the result
         raise_own(error)
         summary = RunSummary(ran=False, seeds=seeds, seconds=time.perf_counter() - started)
         return RunOutcome(findings=(trace_failure(error),), summary=summary)

@@ -1,4 +1,4 @@
-"""Runs a function under every condition, and judges its results."""
+"""Run a function under every condition, and judge its results."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from systolic.compat.jaxprs import equations
 from systolic.compiler import at_stage
 from systolic.support.bugs import raise_own
 
-_MAX_RUN_SECONDS = 20.0  # the longest that one run may be expected to take
+_MAX_RUN_SECONDS = 20.0  # longest estimate of one run
 
-# All runs together may be expected to take so long. It is counted, not measured: what is run, and so what is found,
-# must not depend on how fast or busy the machine is.
+# Longest estimate of all runs together. It is counted, not measured: the runs, and thus the findings, must not depend
+# on how fast or busy the machine is.
 _BUDGET_S = 45.0
-_TIME_LIMIT_S = 300.0  # for one run that does not come to an end
+_TIME_LIMIT_S = 300.0  # for one run that does not end
 
 
-_NOTHING_SAID = "nothing could be said of its results"
+_NOTHING_SAID = "its results are not known"
 
 
 _SMALLER = "check it with smaller arguments, or smaller tiles"
@@ -41,7 +41,7 @@ _SMALLER = "check it with smaller arguments, or smaller tiles"
 
 @dataclass(slots=True, kw_only=True)
 class Runs:
-    """The runs of one function, as far as they have come."""
+    """The runs of one function so far."""
 
     flat: Flat
     chip: Chip
@@ -60,10 +60,10 @@ class Runs:
         self.judge = Judge(self.scaled.calls)
 
     def all(self, reference: Flat | None) -> None:
-        """Runs the function under every condition, and compares the results."""
+        """Run the function under all conditions, and compare the results."""
         if self.scaled.seconds > _MAX_RUN_SECONDS:
             seconds = f"{self.scaled.seconds:,.0f} s"
-            value = f"it was not run: at the smallest sizes that it takes, one run would last about {seconds}"
+            value = f"it was not run: at the smallest sizes that it accepts, one run would take about {seconds}"
             self._note(value, _NOTHING_SAID, _SMALLER, "warning")
             return
         try:
@@ -80,8 +80,8 @@ class Runs:
         if prefetches and any(missing):
             self.judge.assumed = True
             self._note(
-                "integers that a kernel prefetches were taken to be zeros",
-                "only their shape was given, and they may choose its blocks",
+                "integers that a kernel prefetches were assumed to be zero",
+                "only their shape is known, and they may choose its blocks",
                 "give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
             )
         carried = self._carried() if reference is None else ()
@@ -111,7 +111,7 @@ class Runs:
             self._note(
                 f"{', and '.join(self.left_out)} were left out: a run is estimated at {self.scaled.seconds:.1f} s, and "
                 f"all runs may take {_BUDGET_S:.0f} s by that estimate",
-                "a fault that only these show is not found",
+                "a fault that only these would show is not found",
                 _SMALLER,
             )
 
@@ -122,7 +122,7 @@ class Runs:
         reference: ReferenceFunction | None,
         prefetches: bool,
     ) -> None:
-        """Runs the function on inputs that are harder than normal ones, until something is wrong."""
+        """Run the function on inputs that are harder than normal ones, until something is wrong."""
         for data, kind in HARDER.items():
             if not self._is_within_budget(runs=2):
                 remaining = list(HARDER.values())[list(HARDER).index(data) :]
@@ -149,7 +149,7 @@ class Runs:
     def _ends(
         self, interpreter: Interpreter, inputs: Sequence[np.ndarray], first: tuple[Conditions, Interpreted]
     ) -> None:
-        """Looks for ends of the inputs that change no result, while their neighbours do."""
+        """Look for ends of the inputs that change no result, while their neighbors do."""
         condition, base = first
         count = len(ends(inputs))
         if not self._is_within_budget(count):
@@ -167,7 +167,7 @@ class Runs:
         return (self.done + runs) * self.scaled.seconds <= _BUDGET_S
 
     def _affordable(self, conditions: list[Conditions]) -> list[Conditions]:
-        """Keep as many conditions as the budget has room for: the first and the last say more than those between."""
+        """Keep as many conditions as fit the budget: the first and the last show more than those between them."""
         count = max(2, int(_BUDGET_S / self.scaled.seconds)) if self.scaled.seconds else len(conditions)
         if count >= len(conditions):
             return conditions
@@ -187,7 +187,7 @@ class Runs:
         yield Conditions(order=self.seeds[0], memory="large", cores=cores)
 
     def _carried(self) -> tuple[int, ...]:
-        """Buffers that one block of the output may leave to the next; none where copies may fill them ahead."""
+        """Return buffers that one block of the output may leave to the next; none if copies may fill them early."""
         if len(self.scaled.calls) != 1 or self.mesh:
             return ()
         call = self.scaled.calls[0]
@@ -205,9 +205,9 @@ class Runs:
         except TooSlowError as error:
             self._note(f"a run {error}".replace("it was", "was"), _NOTHING_SAID, _SMALLER, "warning")
             return None
-        except Exception as error:  # noqa: BLE001 -- whatever the kernel raises is the answer
+        except Exception as error:  # noqa: BLE001 -- any exception of the kernel is the result
             finding = run_failure(error, self.scaled.calls, f"copies {words(conditions)}", interpreter.watch)
-            if (finding.rule, finding.grade) == ("run", "error"):  # the interpreter says nothing of the kernel
+            if (finding.rule, finding.grade) == ("run", "error"):  # the interpreter cannot run the kernel
                 raise_own(error)
             self.findings.append(finding)
             return None
@@ -224,7 +224,7 @@ class Runs:
                 error,
                 "reference",
                 "the reference raises ",
-                limit="results are compared with nothing; it is called with float64 in place of floats",
+                limit="results were not compared; the reference is called with float64 in place of floats",
                 fix="write it for any dtype: without .astype(bfloat16) and the like",
             )
             self.findings.append(finding)
@@ -235,7 +235,7 @@ class Runs:
 
 
 def _reads_what_it_writes(call: KernelCall) -> bool:
-    """Says whether an output takes the place of an input that a pipeline reads ahead, block by block."""
+    """True if an output takes the place of an input that a pipeline reads ahead, block by block."""
     inputs, outputs = call.of("input"), call.of("output")
     return any(
         inputs[source].is_cut and outputs[out].is_cut and inputs[source].buffers != 1 for source, out in call.aliases

@@ -1,8 +1,8 @@
-"""Smaller arguments for a run on the CPU, with which a kernel keeps its character.
+"""Choose smaller arguments for a run on the CPU, with which a kernel keeps its character.
 
 A size S that the kernel cuts into blocks of P becomes S' = q·P + S mod P: a tail stays the same tail, and every axis of
-the grid that had several steps has two or three. Equal sizes change together, since they may be one and the same.
-Whether the function takes the result is found out by tracing it.
+the grid that had several steps has two or three. Equal sizes change together, because they may be the same size.
+Tracing the function shows whether it accepts the result.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from systolic.schedule import LANES
 
 Trace = Callable[[Sequence[Any]], Any]  # flat arguments, as shapes, to a closed jaxpr
 
-# Steps that an axis of several keeps, in the order in which they are tried; the first is the best: with three, a first
-# step, one in the middle and a last one differ.
+# Steps that an axis with several steps keeps, in the order of trying; the first is the best: with three steps, the
+# first, the middle and the last one differ.
 _STEPS = (3, 2, 4, 8, 16)
-_SHARES = (2, 4, 8, 16)  # of a size, for kernels that choose their own blocks
+_SHARES = (2, 4, 8, 16)  # divisors of a size, for kernels that choose their own blocks
 _WHOLE = 256  # the period of a size that is not cut: the side of the largest matrix unit
-_LARGEST_KEPT = 512  # a whole size up to here stays: the depth of a head, a vocabulary of vectors
-_PATIENCE = 5.0  # budgets that may be spent before an axis of the grid is given up
+_LARGEST_KEPT = 512  # smaller whole sizes stay: the depth of a head, a vocabulary of vectors
+_PATIENCE = 5.0  # budgets that may be spent before an axis of the grid is dropped
 
-# Times in interpret mode on one core of a CPU: the largest of several measurements, by products of both kinds of
-# operands in blocks of 128² to 1024². Only for choosing sizes.
+# Times in interpret mode on one core of a CPU: the largest of several measurements, with products of both kinds of
+# operands in blocks of 128² to 1024². Used only to choose sizes.
 _STEP_S = 2e-3
 _ACCESS_S = 3e-4
 _ELEMENT_S = 4e-9
@@ -43,12 +43,12 @@ class ScaledArguments:
     """Arguments to run with.
 
     Attributes:
-      leaves: flat, as shapes.
-      values: the values of the same; None: only the shape is known.
-      calls: the Pallas calls that the function makes of them.
+      leaves: the flat arguments, as shapes.
+      values: their values; None: only the shape is known.
+      calls: the Pallas calls of the function with these arguments.
       changes: the sizes that changed: "4096 → 1024".
-      seconds: an estimate of the time that one run takes.
-      keeps_grid: whether every axis of the grids with several steps still has several.
+      seconds: estimated duration of one run.
+      keeps_grid: True if every axis of the grids with several steps still has several.
     """
 
     leaves: tuple[Any, ...]
@@ -66,13 +66,13 @@ def scaled_arguments(
     *,
     budget_s: float = 0.8,
 ) -> ScaledArguments:
-    """Finds the smallest arguments that keep the kernels' character; the given ones if these are small enough.
+    """Find the smallest arguments that keep the kernels' character; the given ones if these are small enough.
 
     Args:
       closed_jaxpr_of: traces the function for flat arguments; may raise.
       leaves: the flat arguments, as shapes.
-      values: what the arguments hold; None where only a shape is known. Integers that sum to a size are sizes of
-        groups and change with it; with other integers nothing changes, as they may point at anything.
+      values: the values of the arguments; None if only a shape is known. Integers that sum to a size are sizes of
+        groups and change with it; with other integers nothing changes, because they may be indices.
       budget_s: seconds that one run may take.
     """
     jaxpr = closed_jaxpr_of(leaves)
@@ -89,7 +89,7 @@ def scaled_arguments(
             candidates.append(candidate)
     candidates += search.one_by_one(budget_s)
     cheap = [candidate for candidate in candidates if candidate.seconds <= budget_s]
-    # A run that takes long says more than one whose grid has lost an axis, up to a point.
+    # A long run shows more than a run whose grid has lost an axis, up to a limit.
     with_whole_grid = [
         candidate for candidate in candidates if candidate.keeps_grid and candidate.seconds <= _PATIENCE * budget_s
     ]
@@ -104,7 +104,7 @@ class _Search:
     calls: tuple[KernelCall, ...]
 
     def together(self) -> Iterator[dict[int, int]]:
-        """Yields smaller sizes, all at once; the best first."""
+        """Yield smaller sizes, all at once; the best first."""
         sizes = self._sizes()
         for steps in _STEPS:
             yield {size: self._shrunk(size, steps) for size in sizes}
@@ -112,7 +112,7 @@ class _Search:
             yield {size: _share(size, share) for size in sizes}
 
     def one_by_one(self, budget_s: float) -> list[ScaledArguments]:
-        """Shrinks sizes one after the other, the largest first, where not all of them can change."""
+        """Shrink sizes one after the other, the largest first, if not all of them can change."""
         results: list[ScaledArguments] = []
         chosen: dict[int, int] = {}
         for size in sorted(self._sizes(), reverse=True):
@@ -130,7 +130,7 @@ class _Search:
         return results
 
     def tried(self, sizes: Mapping[int, int]) -> ScaledArguments | None:
-        """Makes arguments with other sizes; None where the function does not take them."""
+        """Make arguments with other sizes; None if the function does not accept them."""
         import jax
 
         changes = {size: smaller for size, smaller in sizes.items() if smaller != size and self._may(size, smaller)}
@@ -156,7 +156,7 @@ class _Search:
         jaxpr: Any,
         changes: Mapping[int, int],
     ) -> ScaledArguments:
-        """Makes a result of these arguments."""
+        """Make the record for these arguments."""
         calls = tuple(kernel_calls(jaxpr))
         grids = _grids(jaxpr, values, calls)
         return ScaledArguments(
@@ -177,7 +177,7 @@ class _Search:
         return sorted(sizes, reverse=True)
 
     def _may(self, size: int, smaller: int) -> bool:
-        """Says whether no array with values keeps a size from changing."""
+        """True if no array with values keeps a size from changing."""
         for value in self.values:
             if value is None:
                 continue
@@ -186,7 +186,7 @@ class _Search:
         return True
 
     def _blocks(self, size: int) -> set[int]:
-        """Lists the blocks into which operands are cut along dimensions of a size."""
+        """List the blocks into which operands are cut along dimensions of a size."""
         return {
             block
             for call in self.calls
@@ -204,24 +204,24 @@ class _Search:
         return min(max(periods, 1) * period + rest, size)
 
     def _period(self, size: int) -> int | None:
-        """Finds a common multiple of the blocks along a size; None: the size stays."""
+        """Find a common multiple of the blocks along a size; None: the size stays."""
         cut = self._blocks(size)
         seen = [operand for call in self.calls for operand in call.of("input", "output") if size in operand.shape]
         if any(operand.memory == "hbm" for operand in seen):
-            # The kernel copies by itself: the buffers that it copies to say in what pieces.
+            # The kernel makes its own copies: the buffers that it copies to tell the pieces.
             cut |= {length for call in self.calls for length in _buffer_sizes(call) if LANES <= length < size}
         if cut:
             together = math.lcm(*cut)
             return together if together <= size else max(cut)
         if seen:
             return _WHOLE if size > _LARGEST_KEPT else None
-        # No operand has it: the function reshapes, or does something around the kernel.
+        # No operand has it: the function reshapes, or computes something around the kernel.
         power = min(size & -size, LANES)
         return power if size >= 2 * power else None
 
 
 def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
-    """Estimates how long one run of a call in interpret mode takes."""
+    """Estimate how long one run of a call in interpret mode takes."""
     arrays = call.of("input", "output")
     blocks = sum(operand.block_elements for operand in arrays if operand.is_cut)
     count = op_count(call.body)
@@ -230,7 +230,7 @@ def run_seconds(call: KernelCall, grid: Sequence[int]) -> float:
 
 
 def _grids(jaxpr: Any, values: Sequence[np.ndarray | None], calls: Sequence[KernelCall]) -> list[list[int]]:
-    """Lists the grids; an axis whose length depends on unknown values has one step for each block of something."""
+    """List the grids; an axis whose length depends on unknown values has one step for each block of something."""
     if all(call.steps is not None for call in calls):
         return [[size for size in call.grid if size is not None] for call in calls]
     executions = first_executions(jaxpr, values)
@@ -277,7 +277,7 @@ def _buffer_sizes(call: KernelCall) -> Iterator[int]:
 
 
 def _share(size: int, share: int) -> int:
-    """Takes about a share of a size, as full or ragged in registers as the whole."""
+    """Shrink a size to about a share of it, which fills its last register, or not, as the size does."""
     if size <= _LARGEST_KEPT:
         return size
     return max(size // share // LANES, 1) * LANES + size % LANES

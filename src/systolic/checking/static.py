@@ -1,4 +1,4 @@
-"""Judges a function's Pallas calls by its traced program alone, on one chip."""
+"""Judge a function's Pallas calls by its traced program alone, on one chip."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class StaticResult:
 
 
 def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticResult:
-    """Traces a function for a chip and applies every rule that needs neither compiler nor execution. For a worker.
+    """Trace a function for a chip and apply every rule that needs neither compiler nor execution. For a worker.
 
     Args:
       call: the function with its arguments, and the chip.
-      mesh: the axes of a mesh that is set meanwhile; none: there is no mesh.
+      mesh: axes of a mesh that is set while the function is traced; None: no mesh.
     """
     chip = call.chip
     try:
@@ -64,8 +64,8 @@ def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticRes
             value="its kernel has no grid: it runs on a mesh of cores"
             if on_cores
             else "there is no pallas_call in the function",
-            limit="only the compiler's verdict and the run say something about it",
-            fix="read these" if on_cores else "name the function that launches the kernel",
+            limit="only the compiler and the run can judge it",
+            fix="read their results" if on_cores else "name the function that launches the kernel",
             chip=chip.name,
         )
         return StaticResult(findings=(nothing,), kernels=())
@@ -76,7 +76,7 @@ def read_kernels(call: Call, mesh: Mapping[str, int] | None = None) -> StaticRes
 
 
 def _traced(call: Call, mesh: Mapping[str, int] | None) -> Any:
-    """Traces a function for a chip; for devices of its kind that JAX makes up: without the TPU compiler, and a mesh."""
+    """Trace a function for a chip: for a mesh, or without the TPU compiler, for devices that JAX makes up."""
     if compiler_is_there() and not mesh:
         return traced_jaxpr(call.fn, call.args, call.target, settings=call.settings)
     import jax
@@ -93,7 +93,7 @@ def _closed_jaxpr(jitted: Any, args: Sequence[Any]) -> Any:
 
 
 def static_findings(jaxpr: Any, calls: Sequence[CallOnGrid], chip: Chip) -> list[Finding]:
-    """Applies every rule that needs neither compiler nor execution to a traced function."""
+    """Apply every rule that needs neither compiler nor execution to a traced function."""
     around = around_findings(jaxpr, [call.call for call in calls], chip)
     return [*around, *(finding for call in calls for finding in _call_findings(call, chip))]
 
@@ -119,8 +119,8 @@ def _call_findings(call_on_grid: CallOnGrid, chip: Chip) -> list[Finding]:
             call,
             "grid-unknown",
             "note",
-            value=f"which blocks are visited is not known: {call_on_grid.visits.why}",
-            limit="unwritten outputs, dropped tails and races between steps are looked for in the run only",
+            value=f"the visited blocks are not known: {call_on_grid.visits.why}",
+            limit="only the run looks for unwritten outputs, dropped tails and races between steps",
             fix="give the values: --arg s32[4]=0,3,3,9, or an array in place of a shape",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Fills memory that was never written while a kernel is checked: a TPU's holds anything."""
+"""Fill unwritten memory while a kernel is checked: on a TPU it may hold anything."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-# In memory that was never written: far above data, and no product of three of them, nor a sum of such, is infinite.
+# Contents of unwritten memory: far above data, but no product of three of them, nor a sum of these, is infinite.
 _LARGE = 1e12
 
 
 def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
-    """Makes the content of memory that was never written: NaN and the largest integers, zeros, or large numbers.
+    """Make the contents of unwritten memory: NaN and the largest integers, zeros, or large numbers.
 
     Args:
       xp: the module that makes it: NumPy where a kernel runs, jax.numpy where it is traced. There an array of NumPy's
@@ -35,7 +35,7 @@ def left_over(xp: Any, shape: Sequence[int], dtype: Any, memory: str) -> Any:
     elif dtype == np.bool_:
         values = (False, True) if memory == "large" else (True, True)
     else:
-        raise NotImplementedError(f"memory of type {dtype} that nobody has written")
+        raise NotImplementedError(f"unwritten memory of type {dtype}")
     if memory != "large":
         return xp.full(shape, values[0], dtype)
     odd = xp.arange(math.prod(shape)).reshape(shape) % 2 == 1

@@ -1,4 +1,4 @@
-"""Findings from results that there is no reference for: known functions, and ends of inputs that nothing reads."""
+"""Findings from results without a reference: known functions, and ends of inputs that no result depends on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.checking.finding import Finding
 from systolic.checking.guessing import Guess, Guesser
 from systolic.checking.inputs import Data
 
-# Data of the size of normal numbers. Larger ones would accuse a function that is meant to clip its input.
+# Data of the size of normal numbers. Larger numbers would accuse a function that clips its input on purpose.
 _COMPARED_DATA: tuple[Data, ...] = ("negative", "repeated")
 
 
@@ -35,7 +35,7 @@ class Unreferenced:
 
     Attributes:
       calls: the Pallas calls that were run.
-      assumed: whether values were made up that a kernel's blocks may depend on: its results mean little then.
+      assumed: True if values were drawn that a kernel's blocks may depend on: its results mean little then.
     """
 
     calls: Sequence[KernelCall]
@@ -45,7 +45,7 @@ class Unreferenced:
     def findings(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], harder: Sequence[HarderResults]
     ) -> Iterator[Finding]:
-        """Yield what a known function shows, or the note that nothing was compared.
+        """Yield findings by a known function, or the note that nothing was compared.
 
         Args:
           inputs, outputs: flat, of normal numbers.
@@ -59,7 +59,7 @@ class Unreferenced:
                 "note" if self.assumed else "warning",
                 value=f"all results are those of {guess.text}, {guess.known.fault}",
                 limit="that is seldom meant",
-                fix="mend the mask or the count, or give a reference that has the same",
+                fix="mend the mask or the count, or pass a reference that has the same",
             )
             return
         yield self._compared_with(guess)
@@ -74,7 +74,7 @@ class Unreferenced:
     def _compared_with(self, guess: Guess | None) -> Finding:
         partly = guess is not None and guess.wrong.any()
         doubtful = guess is not None and (guess.known.is_masked or bool(guess.known.fault))
-        value = "the results were compared with nothing"
+        value = "the results were not compared with a reference"
         if guess is not None and partly and not doubtful:
             many = "most" if guess.wrong.mean() < 1 / 2 else "some"
             value = f"{many} results are those of {guess.text}, and {place(guess.wrong)} are not"
@@ -85,8 +85,8 @@ class Unreferenced:
             "reference",
             "warning" if partly and not doubtful and not self.assumed else "note",
             value=value,
-            limit="numbers that are wrong in the same way under all conditions do not show",
-            fix="give one that has the right numbers: --reference FILE.py:REF, a function of the same arguments",
+            limit="results that are wrong in the same way under all conditions go unnoticed",
+            fix="pass a function of the same arguments that is right: --reference FILE.py:REF",
         )
 
     def _coarse(self, guess: Guess) -> Finding:
@@ -112,7 +112,7 @@ class Unreferenced:
                 value=f"of normal numbers all results are those of {guess.text}; of {results.kind}, {place(wrong)} are "
                 "not",
                 limit="a constant takes part, such as zeros that fill up a block, or a mask depends on the data",
-                fix="fill up with what changes nothing (-inf under a maximum), or give a reference that does the same",
+                fix="fill up with a neutral value (-inf under a maximum), or pass a reference that does the same",
             )
 
     def of_unread_end(self, end: UnreadEnd) -> Finding:
@@ -130,5 +130,5 @@ class Unreferenced:
             value=f"argument {end.argument}: the {elements} along dimension {end.axis} {changed}, and an element next "
             f"to them {end.usual:,}",
             limit="a mask or a loop that ends one too early leaves it out",
-            fix="look at the comparison of the mask and the count of the loop; if that is meant, give a reference",
+            fix="look at the comparison of the mask and the count of the loop; if this is intended, pass a reference",
         )

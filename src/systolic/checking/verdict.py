@@ -1,4 +1,4 @@
-"""The compiler's answer, and which rule it is about."""
+"""The compiler's answer, and the rule that it is about."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from systolic.compiler import CompilerRefusal
 from systolic.schedule import MIB
 from systolic.support.ranges import Amount, Count
 
-# What the compiler says, and the rule that it means. The first that is found counts.
+# Patterns of the compiler's messages, with the rules that they mean. The first match counts.
 _MEANINGS = {
     "smem": r"memory space smem|space=smem|smem.*(?:exceed|exhaust)",
     "block-alignment": r"last two dimensions of your block shape|E2002|block shape.*divisible|unaligned|not aligned",
@@ -22,7 +22,7 @@ _MEANINGS = {
     "parallel-axis": r"dimension.semantics|core_parallel|parallel dimension",
 }
 
-# Rules whose breach the compiler itself refuses: of these its word counts, not ours.
+# Rules whose breach the compiler refuses: for these its answer counts, not ours.
 REFUSED_BY_COMPILER = frozenset({"vmem", "array-dtype", "vector-dtype", "hbm-block", "block-kind", *_MEANINGS})
 
 
@@ -31,11 +31,11 @@ class Verdict:
     """The compiler's verdict on one chip.
 
     Attributes:
-      accepted: None if it came to no answer.
-      text: its words, verbatim, or why there is no answer; "" if it accepted.
-      where: the line that it refuses; "" where it does not say.
-      vmem_bytes: VMEM that the program takes, by the compiler's account; None if there is no program.
-      spill_bytes: the part of it for registers that did not fit.
+      accepted: None if there is no answer.
+      text: the verbatim message, or the reason why there is no answer; "" if it accepted.
+      where: the line that it refuses; "" if it names none.
+      vmem_bytes: VMEM of the program, as the compiler reports it; None if there is no program.
+      spill_bytes: the part of it for spilled registers.
     """
 
     chip: str
@@ -57,7 +57,7 @@ def rule_of(refusal: CompilerRefusal) -> str:
 
 
 def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Finding:
-    """Reports a refusal as a finding."""
+    """Report a refusal as a finding."""
     value, limit = f"the compiler refuses it: {refusal.summary}", f"there is no program for a {chip.name}"
     fix = "see the compiler's own words"
     needed, available = refusal.requested_bytes, refusal.available_bytes
@@ -82,10 +82,10 @@ def refused(refusal: CompilerRefusal, chip: Chip, kernels: Sequence[str]) -> Fin
 
 
 def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding | None) -> list[Finding]:
-    """Corrects our findings on one chip by the compiler's answer.
+    """Correct our findings on one chip by the compiler's answer.
 
-    A refusal is put to the finding that foresaw it, or added. Where the compiler accepts what a rule says it refuses,
-    the rule is mistaken: the finding stays as a warning and says so.
+    A refusal is added to the finding that predicted it, or as a new finding. If the compiler accepts what it refuses by
+    a rule, the rule is wrong: the finding becomes a warning that says so.
     """
     ours = list(findings)
     foreseen = [finding for finding in ours if finding.grade == "error" and finding.rule in REFUSED_BY_COMPILER]
@@ -98,7 +98,7 @@ def reconciled(findings: Sequence[Finding], verdict: Verdict, refusal: Finding |
         ]
     if refusal is None:
         return ours
-    # A refusal in words that are not known is taken for what we foresaw, if we foresaw anything.
+    # A refusal with an unknown message is attributed to the finding that we predicted, if there is one.
     same = [finding for finding in foreseen if refusal.rule in (finding.rule, "compiler")]
     if not same:
         return [refusal, *ours]

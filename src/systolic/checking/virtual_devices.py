@@ -12,9 +12,9 @@ from systolic.compat import abstract_mesh_in_all_threads, cpu_devices
 from systolic.support.call_errors import WrongCallError
 from systolic.timing import slice_of
 
-# Slices that the compiler is asked for, by chips along each axis, the smallest first.
+# Slices to compile for, by chips along each axis, the smallest first.
 _SLICES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "1x1x1", "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
-MAX_DEVICES = 64  # each has threads of its own in interpret mode, and waits for the others
+MAX_DEVICES = 64  # each has its own threads in interpret mode, and waits for the others
 
 
 class MeshError(WrongCallError, ValueError):
@@ -37,7 +37,7 @@ def checked_axes(axes: Mapping[str, int]) -> dict[str, int]:
     """Return the axes of a mesh with their sizes.
 
     Raises:
-      MeshError: it has no axis, one of no devices, or more devices than are run.
+      MeshError: it has no axis, an axis without devices, or more devices than can be run.
     """
     wrong = [name for name, size in axes.items() if not isinstance(size, int) or size < 1]
     devices = 0 if wrong or not axes else math.prod(axes.values())
@@ -52,11 +52,11 @@ def checked_axes(axes: Mapping[str, int]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def traced_as_on(chip: Chip, axes: Mapping[str, int] | None = None) -> Iterator[None]:
-    """Lets every thread trace and run as if the device were one of this chip.
+    """Make every thread trace and run as if its device were this chip.
 
     Args:
-      chip: whose device it is.
-      axes: of the mesh that is set meanwhile, as by `jax.set_mesh`, over as many devices that the CPU plays. None: one
+      chip: the chip of the device.
+      axes: axes of the mesh that is set meanwhile, as by `jax.set_mesh`, over virtual devices of the CPU. None: one
         device, and no mesh.
     """
     import jax
@@ -81,6 +81,6 @@ def _virtual_mesh(sizes: Mapping[str, int]) -> Any:
 
 
 def provide_devices(axes: Mapping[str, int] | None) -> None:
-    """Lets the CPU play as many devices as a mesh has, before anything asks JAX for its devices. For a worker."""
+    """Make the CPU appear as the devices of a mesh, before anything asks JAX for its devices. For a worker."""
     if axes:
         cpu_devices(math.prod(axes.values()))

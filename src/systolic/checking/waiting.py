@@ -18,12 +18,12 @@ from systolic.compat import (
 _POLL_S = 0.1
 
 
-# Nothing but another of the kernel's threads can end a wait, and these are at most two: when all wait, they wait for
-# ever. A copy that another thread is just doing takes far less than this.
+# Only another thread of the kernel can end a wait, and there are at most two: if all wait, they wait forever. A copy
+# by another thread takes far less than this.
 _DEADLOCK_S = 3.0
 
 
-# Another device may be computing between two things that it does, on a CPU that all of them share.
+# Another device may be computing between two accesses, on a CPU that all devices share.
 _DEADLOCK_OF_SEVERAL_S = 8.0
 
 
@@ -42,8 +42,8 @@ def waited_for(run: Callable[[], list[np.ndarray]], time_limit_s: float, watch: 
     """Call `run` in a separate thread, so that it can be abandoned.
 
     Raises:
-      DeadlockError: it waits for a semaphore, and has for so long that it will never be signaled.
-      TooSlowError: it takes longer than it may.
+      DeadlockError: it has waited for a semaphore so long that it will never be signaled.
+      TooSlowError: it exceeds the time limit.
     """
     outcome: list[Any] = []
 

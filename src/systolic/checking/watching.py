@@ -1,4 +1,4 @@
-"""Records a kernel's accesses in TPU interpret mode, to locate faults and the first difference between two runs."""
+"""Record a kernel's accesses in TPU interpret mode, to locate faults and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from systolic.checking.access import Access, Entering, Step, line_of
 from systolic.checking.windows import Windows
 from systolic.compat import swap_past_the_end
 
-FIRST_BUFFER = 100  # the interpreter counts the buffers of a kernel from here
+FIRST_BUFFER = 100  # the interpreter numbers the buffers of a kernel from here
 FIRST_SEMAPHORE = 2000  # and its semaphores from here
 # Positions of the buffer that is read, and of semaphores, among the arguments of the interpreter's functions.
 _BUFFER = 4
@@ -29,9 +29,9 @@ class Watch:
     """The accesses in one run of a function.
 
     Attributes:
-      devices: number of devices that it runs on.
+      devices: number of devices.
       failed: the first access that raised an error; None: none did.
-      reads: of each kernel on each device and each of its steps, in order.
+      reads: reads in order, by kernel, device and step.
       signals: the last signal of each semaphore, by the semaphore's number.
       waits: waits that have not ended, by thread.
       acts: number of accesses so far.
@@ -54,13 +54,13 @@ class Watch:
     def at_grid_point(self, token: Any, point: Sequence[Any], core: Any) -> Any:
         """Record the step that a core begins; with several devices, interpret mode does not say which device it is."""
         if self.devices == 1:
-            # By NumPy: a computation of JAX may wait forever for threads that wait in here.
+            # NumPy, because a computation of JAX may wait forever for threads that wait here.
             self._steps[int(core)] = tuple(np.asarray(point).tolist())
             self.windows.at_step()
         return token
 
     def called(self, name: str, source: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function of the interpreter's; see `compat.watched_interpreter`."""
+        """Call a function of the interpreter; see `compat.watched_interpreter`."""
         args = list[Any](arguments)
         self.acts += 1
         device = int(args[1]) if len(args) > 1 and np.ndim(args[1]) == 0 else 0
@@ -100,7 +100,7 @@ class Watch:
         return result
 
     def _between(self, name: str, source: Any, args: Sequence[Any], device: int) -> None:
-        """Takes note of what a device says to others, and of copies to those that it does not know to listen."""
+        """Record signals to other devices, and copies to devices that may not have entered the kernel."""
         if name == "semaphore_signal":
             self.entering.signalled(device, device if args[5] is None else int(args[5]), int(args[3]))
         elif name == "dma_start":
@@ -111,7 +111,7 @@ class Watch:
                 self.entering.signalled(device, device, int(args[10]))
 
     def _failure(self, error: Exception, source: Any, step: Step, device: int) -> Access:
-        # A copy may be done where it is waited for: the copy's line counts, which the inner call has.
+        # A copy may be done at its wait. The copy's line counts, which the inner call has.
         entry = error.__traceback__
         while entry is not None:
             source = entry.tb_frame.f_locals.get("source_info") or source
@@ -124,13 +124,13 @@ class Watch:
 def first_difference(first: Watch, other: Watch) -> Access | None:
     """Return the first read of one run that returned something else in the other; None if none is known.
 
-    Steps are compared with themselves, in whatever order they came.
+    Each step is compared with itself, in whatever order the steps ran.
     """
     for (kernel, device, step), reads in first.reads.items():
         same_step = other.reads.get((kernel, device, step), [])
         for (source, number, contents), (_, same, others) in zip(reads, same_step, strict=False):
             if number != same:
-                break  # they went different ways
+                break  # the runs took different branches
             if contents != others:
                 return Access(where=line_of(source), step=step, number=number - FIRST_BUFFER, device=device)
     return None

@@ -1,4 +1,4 @@
-"""Computes single equations of a traced function in float64, even if the function asks for float32.
+"""Compute single equations of a traced function in float64, even if the function asks for float32.
 
 A reference that says `.astype(float32)`, or `preferred_element_type=float32`, asks for full precision, not for rounding
 to float32: with sums in float32 it would be as inexact as the kernel. Conversions to narrower types still round.
@@ -15,7 +15,7 @@ from systolic.compat.jaxpr_values import bound
 from systolic.compat.jaxprs import functions_inside
 
 _WIDE = {np.dtype(np.float32): np.dtype(np.float64), np.dtype(np.complex64): np.dtype(np.complex128)}
-# The function inside of a scatter only says how two elements are combined; its types follow from the operands.
+# The function inside a scatter only combines two elements; its types follow from the operands.
 _COMBINES = "scatter"
 
 

@@ -1,9 +1,9 @@
-"""Windows of blocks, as unkind as a TPU's pipeline leaves them.
+"""Make windows of blocks as unkind as a TPU's pipeline leaves them.
 
-Interpret mode writes a block back as soon as its last step has ended, and reads the next one after that. A TPU begins
-to read a block one step ahead, and the writing back of a block ends one step late: what the two steps before have
-written may not be there yet. And a window of `emit_pipeline` holds anything once its block is written back: the next
-block that it is given to is another one, or the same without what it held.
+Interpret mode writes a block back as soon as its last step has ended, and then reads the next one. A TPU begins to read
+a block one step early, and finishes writing a block one step late: the results of the two previous steps may not have
+arrived. And a window of `emit_pipeline` may hold anything once its block is written back: its next block is another
+one, or the same one without its former contents.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from systolic.checking.access import Access, line_of
 from systolic.checking.unkind import left_over
 from systolic.compat import buffer_view, is_pipeline_write_back, left_over_memory
 
-# A step's block is read from the step before it on, and one that a step has written is there when the next step has
-# ended: Pallas' schedule copies in, waits, computes, copies out, and waits for what it copied out the time before.
+# A step's block is read during the previous step, and a block that a step has written arrives when the next step has
+# ended: Pallas' schedule copies in, waits, computes, copies out, and waits for the previous copy out.
 _IN_FLIGHT = 2
 
 _Place = tuple[Any, int, int, int, Any]  # memory, buffer, device, core, transforms
@@ -30,10 +30,10 @@ class Windows:
     """Follows the windows of one run.
 
     Attributes:
-      late: whether what is written back comes as late as it may.
-      scratch: buffers that are spoiled when the blocks of all outputs end, by their numbers in interpret mode.
-      outputs: how many outputs have blocks.
-      came_back: a block that a pipeline inside of a kernel has written back again, after others; None: there is none.
+      late: True: blocks are written back as late as possible.
+      scratch: numbers of the buffers in interpret mode that are spoiled when the blocks of all outputs end.
+      outputs: number of outputs that have blocks.
+      came_back: a block that a pipeline inside a kernel has written back again, after others; None: there is none.
     """
 
     late: bool = False
@@ -48,7 +48,7 @@ class Windows:
     _blocks: dict[tuple[int, int, int, int], list[str]] = field(default_factory=dict)  # as they were written back
 
     def at_step(self) -> None:
-        """Another step of the grid begins."""
+        """Record that another step of the grid begins."""
         self._step += 1
         if self.scratch and len(self._written) == self.outputs:
             for number in self.scratch:
@@ -58,7 +58,7 @@ class Windows:
     def called(
         self, name: str, source: Any, options: Mapping[str, Any], args: Sequence[Any], function: Callable[..., Any]
     ) -> Any:
-        """Calls a function of the interpreter's with its arguments; see `compat.watched_interpreter`."""
+        """Call a function of the interpreter with its arguments; see `compat.watched_interpreter`."""
         if name == "get" and self.late and options.get("input_name") is not None:
             return self._read_early(args, function)
         if name == "store" and options.get("output_name") is not None:

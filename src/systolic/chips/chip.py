@@ -171,6 +171,7 @@ class Chip:
     dot_operands: DotOperands  # what a dot in a kernel takes
     vector_bfloat16: bool  # whether the vector units multiply bfloat16 as it is
     unpacks_bytes: bool  # whether a kernel makes bfloat16 of eight bits in a few operations
+    moves_arguments: bool  # whether XLA copies a small argument to VMEM before a kernel that may read it from there
     machine: MachineModel
     sparse_core: SparseCoreModel | None  # None: the chip has none that are simulated
     links: Links | None  # None: slices of it are not simulated
@@ -178,7 +179,7 @@ class Chip:
     code_costs: CodeCosts
     cloud: CloudOffer | NotOffered
     sources: Mapping[str, str] = field(default_factory=dict)
-    clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is no setting
+    clock_states: tuple[ClockState, ...] = ()  # the default first; none: the clock is not a setting
     compiler_flags: Mapping[str, str] = field(default_factory=dict)  # of every program for it
 
     def __hash__(self) -> int:
@@ -192,7 +193,7 @@ class Chip:
 
     @property
     def clock_state(self) -> ClockState | None:
-        """The clock state that `machine` is in; None where the clock is no setting."""
+        """The clock state that `machine` is in; None where the clock is not a setting."""
         name = self.name.partition("@")[2]
         return next((state for state in self.clock_states if name in ("", state.name)), None)
 
@@ -214,7 +215,7 @@ class Chip:
         state = next((state for state in self.clock_states if state.name == name), None)
         if state is None:
             names = ", ".join(f"{self.generation}@{state.name}" for state in self.clock_states)
-            states = f"choose from {names}" if names else f"its clock is no setting: write {self.generation}"
+            states = f"choose from {names}" if names else f"its clock is not a setting: write {self.generation}"
             raise UnknownChipError(f"chip {self.generation!r} has no clock state {name!r}; {states}")
         default = self.clock_states[0]
         return replace(

@@ -107,7 +107,9 @@ def check_constants(machine: MachineModel, prepared_for: MachineModel) -> None:
         type of operands that had one, or a value is one that no hardware has.
     """
     if not isinstance(machine, MachineModel):
-        raise ConstantsError(f"machine={shown(machine)} is no `MachineModel`, such as `systolic.chip('v5e').machine`")
+        raise ConstantsError(
+            f"machine={shown(machine)} is not a `MachineModel`, such as `systolic.chip('v5e').machine`"
+        )
     for name in _OF_THE_PROGRAM:
         prepared_value, machine_value = getattr(prepared_for, name), getattr(machine, name)
         if prepared_value != machine_value:
@@ -158,7 +160,7 @@ def _check_equal(record: object, prepared_for: object, names: tuple[str, ...], w
 
 def _check_possible(name: str, value: Any, *, whole: bool) -> None:
     if type(value) not in ((int,) if whole else (int, float)) or not abs(value) <= _LARGEST:  # NaN neither
-        raise ConstantsError(f"{name}={shown(value)} is no {'whole ' * whole}number up to {_LARGEST:g}")
+        raise ConstantsError(f"{name}={shown(value)} is not {'an integer' if whole else 'a number'} up to {_LARGEST:g}")
     divides = "_per_" in name or name.endswith(("_hz", "_bytes", "_share"))
     if value < 0 or (divides and value == 0):
         raise ConstantsError(f"{name}={value} has to be {'above 0' if divides else '0 or more'}")
@@ -166,7 +168,7 @@ def _check_possible(name: str, value: Any, *, whole: bool) -> None:
 
 def _checked(name: str, value: Any, source: str) -> float:
     if type(value) not in (int, float) or not abs(value) < _LARGEST:  # NaN neither
-        raise ConstantsError(f"{source}: {name}={shown(value)} is no number below {_LARGEST:g}")
+        raise ConstantsError(f"{source}: {name}={shown(value)} is not a number below {_LARGEST:g}")
     if is_cycles(name):
         if value < 0 or value != int(value):
             raise ConstantsError(f"{source}: {name}={value}: cycles are whole numbers from 0 up")
@@ -190,7 +192,7 @@ def load_constants(path: Path) -> FittedConstants:
         other = f" but is the result of `systolic {command[:40]}`" if isinstance(command, str) else ""
         raise ConstantsError(f"{path} does not hold {form}{other}")
     if not isinstance(fitted_on, list):
-        raise ConstantsError(f"{path}: fitted_on={fitted_on!r} is no list of programs")
+        raise ConstantsError(f"{path}: fitted_on={fitted_on!r} is not a list of programs")
     return FittedConstants(
         chip=chip, constants=constants, fitted_on=tuple(map(str, fitted_on)), source=f"constants of {path.name}"
     )

@@ -35,7 +35,7 @@ def checked_flags(flags: Mapping[str, FlagValue]) -> dict[str, str]:
     for flag, value in flags.items():
         name = flag.removeprefix("--")
         if not _NAME.fullmatch(name):
-            raise FlagError(f"{shown(flag)} is no flag of the compiler, such as {_SCOPED_VMEM}")
+            raise FlagError(f"{shown(flag)} is not a flag of the compiler, such as {_SCOPED_VMEM}")
         if _RESERVED.fullmatch(name):
             raise FlagError(f"compiler flag {name} says what the compiler leaves for systolic to read: leave it out")
         text = str(value).lower() if isinstance(value, bool) else str(value)

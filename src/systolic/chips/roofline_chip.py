@@ -1,4 +1,4 @@
-"""Chips of which JAX publishes only peaks and sizes: enough for a roofline. libtpu has no target for them."""
+"""Chips that libtpu cannot target; JAX publishes their peaks and sizes, enough for a roofline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SOURCE = f"{JAX_TABLE}, of jax 0.12.0.1; a core's numbers times the cores of a c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RooflineChip:
-    """A TPU generation that can be neither compiled for nor simulated. All of its numbers are from `SOURCE`.
+    """A TPU generation that can be neither compiled for nor simulated. All its numbers are from `SOURCE`.
 
     A *device* is one core, as JAX shows it.
     """
@@ -41,7 +41,7 @@ class RooflineChip:
         return self.hbm_bytes_per_s_per_chip / self.cores_per_chip
 
     def peak_ops_per_s(self, dtype: str) -> float:
-        """Return peak operations a second of one device.
+        """Return the peak operations per second of one device.
 
         Raises:
           UnsupportedDtypeError: no peak of that dtype is published.
@@ -54,14 +54,14 @@ class RooflineChip:
 
     @property
     def no_target(self) -> str:
-        """Why nothing is compiled for it."""
+        """The reason why nothing is compiled for it."""
         return (
-            f"chip {self.name!r} is known for its roofline alone: libtpu has no target for {self.title}, so nothing is "
+            f"chip {self.name!r} has only a roofline: libtpu has no target for {self.title}, so nothing is "
             f"compiled or simulated for it; `systolic chips {self.name}` shows its peaks"
         )
 
 
-# At default precision a product of float32 is one of bfloat16. JAX leaves the rates of other dtypes open.
+# At default precision a product of float32 runs as one of bfloat16. JAX does not state the rates of other dtypes.
 ROOFLINE_CHIPS = {
     known.name: known
     for known in (

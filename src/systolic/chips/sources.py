@@ -17,6 +17,10 @@ DOTS = (
 NO_VECTOR_BFLOAT16 = "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is unpacked to float32"
 VECTOR_BFLOAT16 = "listings of libtpu 0.0.42.1: a product of two bfloat16 vectors is one instruction"
 UNPACKS_BYTES = "simulated: 16 rows by int8 weights of 4096 × 14336 take little longer than HBM does"
+MOVED_ARGUMENTS = (
+    "simulated with libtpu 0.0.42.1: if XLA chooses the memory of 16 or 256 rows, their product with 4096 × 4096 takes "
+    "as long on v6e, and 2,200 to 2,400 cycles longer on v7x"
+)
 INT4 = "int4_ops_per_second of JAX's own table of chips (jax.experimental.pallas.tpu.get_tpu_info)"
 POPS = (
     "the smallest distance at which the compiler pops a bfloat16 result, in products by XLA and by Pallas kernels: it "

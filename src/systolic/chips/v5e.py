@@ -61,6 +61,7 @@ V5E = with_sources(
         ),
         vector_bfloat16=sourced(False, sources.NO_VECTOR_BFLOAT16),
         unpacks_bytes=sourced(True, sources.UNPACKS_BYTES),
+        moves_arguments=sourced(False, sources.MOVED_ARGUMENTS),
         machine=MachineModel(
             clock_hz=sourced(1.5e9, _PEAK),
             mxu_count=sourced(4, _PEAK),

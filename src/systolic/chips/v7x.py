@@ -70,6 +70,7 @@ V7X = with_sources(
         ),
         vector_bfloat16=sourced(True, sources.VECTOR_BFLOAT16),
         unpacks_bytes=sourced(True, sources.UNPACKS_BYTES),
+        moves_arguments=sourced(True, sources.MOVED_ARGUMENTS),
         machine=MachineModel(
             clock_hz=sourced(_DEFAULT_STATE.clock_hz, _DEFAULT_STATE.source),
             mxu_count=sourced(2, _PEAK),

@@ -54,38 +54,38 @@ if TYPE_CHECKING:
 @spec_option
 @chip_option()
 @flag_option
-@topology_option(f"Of suite {SHARDED}: the slice that its products are cut over")
-@mesh_option(f"Of suite {SHARDED}: `data` cuts tokens and `model` weights, such as data=2,model=4.")
+@topology_option(f"For suite {SHARDED}: the slice that its products are cut over")
+@mesh_option(f"For suite {SHARDED}: `data` cuts tokens and `model` weights, such as data=2,model=4.")
 @dtype_options
 @click.option(
     "--against",
     type=click.Choice(["all", "xla", "nothing"]),
     default="all",
     show_default=True,
-    help="What to compare with: all is XLA and public kernels, where a suite has some; nothing takes half as long.",
+    help="What to compare with: xla; all: public kernels, too; nothing: takes half as long.",
 )
 @xla_default_flags_option
 @click.option(
     "--only",
     metavar="TEXT",
     default="",
-    help="Cases whose name or group contains this, or one of several, with commas.",
+    help="Cases whose name or group contains this text; separate several by commas.",
 )
-@click.option("--rows", type=Rows(), help="Cases of so many rows (m), one number or several with commas.")
+@click.option("--rows", type=Rows(), help="Cases with this number of rows (m); separate several by commas.")
 @click.option(
     "--plot",
     "plot_file",
     type=WRITTEN_FILE,
     metavar="FILE.png",
-    help="Of suites moe, quantized and sparse: draw times over rows or density, of the product that has most of them.",
+    help="For suites moe, quantized and sparse: draw times over rows or density, for the product with the most rows.",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="For those who work on systolic: show the bars that it has to clear; a missed one is exit code 1.",
+    help="For developers of systolic: show the bars that it has to clear; a missed bar is exit code 1.",
 )
 @click.option(
-    "--from", "saved_file", metavar="FILE", type=READ_FILE, help="Show a run that --json saved, in place of a new one."
+    "--from", "saved_file", metavar="FILE", type=READ_FILE, help="Show a run that --json saved, instead of a new run."
 )
 @worker_options()
 @output_options

@@ -44,7 +44,7 @@ _HALVES = ("fit", "check")
     "names",
     default=",".join(USUALLY_FITTED),
     show_default=", ".join(USUALLY_FITTED),
-    help="Constants to fit, with commas; also clock_hz and result_latency_cycles.",
+    help="Constants to fit, separated by commas; also clock_hz and result_latency_cycles.",
 )
 @click.option(
     "--out",

@@ -40,7 +40,7 @@ def _verdict(found: Calibration, statistics: Mapping[str, tuple[ErrorStatistics,
     verdict = f"median error with the shipped → with the fitted constants: {', '.join(parts)}"
     old, new = statistics["check"]
     if (new.median_error or 0) >= (old.median_error or 0):
-        verdict += "; no better where it was not fitted: keep the shipped ones"
+        verdict += "; the other half is no better: keep the shipped ones"
     elif len(found.fitted_on) < len(found.constants):
         verdict += f"; {len(found.fitted_on)} programs cannot determine {len(found.constants)} constants"
     return verdict
@@ -68,22 +68,25 @@ def show_rows(before: Sequence[ComparedRow], after: Sequence[ComparedRow], halve
 
 
 _CONSTANTS: tuple[Column[FittedConstant], ...] = (
-    textual("constant", lambda one: one.name),
-    numeric("shipped", lambda one: _value(one.name, one.shipped)),
-    numeric("fitted", lambda one: _value(one.name, one.fitted)),
+    textual("constant", lambda constant: constant.name),
+    numeric("shipped", lambda constant: _value(constant.name, constant.shipped)),
+    numeric("fitted", lambda constant: _value(constant.name, constant.fitted)),
     numeric(
         f"within {BRACKET:.0%} of the best fit",
-        lambda one: f"{_value(one.name, one.low)} – {_value(one.name, one.high)}",
+        lambda constant: f"{_value(constant.name, constant.low)} – {_value(constant.name, constant.high)}",
     ),
-    numeric("looked for in", lambda one: f"{_value(one.name, one.least)} – {_value(one.name, one.most)}"),
-    textual("", lambda one: "" if one.determined else "these rows do not determine it"),
+    numeric(
+        "looked for in",
+        lambda constant: f"{_value(constant.name, constant.least)} – {_value(constant.name, constant.most)}",
+    ),
+    textual("", lambda constant: "" if constant.determined else "these rows do not determine it"),
 )
 # The name of a half, its statistics with the shipped constants, and with the fitted ones.
 _Half = tuple[str, ErrorStatistics, ErrorStatistics]
 _HALVES: tuple[Column[_Half], ...] = (
-    textual("half", lambda its: its[0]),
-    numeric("rows", lambda its: its[1].rows),
-    numeric("programs", lambda its: its[1].programs),
+    textual("half", lambda row: row[0]),
+    numeric("rows", lambda row: row[1].rows),
+    numeric("programs", lambda row: row[1].programs),
     *(
         numeric(title, error_of(part, name), form)
         for label, name, form in ERROR_COLUMNS
@@ -93,12 +96,12 @@ _HALVES: tuple[Column[_Half], ...] = (
 # A row with the fitted constants, with the shipped ones, and the half that its program was in.
 _Pair = tuple[ComparedRow, ComparedRow, str | None]
 _ROWS: tuple[Column[_Pair], ...] = (
-    *(of_part(column, lambda its: its[0]) for column in PROGRAM),
-    textual("half", lambda its: its[2]),
-    numeric("published µs", lambda its: its[0].published_us, ",.1f"),
-    numeric("dispatch µs", lambda its: its[0].dispatch_us, "g", droppable=True),
-    numeric("shipped: simulated µs", lambda its: its[1].predicted_us, ",.1f", droppable=True),
-    numeric("error", lambda its: its[1].error, "+.1%"),
-    numeric("fitted: simulated µs", lambda its: its[0].predicted_us, ",.1f", droppable=True),
-    numeric("error", lambda its: its[0].error, "+.1%"),
+    *(of_part(column, lambda row: row[0]) for column in PROGRAM),
+    textual("half", lambda row: row[2]),
+    numeric("published µs", lambda row: row[0].published_us, ",.1f"),
+    numeric("dispatch µs", lambda row: row[0].dispatch_us, "g", droppable=True),
+    numeric("shipped: simulated µs", lambda row: row[1].predicted_us, ",.1f", droppable=True),
+    numeric("error", lambda row: row[1].error, "+.1%"),
+    numeric("fitted: simulated µs", lambda row: row[0].predicted_us, ",.1f", droppable=True),
+    numeric("error", lambda row: row[0].error, "+.1%"),
 )

@@ -46,7 +46,7 @@ from systolic.compiler.named_shardings import mesh_axes
     type=click.IntRange(min=1, max=1000),
     default=3,
     show_default=True,
-    help="Number of runs, each with other inputs and another order.",
+    help="Number of runs, each with different inputs and orders.",
 )
 @worker_options("one job")
 @output_options

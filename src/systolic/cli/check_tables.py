@@ -13,19 +13,27 @@ from systolic.report.columns import Column, numeric, textual
 from systolic.schedule import MIB
 
 _OPERANDS: tuple[Column[OperandUse], ...] = (
-    textual("operand", lambda one: one.name),
-    textual("role", lambda one: one.role if one.memory == "vmem" else f"{one.role} in {one.memory}"),
-    textual("array", lambda one: f"{one.dtype}[{','.join(map(str, one.shape))}]"),
-    textual("block", lambda one: "×".join(map(str, one.block))),
-    numeric("copies", lambda one: one.fetches, ","),
-    numeric("MB moved", lambda one: None if one.moved_bytes is None else one.moved_bytes / 1e6, ",.2f"),
+    textual("operand", lambda operand: operand.name),
+    textual(
+        "role", lambda operand: operand.role if operand.memory == "vmem" else f"{operand.role} in {operand.memory}"
+    ),
+    textual("array", lambda operand: f"{operand.dtype}[{','.join(map(str, operand.shape))}]"),
+    textual("block", lambda operand: "×".join(map(str, operand.block))),
+    numeric("copies", lambda operand: operand.fetches, ","),
+    numeric("MB moved", lambda operand: None if operand.moved_bytes is None else operand.moved_bytes / 1e6, ",.2f"),
     numeric(
         "× least",
-        lambda one: one.moved_bytes / one.least_bytes if one.moved_bytes is not None and one.least_bytes else None,
+        lambda operand: (
+            operand.moved_bytes / operand.least_bytes
+            if operand.moved_bytes is not None and operand.least_bytes
+            else None
+        ),
         ".2f",
         droppable=True,
     ),
-    numeric("VMEM MiB", lambda one: one.vmem_bytes / MIB if one.vmem_bytes else None, ".2f", droppable=True),
+    numeric(
+        "VMEM MiB", lambda operand: operand.vmem_bytes / MIB if operand.vmem_bytes else None, ".2f", droppable=True
+    ),
 )
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 

@@ -78,7 +78,7 @@ _FIELDS = (
 @click.argument("names", nargs=-1)
 @output_options
 def chips(names: tuple[str, ...], json_file: str | None, quiet: bool) -> int:
-    """Show the chips that systolic knows; of chips by NAMES also where each number is from.
+    """Show the chips that systolic knows; with NAMES, also the source of each number.
 
     \b
     Examples:

@@ -13,7 +13,7 @@ TASKS = {
     "Products": {
         "plan": "Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip.",
         "tune": "Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, without the chip.",
-        "table": "Show, compare, export and import what systolic tune has kept.",
+        "table": "Show, compare, export and import the trials that systolic tune has stored.",
         "bench": "Race systolic.matmul, with the planner's tiles, against XLA on suites of products, or any "
         "op on one spec.",
     },
@@ -23,16 +23,15 @@ TASKS = {
         "simulate": "Compile a JAX function for a TPU, execute the compiled program on a model of the chip, "
         "and show where time goes.",
         "run": "Run an unmodified Python script as if on a TPU: each jitted call is timed, and computed on the CPU.",
-        "step": "Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time "
+        "step": "Predict a whole step of a sharded model: its time, tokens per second, MFU, HBM, and where the time "
         "goes.",
         "explain": "Explain where a function's time on a TPU goes, and simulate the changes that may save time.",
         "compare": "Compare what `systolic explain --json` wrote of a function before and after a change.",
     },
     "To learn": {
-        "ladder": "Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how "
-        "fast is it.",
+        "ladder": "Run the ladder of eight matmul kernels: check each one, compile it, and show how fast it is.",
         "lessons": "Run lessons by NAME, or all; without a name, list them.",
-        "chips": "Show the chips that systolic knows; of chips by NAMES also where each number is from.",
+        "chips": "Show the chips that systolic knows; with NAMES, also the source of each number.",
     },
     "The model of a chip": {
         "validate": "Simulate programs whose times were published, and show how far off the simulated times are.",
@@ -41,10 +40,10 @@ TASKS = {
     },
     "Machines": {
         "doctor": "Show what works on this machine: versions, compiler, devices, cache, trial store, extras.",
-        "tpu": "Make, use and delete TPU machines of Google Cloud, by gcloud.",
+        "tpu": "Create, use and delete TPU machines of Google Cloud, with gcloud.",
     },
 }
-_MODULES = {"table": "trial_table"}  # where a command's file has another name
+_MODULES = {"table": "trial_table"}  # commands whose file has another name
 
 
 class Commands(Group):
@@ -55,7 +54,7 @@ class Commands(Group):
         return [name for commands in TASKS.values() for name in commands]
 
     def find_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """Import a command; return None if there is none of this name."""
+        """Import a command; return None if there is no such command."""
         if name not in self.list_commands(ctx):
             return None
         module = _MODULES.get(name, name)

@@ -21,7 +21,7 @@ from systolic.simulator import SimulatedRun, SliceRun
 from systolic.timing.device_trace import read_trace
 from systolic.timing.traced_modules import DeviceTrace
 
-_LEAST_SHARE = 0.01  # of the measured time: shorter operations do not decide
+_MIN_SHARE = 0.01  # of the measured time: shorter operations do not decide
 _MAX_OPS = 40  # rows of a table, which a screen or two show
 
 
@@ -49,7 +49,7 @@ def compare_trace(
     traced = module_of(trace, [_module(run)], module)
     comparison = compare_with_trace(run, traced)
     failed = fail_above is not None and not comparison.slower <= fail_above / 100
-    error, main_error = comparison.median_error(), comparison.median_error(_LEAST_SHARE)
+    error, main_error = comparison.median_error(), comparison.median_error(_MIN_SHARE)
     summary = {
         "provenance": {"before": run.provenance, "after": comparison.provenance},
         "fail_above_percent": fail_above,
@@ -184,12 +184,12 @@ def _verdict(comparison: TraceComparison) -> str:
 
 def _remarks(comparison: TraceComparison) -> list[str]:
     remarks = []
-    error, pairs, long = comparison.median_error(), comparison.paired(), comparison.paired(_LEAST_SHARE)
+    error, pairs, long = comparison.median_error(), comparison.paired(), comparison.paired(_MIN_SHARE)
     if error is None:
         remarks.append("no operation is in both: the trace is of another program, or of another compiler")
     else:
         text = f"median error {percent(error)} of {len(pairs)} operation{'s' * (len(pairs) > 1)} in both"
-        main_error = comparison.median_error(_LEAST_SHARE)
+        main_error = comparison.median_error(_MIN_SHARE)
         if main_error is not None and len(long) < len(pairs):
             text += f", {percent(main_error)} of the {len(long)} with at least 1% of the time"
         remarks.append(text)

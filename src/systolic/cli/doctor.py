@@ -8,7 +8,8 @@ import cattrs
 import click
 
 from systolic.cli.options import output_options
-from systolic.cli.output import check_target, give, note
+from systolic.cli.output import check_target, give
+from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, show_table
 from systolic.installation import Installation, Part, installation
 from systolic.report.columns import Column, textual
@@ -42,9 +43,10 @@ def doctor(compiles: bool, json_file: str | None, quiet: bool) -> int:
     """
     check_target(json_file)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # TPUs are counted, and not used
-    if compiles:
-        note("compiling and running a small product", quiet=quiet)
-    report = installation(compiles=compiles)
+    with progress_bar(quiet=quiet) as bar:
+        if compiles:
+            bar.doing("compiling a small product")
+        report = installation(compiles=compiles)
     summary = {"ok": report.ok, "installation": cattrs.unstructure(report)}
     give(json_file, "doctor", map(cattrs.unstructure, report.parts), summary, lambda: _show(report))
     return 0 if report.ok else 1

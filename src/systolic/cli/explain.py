@@ -1,4 +1,4 @@
-"""`systolic explain`: why does this function take so long, and what would change it?"""
+"""`systolic explain`: explain where a function's time goes, and what would save some of it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from systolic.timing.outcome import Outcome
 @click.option("--against", metavar="FILE.py:OTHER", help="Another function of the same arguments to compare with.")
 @page_option
 @click.option(
-    "--tries", type=click.IntRange(min=0), default=12, show_default=True, help="The most changes to simulate."
+    "--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Simulate at most this many changes."
 )
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )
 @xla_default_flags_option
-@click.option("--details", is_flag=True, help="Print the tables behind the findings too, as the page has them.")
+@click.option("--details", is_flag=True, help="Print the tables of the page, too.")
 @worker_options()
 @output_options
 def explain(
@@ -57,7 +57,7 @@ def explain(
 
     FUNCTION is anything that jax.jit takes, from a file or as package.module:FUNCTION. It tries other values of
     keyword arguments that are sizes of blocks, other orders of the grid, VMEM limits, buffers and cores. Save the
-    result by --json FILE to compare it later by systolic compare. Exit code 1: the function raised an error, the
+    result with --json FILE to compare it later with systolic compare. Exit code 1: the function raised an error, the
     compiler refused it, or it cannot be simulated.
 
     \b
@@ -69,7 +69,7 @@ def explain(
     check_target(json_file)
     check_drawing_target(page)
     if try_mesh and asked_slice.topology is None:
-        raise click.UsageError("--try-mesh is about a mesh over a slice: give --topology too, such as 2x4")
+        raise click.UsageError("--try-mesh tries meshes over a slice: pass --topology, such as 2x4")
     fn, other = asked.named(), asked.other(against)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the parent only describes arguments
     asked_slice.check(chips)

@@ -103,8 +103,8 @@ def _timeline(out: Console, explanation: Explanation) -> None:
     if not run.later_core.spans:
         return
     left_out = run.later_core.spans_left_out
-    gap = f"; {_NOT_KEPT}: not kept, {left_out:,} spans in the middle" if left_out else ""
-    _stretch(out, explanation, "the whole run", 0.0, run.time_us, f"height: how busy{gap}")
+    gap = f"; {_NOT_KEPT} not recorded, {left_out:,} spans in the middle" if left_out else ""
+    _stretch(out, explanation, "the whole run", 0.0, run.time_us, f"height shows how busy{gap}")
     for window in explanation.windows:
         _stretch(out, explanation, window.title, window.begin_us, window.end_us, window.words)
 

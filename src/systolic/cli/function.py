@@ -27,7 +27,7 @@ class LiteralError(ValueError):
 
 
 class _NoLiteralError(Exception):
-    """A text that is no Python literal."""
+    """A text that is not a Python literal."""
 
 
 def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
@@ -39,7 +39,7 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
 
     Raises:
       LiteralError: Python cannot make the value: an unhashable key, brackets nested too deep, too many digits.
-      _NoLiteralError: it is no literal.
+      _NoLiteralError: it is not a literal.
     """
     if len(text) > _LONGEST_LITERAL:
         raise LiteralError(f"a value has at most {_LONGEST_LITERAL:,} characters; give a shorter one")
@@ -62,14 +62,14 @@ def literal(text: str, kind: type[ast.expr] = ast.expr) -> Any:
 
 
 class StaticParameter(TextType):
-    """NAME=VALUE, the value as in Python; what is no Python literal is text."""
+    """NAME=VALUE, the value as in Python; what is not a Python literal is text."""
 
     name = "NAME=VALUE"
 
     def read(self, value: str) -> tuple[str, Any]:
         name, equals, text = value.partition("=")
         if not equals or not name.strip().isidentifier():
-            raise click.BadParameter(f"{shown(value)} is no parameter: write NAME=VALUE, such as tile_m=512")
+            raise click.BadParameter(f"{shown(value)} is not a parameter: write NAME=VALUE, such as tile_m=512")
         try:
             return name.strip(), literal(text.strip())
         except _NoLiteralError:
@@ -79,7 +79,7 @@ class StaticParameter(TextType):
 
 
 class StaticChoices(TextType):
-    """NAME=VALUE,VALUE,… or NAME.FIELD=…, the values as in Python; where one is no Python literal, all are text."""
+    """NAME=VALUE,VALUE,… or NAME.FIELD=…, the values as in Python; where one is not a Python literal, all are text."""
 
     name = "NAME=VALUES"
 
@@ -88,7 +88,7 @@ class StaticChoices(TextType):
         parts = name.strip().split(".")
         if not equals or len(parts) > 2 or not all(part.isidentifier() for part in parts) or not text.strip():
             example = "block_q=128,256, or block_sizes.block_q=128,256 of a record"
-            raise click.BadParameter(f"{shown(value)} are no values: write NAME=VALUE,VALUE, such as {example}")
+            raise click.BadParameter(f"{shown(value)} are not values: write NAME=VALUE,VALUE, such as {example}")
         try:
             return name.strip(), tuple(literal(f"[{text}]", kind=ast.List))
         except _NoLiteralError:

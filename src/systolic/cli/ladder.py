@@ -66,17 +66,23 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     show_default=True,
     help="The dtype of both operands; int8 gives int32.",
 )
-@click.option("--sizes", type=Sizes(), default="512,1024,2048,4096", show_default=True, help="m = k = n, with commas.")
-@click.option("--tiles", type=TileSizes(), help="For v3 to v8, in place of what they would choose.")
+@click.option(
+    "--sizes",
+    type=Sizes(),
+    default="512,1024,2048,4096",
+    show_default=True,
+    help="Sizes m = k = n, separated by commas.",
+)
+@click.option("--tiles", type=TileSizes(), help="Tiles of v3 to v8, in place of their own choice.")
 @click.option("--splits", type=click.IntRange(min=1), default=4, show_default=True, help="N of v2's grid (N, N).")
 @click.option("--sweep", is_flag=True, help="v4 and v5: compile and simulate candidate tiles, and take the best.")
 @click.option(
-    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates a size with --sweep."
+    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates per size with --sweep."
 )
 @xla_default_flags_option
 @click.option("--check/--no-check", default=True, help="Compare with float64 in TPU interpret mode, up to size 1024.")
 @click.option(
-    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="One picture a rung here."
+    "--plot", "plot_folder", type=click.Path(file_okay=False, path_type=Path), help="Folder for one picture per rung."
 )
 @worker_options()
 @output_options
@@ -96,12 +102,12 @@ def ladder(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Run the ladder of eight matmul kernels: is each legal, is it right, does it compile, how fast is it.
+    """Run the ladder of eight matmul kernels: check each one, compile it, and show how fast it is.
 
     Every time is `simulated`: the real TPU compiler's program for the chip, executed on a model of it. XLA's own
-    product of the same dtypes goes the same way in the same run, with its default flags and with 64 MiB of scoped
-    VMEM: the faster counts, and the table says which. Exit code 1: a result is wrong, one that should have
-    a time has none, or nothing ran.
+    product of the same dtypes is timed the same way in the same run, with its default flags and with 64 MiB of scoped
+    VMEM: the faster one counts, and the table names it. Exit code 1: a result is wrong, a time is missing, or
+    nothing ran.
 
     \b
     Examples:
@@ -119,7 +125,7 @@ def ladder(
     missing = _missing_compiler()
     rows: list[LadderRow] = []
     with progress_bar(quiet=quiet) as bar, _pool(workers, missing) as pool:
-        from systolic.lessons.ladder.runner import Request, run_ladder  # takes a second: the bar is up already
+        from systolic.lessons.ladder.runner import Request, run_ladder  # takes a second: the bar is shown first
 
         rungs = _rungs(names, sweep, tiles)
         for chip in chips:
@@ -153,7 +159,7 @@ def _rungs(names: tuple[str, ...], sweep: bool, tiles: Tiles | None) -> tuple[Ru
         rungs = rungs_named(names)
     except UnknownRungError as error:
         raise click.UsageError(str(error)) from error
-    # An option that nothing looks at would be a mistake without a word.
+    # An option that is ignored silently would hide a mistake.
     if tiles is not None and not any(rung.takes_tiles for rung in rungs):
         raise click.UsageError(f"--tiles: {', '.join(rung.name for rung in rungs)} takes none; v3 to v8 do")
     if sweep and not any(rung.sweeps for rung in rungs):
@@ -231,7 +237,7 @@ def _error(row: LadderRow) -> str | None:
 
 
 def _findings(rows: Sequence[LadderRow]) -> list[str]:
-    """Return why rows have no time, and how their tiles were chosen; a text that several sizes share appears once."""
+    """Return why rows have no time, and how their tiles were chosen; a reason that several sizes share appears once."""
     several = len({row.chip for row in rows}) > 1
     lines = by_reason(
         (

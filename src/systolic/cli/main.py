@@ -20,13 +20,13 @@ _BUG = 70
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="systolic")
 def cli() -> None:
-    """Multiply matrices on TPUs with Pallas, and know without a TPU whether a kernel is right and how fast it is.
+    """Debug and speed up Pallas TPU kernels without a TPU.
 
     Times are labelled: `modelled` is arithmetic, `simulated` is the real compiler's program executed on a model of the
-    chip, `measured` is a device.
+    chip, `measured` is the time of a device.
 
-    Exit code 0: fine. 1: the question was answered "no", or this machine lacks what it takes. 2: the call was wrong.
-    70: a bug of systolic.
+    Exit code 0: success. 1: the answer is "no", or this machine lacks something that the command needs. 2: the call was
+    wrong. 70: a bug of systolic.
 
     \b
     Example:

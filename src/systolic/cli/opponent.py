@@ -11,7 +11,7 @@ from systolic.report.columns import Column, Row, textual
 xla_default_flags_option = click.option(
     "--xla-default-flags",
     is_flag=True,
-    help="Compare with XLA's default flags only, and not with the faster of these and 64 MiB of scoped VMEM.",
+    help="Compare with XLA with default flags only, not with the faster of these and 64 MiB of scoped VMEM.",
 )
 
 

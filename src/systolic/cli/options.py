@@ -66,7 +66,7 @@ store_option = click.option(
     "--store",
     "store_file",
     type=WRITTEN_FILE,
-    help="SQLite file that keeps every trial, in place of the one in your cache folder.",
+    help="SQLite file of all trials, in place of the one in your cache folder.",
 )
 
 
@@ -98,7 +98,7 @@ class CompilerFlag(TextType):
     def read(self, value: str) -> tuple[str, str]:
         name, equals, text = value.partition("=")
         if not equals:
-            raise click.BadParameter(f"{value!r} is no flag: write NAME=VALUE, such as {_USUAL_FLAG}")
+            raise click.BadParameter(f"{value!r} is not a flag: write NAME=VALUE, such as {_USUAL_FLAG}")
         try:
             return next(iter(checked_flags({name.strip(): text.strip()}).items()))
         except FlagError as error:
@@ -140,7 +140,7 @@ class Sizes(TextType):
         for part in value.split(","):
             size = whole_number(part)
             if not size:
-                raise click.BadParameter(f"{part!r} is no size; give whole numbers from 1 to {LARGEST_SIZE}")
+                raise click.BadParameter(f"{part!r} is not a size; give whole numbers from 1 to {LARGEST_SIZE}")
             result.append(size)
         return tuple(dict.fromkeys(result))
 
@@ -153,7 +153,7 @@ class TileSizes(TextType):
     def read(self, value: str) -> Tiles:
         parts = [size for part in value.split(",") if (size := whole_number(part)) is not None]
         if len(parts) != 3 or value.count(",") != 2:
-            raise click.BadParameter(f"{value!r} is no tile; give three whole numbers M,K,N, such as 512,1024,1024")
+            raise click.BadParameter(f"{value!r} is not a tile; give three whole numbers M,K,N, such as 512,1024,1024")
         tile_m, tile_k, tile_n = parts
         try:
             return Tiles(tile_m=tile_m, tile_k=tile_k, tile_n=tile_n)
@@ -181,7 +181,7 @@ class MemorySize(TextType):
         size_bytes = int(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper()))) if match else 0
         if size_bytes < 1:
             raise click.BadParameter(
-                f"{value!r} is no amount of memory; give one with its unit, such as 512MiB or 4GiB"
+                f"{value!r} is not an amount of memory; give one with its unit, such as 512MiB or 4GiB"
             )
         return size_bytes
 
@@ -192,7 +192,7 @@ class Workers:
 
     count: int  # processes at most
     time_limit_s: float  # CPU time of a job, seconds
-    memory_limit_bytes: int | None  # of a process and its children; None: what the machine can bear
+    memory_limit_bytes: int | None  # of a process and its children; None: chosen by the machine's memory
 
     def pool(self) -> WorkerPool:
         from systolic.compiler import WorkerPool

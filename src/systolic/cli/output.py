@@ -21,7 +21,7 @@ from systolic.support.extras import check_drawing
 from systolic.support.printable import printable
 from systolic.support.whole_file import whole_file
 
-RESULT_SCHEMA = 2  # of the rows that commands write by `--json`
+RESULT_SCHEMA = 2  # version of the rows that `--json` writes
 
 __all__ = [
     "RESULT_SCHEMA",
@@ -43,10 +43,10 @@ SIMULATED = "times are simulated: compiled for the chip, executed on its model"
 
 
 def check_target(target: str | Path | None) -> None:
-    """Make the folder of a file before the work starts: an hour of it should not end in "cannot write".
+    """Make the folder of a file before the work starts, so that an hour of work does not end in "cannot write".
 
     Raises:
-      click.UsageError: the folder cannot be made, or is no place for the file.
+      click.UsageError: the folder cannot be made or written to, or `target` is a folder.
     """
     if target is None or target == "-":
         return
@@ -60,7 +60,7 @@ def check_drawing_target(target: Path | None) -> None:
     """Do as `check_target` for a plot or a page, and check that the drawing library is installed.
 
     Raises:
-      click.UsageError: the folder cannot be made, or is no place for the file.
+      click.UsageError: the folder cannot be made or written to, or `target` is a folder.
       DrawingMissing: a library is missing.
     """
     if target is not None:
@@ -78,9 +78,9 @@ def make_folder(folder: Path, target: str | Path) -> None:
 
 
 def write_json(target: str, command: str, rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    """Write one JSON object: `command`, `schema`, `versions`, `rows`, `summary`. A file appears whole or not at all.
+    """Write one JSON object: `command`, `schema`, `versions`, `rows`, `summary`. A file is written whole or not at all.
 
-    JSON has no NaN and no infinity: they are written as null.
+    NaN and infinities, which JSON lacks, are written as null.
 
     Raises:
       click.UsageError: the file cannot be written.
@@ -128,10 +128,10 @@ def heading(
 
 
 def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Return lines that say why something is missing; a text that several share appears once.
+    """Return lines that say why something is missing; a reason that several places share appears once.
 
     Args:
-      reasons: of whom, why, and where.
+      reasons: name, reason and place of each.
     """
     grouped: dict[tuple[str, str], list[str]] = {}
     for who, why, where in reasons:
@@ -141,7 +141,7 @@ def by_reason(reasons: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, which appears whole or not at all; raise `click.UsageError` if it cannot be written."""
+    """Write a file whole or not at all; raise `click.UsageError` if it cannot be written."""
     write_bytes(path, text.encode())
 
 

@@ -14,6 +14,7 @@ from systolic.cli.output import check_target, give, versions
 from systolic.cli.product import ProductSizes, described, dtype_options, spec_of, spec_option, stack_options
 from systolic.cli.tables import chosen_format, console, say, show_table
 from systolic.cost import MadeWith
+from systolic.ops.moe.spec import MoeSpec
 from systolic.ops.op import op_of, record_of
 from systolic.ops.plan import Plan
 from systolic.ops.planner import plan as planned
@@ -31,7 +32,7 @@ from systolic.store import StoreError, Subject
 @chip_option()
 @dtype_options
 @stack_options
-@click.option("--tiles", type=TileSizes(), help="Of the kernel, in place of the planner's.")
+@click.option("--tiles", type=TileSizes(), help="Tiles of the kernel, in place of the planner's.")
 @output_options
 def plan(
     product: tuple[int, int, int] | None,
@@ -45,7 +46,7 @@ def plan(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled now.
+    """Say how systolic.matmul would compute lhs[M,K] @ rhs[K,N] on a chip. Nothing is compiled.
 
     Exit code 2: the chip does not multiply this dtype, or --tiles break rules; each rule is named.
 
@@ -58,6 +59,13 @@ def plan(
     check_target(json_file)
     if (product is None) == (spec is None):
         raise click.UsageError("give either M,K,N, such as 8192,4096,14336, or --spec")
+    if isinstance(spec, MoeSpec):
+        if tiles is not None:
+            raise click.UsageError("--tiles are of one kernel, and a layer of experts has several")
+        from systolic.cli.plan_moe import give_moe_plans  # needs JAX
+
+        give_moe_plans(spec, chips, json_file)
+        return 0
     if spec is None:
         assert product is not None
         spec = spec_of(described(product, dtype, precision, stack, batch))

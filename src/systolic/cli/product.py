@@ -60,7 +60,7 @@ class SpecFile(TextType):
         except OSError as error:
             raise click.BadParameter(f"cannot read {value}: {error.strerror}") from error
         except UntrustedError as error:
-            raise click.BadParameter(f'{value} is no {{"op": …, "spec": {{…}}}}: {error}') from error
+            raise click.BadParameter(f'{value} is not {{"op": …, "spec": {{…}}}}: {error}') from error
 
 
 spec_option = click.option(
@@ -129,19 +129,19 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
         "dtype_out",
         type=click.Choice((*DTYPES, "int32")),
         metavar="DTYPE",
-        help=f"The result's dtype, if not the usual one: {', '.join((*DTYPES, 'int32'))}.",
+        help=f"Dtype of the result, if not the default: {', '.join((*DTYPES, 'int32'))}.",
     )
     @click.option("--transpose-lhs", is_flag=True, help="lhs is stored as [k, m].")
     @click.option("--transpose-rhs", is_flag=True, help="rhs is stored as [n, k].")
     @click.option("--bias", is_flag=True, help="A bias [n] is added.")
-    @click.option("--activation", metavar="NAME", default="", help="The function of the sum: relu, gelu, silu, ….")
+    @click.option("--activation", metavar="NAME", default="", help="Activation: relu, gelu, silu, ….")
     @click.option("--residual", is_flag=True, help="An array [m, n] is added.")
     @click.option(
         "--batch",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
-        help="Number of products of these sizes, each with operands of its own.",
+        help="Number of products of these sizes, each with its own operands.",
     )
     @functools.wraps(command)
     def wrapped(

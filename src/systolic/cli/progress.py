@@ -20,6 +20,7 @@ _R = TypeVar("_R")
 
 # How often a bar on a terminal is brought up to date, and how often a line is written elsewhere.
 _LOOK_S, _NOTE_S = 1.0, 30.0
+_REST_COLUMNS = 48  # of the bar's line, for a bar of 12 columns, counts of three digits and times with hours
 
 
 class Bar(Progress):
@@ -79,13 +80,14 @@ def progress_bar(*, quiet: bool) -> Iterator[Bar]:
     if quiet or not sys.stderr.isatty():
         yield Bar(None, quiet=quiet)
         return
+    console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description:<28}"),
+        TextColumn(f"{{task.description:<28.{max(28, console.width - _REST_COLUMNS)}}}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with RichProgress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with RichProgress(*columns, console=console, transient=True) as progress:
         yield Bar(progress, quiet=quiet)

@@ -24,7 +24,7 @@ def read_document(path: Path, wanted: str) -> dict[str, Any]:
       wanted: what it should be, as the end of "this takes …".
 
     Raises:
-      WrongFileError: it cannot be read, is no JSON, is no object, or another version made it.
+      WrongFileError: it cannot be read, is not JSON, is not an object, or another version made it.
     """
     document = read_json_file(path, WrongFileError, wanted=wanted)
     if not isinstance(document, dict):

@@ -123,21 +123,21 @@ def run(
 
 
 def _check_script(script: Path) -> None:
-    """Refuse what is no Python file before any worker starts.
+    """Refuse what is not a Python file before any worker starts.
 
     Raises:
-      click.UsageError: there is no such file, or it is no Python.
+      click.UsageError: there is no such file, or it is not Python.
     """
     if script.suffix != ".py" and not script.is_dir():
-        raise click.UsageError(f"{script} is no Python script: its name does not end with .py")
+        raise click.UsageError(f"{script} is not a Python script: its name does not end with .py")
     try:
         ast.parse(read_regular(script), filename=str(script))
     except OSError as error:
         raise click.UsageError(f"cannot read {script}: {error.strerror}") from error
     except SyntaxError as error:
-        raise click.UsageError(f"{script}:{error.lineno or 1} is no Python: {error.msg}") from error
+        raise click.UsageError(f"{script}:{error.lineno or 1} is not Python: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # a null byte, or a nest too deep
-        raise click.UsageError(f"{script} is no Python: {error}") from error
+        raise click.UsageError(f"{script} is not Python: {error}") from error
 
 
 def _exit_code(script: Path) -> int:

@@ -103,7 +103,7 @@ def _read_row(row: Mapping[str, Any]) -> SavedAnswer | None:
     try:
         simulated = structured({name: row[name] for name in _ROW_NAMES if name in row}, _SimulatedRow)
     except UntrustedError as error:
-        raise ExplanationError(f"this is no row of `systolic simulate`: {error}") from error
+        raise ExplanationError(f"this is not a row of `systolic simulate`: {error}") from error
     run = _read_run(row["run"]) if "run" in row else None
     return SavedAnswer(function=simulated.function, chip=simulated.chip, found=run, reason=simulated.reason)
 
@@ -113,7 +113,7 @@ def _read_step(row: Mapping[str, Any]) -> SavedAnswer:
     try:
         texts = structured({name: row.get(name) or "" for name in ("step", "chip", "reason")}, dict[str, str])
     except UntrustedError as error:
-        raise ExplanationError(f"this is no row of `systolic step`: {error}") from error
+        raise ExplanationError(f"this is not a row of `systolic step`: {error}") from error
     step = StepRun.from_json(json.dumps(row["run"])) if "run" in row else None
     run = None if step is None else step.slice_run or step.run
     return SavedAnswer(function=texts["step"], chip=texts["chip"], found=run, reason=texts["reason"])

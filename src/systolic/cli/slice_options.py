@@ -43,7 +43,7 @@ class AskedSlice:
         """Return the function and its arguments for one chip. The mesh is set while the function is traced.
 
         Raises:
-          NamedFunctionError: a text that is no argument.
+          NamedFunctionError: a text that is not an argument.
           SliceError: a sharding that is none of the mesh.
         """
         mesh = None

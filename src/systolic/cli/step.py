@@ -48,9 +48,9 @@ _SHORT = ("config", "batch", "seq", "remat")  # parameters that have options of 
 @click.command()
 @function_options
 @click.option("--config", help="Short for --param config=TEXT: the model.")
-@click.option("--batch", type=click.IntRange(min=1), help="Short for --param batch=N: sequences a device.")
-@click.option("--seq", type=click.IntRange(min=1), help="Short for --param seq=N: tokens of a sequence.")
-@click.option("--remat", help="Short for --param remat=TEXT: what is kept for the backward pass.")
+@click.option("--batch", type=click.IntRange(min=1), help="Short for --param batch=N: sequences per device.")
+@click.option("--seq", type=click.IntRange(min=1), help="Short for --param seq=N: tokens per sequence.")
+@click.option("--remat", help="Short for --param remat=TEXT: what is stored for the backward pass.")
 @chip_option()
 @flag_option
 @slice_options
@@ -84,12 +84,12 @@ def step(
     json_file: str | None,
     quiet: bool,
 ) -> int:
-    """Predict a whole step of a sharded model: its time, tokens a second, MFU, HBM, and where the time goes.
+    """Predict a whole step of a sharded model: its time, tokens per second, MFU, HBM, and where the time goes.
 
     FUNCTION makes the step: it is called with a mesh over the slice (None for one device) and the --param values, and
     returns a systolic.Step. With --arg it is the step itself. Without --mesh the mesh has one axis, fsdp.
 
-    Compiling takes minutes, up to half an hour with the flags of published recipes; the program is kept. Exit code 1:
+    Compiling takes minutes, or half an hour with the flags of published recipes; the program is stored. Exit code 1:
     the step does not fit, the compiler refused, or it does something that is not simulated.
 
     \b

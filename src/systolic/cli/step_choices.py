@@ -41,7 +41,7 @@ class GridType(TextType):
     def read(self, value: str) -> Changes:
         name, equals, values = value.partition("=")
         if not equals or not all(text.strip() for text in values.split("|")):
-            raise click.BadParameter(f"{shown(value)} are no values: write NAME=VALUE|VALUE, such as 'batch=1|2'")
+            raise click.BadParameter(f"{shown(value)} are not values: write NAME=VALUE|VALUE, such as 'batch=1|2'")
         return tuple(ChangeType().read(f"{name}={text.strip()}") for text in values.split("|"))
 
 
@@ -66,7 +66,7 @@ class PricesType(TextType):
             except ValueError:
                 prices[chip] = math.nan
             if not 0 < prices[chip] < math.inf:
-                raise click.BadParameter(f"{chip}={shown(text)} is no price: write a number above zero")
+                raise click.BadParameter(f"{chip}={shown(text)} is not a price: write a number above zero")
         return prices
 
 
@@ -77,7 +77,7 @@ def choice_options(command: _F) -> _F:
         "prices",
         type=PricesType(),
         default={},
-        help="Prices of a chip an hour, in any currency: adds the cost of a million tokens.",
+        help="Prices per chip and hour, in any currency: adds the cost of a million tokens.",
     )(command)
     made = click.option(
         "--grid",

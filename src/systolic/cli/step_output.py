@@ -27,7 +27,7 @@ from systolic.report.step_tables import (
 )
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
-from systolic.steps import Step, StepMaker, StepRun
+from systolic.steps import DoesNotFitError, Step, StepMaker, StepRun
 from systolic.timing.outcome import Outcome
 
 
@@ -60,7 +60,13 @@ def step_record(answer: StepAnswer, prices: Mapping[str, float]) -> dict[str, An
     }
     if run is None:
         assert outcome is not None
-        return {**row, "status": outcome.status, "reason": outcome.details, "time_us": None}
+        row |= {"status": outcome.status, "reason": outcome.details, "time_us": None}
+        if isinstance(error := outcome.error, DoesNotFitError):
+            row |= {
+                "hbm_needed_bytes": error.needed_bytes,
+                "hbm_left_bytes": error.available_bytes - error.needed_bytes,
+            }
+        return row
     return {
         **row,
         "status": "ok",
@@ -124,12 +130,14 @@ def show_steps(answers: Sequence[StepAnswer], prices: Mapping[str, float]) -> No
 
 def _compared(answer: StepAnswer, prices: Mapping[str, float]) -> ComparedStep:
     chip, run = answer.asked.chip, answer.run
+    error = answer.outcome and answer.outcome.error
     return ComparedStep(
         where=f"{chip.name} {answer.asked.topology or ''}".strip(),
         label=answer.asked.label,
         chips=max(1, run.devices // chip.devices_per_chip) if run is not None else 1,
         run=run,
         reason="" if answer.outcome is None else str(answer.outcome.status),
+        shortage=error if isinstance(error, DoesNotFitError) else None,
         price=prices.get(chip.name, prices.get(chip.generation)),
     )
 
@@ -145,7 +153,7 @@ def _show_verdict(out: Console, label: str, run: StepRun, base: StepRun | None =
     where = f"{run.chip} {run.topology}".strip()
     parts = [f"{run.devices} devices"] if run.devices > 1 else []
     if run.tokens:
-        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s a device")
+        parts.append(f"{run.tokens_per_s_per_device:,.0f} tokens/s per device")
     if run.flops:
         half = f", with half of causal attention {percent(run.mfu_causal)}" if run.flops_causal != run.flops else ""
         parts.append(f"MFU {percent(run.mfu)}{half}")

@@ -31,8 +31,8 @@ _WIDTH_OF_A_FILE = 200
 _LEAST = {"text": 12, "code": 24}  # characters, to which a column may be folded
 _LONGEST_WORD = 24  # characters, up to which folding breaks no word
 _BETWEEN = 2  # columns
-# The beginning of a line, below which nothing of its folded rest stands: spaces, or a word and two spaces after it.
-_MARGIN = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,}(?=\S)|)")
+# The folded rest of a line is indented by this much of it: its spaces, and a key: words and two spaces, or "rule ".
+_MARGIN = re.compile(r"\s*(?:\S+(?: \S+)*\s{2,}(?=\S)|(?<=  )rule (?=\S)|)")
 _LONGEST_KEY = 32  # characters, to which the first column, which says what a row is, may be folded
 
 
@@ -50,7 +50,7 @@ class _PrintableConsole(Console):
         super().print(*lines, **style)
 
     def _folded(self, text: str, *, markup: bool | None) -> Text:
-        """Fold the lines of a text between words; what follows stands below the line's first word, or its value."""
+        """Fold the lines of a text between words; folded lines are indented to the line's first word, or its value."""
         folded: list[Text] = []
         for line in self.render_str(text, markup=markup, emoji=False).split("\n", allow_blank=True):
             margin = _MARGIN.match(line.plain)
@@ -130,7 +130,7 @@ def show_table(out: Console, columns: Sequence[Column[Row]], rows: Iterable[Row]
         out.width = max(out.width, _width(out, table))
     out.print(table)
     if dropped:
-        out.print(f"not shown, for want of width: {', '.join(dropped)}; --format csv has all", markup=False)
+        out.print(f"hidden at this width: {', '.join(dropped)}; --format csv shows all columns", markup=False)
 
 
 def show_section(out: Console, title: str, found: ExplainedTable[Any] | None, otherwise: str = "") -> None:

@@ -19,11 +19,13 @@ from systolic.tuning.profiling import profile_tiles
 @click.command(name="profile")
 @chip_option()
 @click.option("--dtype", default="bfloat16", show_default=True, help="The dtype of both operands.")
-@click.option("--count", type=click.IntRange(min=1), default=160, show_default=True, help="Tiles of each chip.")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=160, show_default=True, help="Number of tiles for each chip."
+)
 @click.option(
     "--again",
     is_flag=True,
-    help="The tiles that have a profile in the package, in place of picked ones: after a change.",
+    help="After a change: profile the tiles that have a profile in the package.",
 )
 @worker_options("one tile", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
@@ -31,13 +33,13 @@ from systolic.tuning.profiling import profile_tiles
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where to write CHIP_DTYPE.json; those that come with the package lie in systolic/cost/profiles.",
+    help="Where to write CHIP_DTYPE.json; the package's files are in systolic/cost/profiles.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="No progress on standard error.")
 def profile(
     chips: tuple[Chip, ...], dtype: str, count: int, again: bool, workers: Workers, folder: Path, quiet: bool
 ) -> int:
-    """Compile and simulate single tiles, to know what their steps cost: from that follows the time of any shape.
+    """Compile and simulate single tiles, to learn the cost of their steps, from which the time of any shape follows.
 
     Exit code 1: no tile of some chip has a profile.
 

@@ -16,7 +16,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def tls_options(command: _F) -> _F:
     """Add `--tls-ca`, `--tls-cert` and `--tls-key`, each also read from the environment."""
     for name, what in (
-        ("key", "Its key, without a passphrase."),
+        ("key", "Key of that certificate, without a passphrase."),
         ("cert", "Certificate of this machine, signed by that authority."),
         ("ca", "Certificate of the authority that signs a tls:// cluster's."),
     ):

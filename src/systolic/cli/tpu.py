@@ -26,17 +26,24 @@ from systolic.cloud.project import pack
 
 _PLACE_OPTIONS = (
     click.argument("name"),
-    click.option("--zone", default="", metavar="ZONE", help="Such as us-west4-a, in place of gcloud's own setting."),
-    click.option("--project", default="", metavar="ID", help="Of Google Cloud, in place of gcloud's own setting."),
+    click.option("--zone", default="", metavar="ZONE", help="Zone, such as us-west4-a, in place of gcloud's setting."),
+    click.option("--project", default="", metavar="ID", help="Project of Google Cloud, in place of gcloud's setting."),
     click.option("--dry-run", is_flag=True, help="Print the commands for a shell, and run nothing."),
 )
 _MACHINE_OPTIONS = (
     click.option(
         "--chip", "chip_name", default="", metavar="CHIP", help=f"One of {', '.join(CHIPS)}; else {DEFAULT_CHIP}."
     ),
-    click.option("--accelerator-type", default="", metavar="TYPE", help="In place of the smallest with the chip."),
-    click.option("--runtime-version", default="", metavar="VERSION", help="Software, in place of the chip's usual."),
-    click.option("--spot", is_flag=True, help="Cheaper, and taken back whenever Google needs it."),
+    click.option(
+        "--accelerator-type",
+        default="",
+        metavar="TYPE",
+        help="Accelerator type, in place of the smallest one with the chip.",
+    ),
+    click.option(
+        "--runtime-version", default="", metavar="VERSION", help="Software version, in place of the chip's default."
+    ),
+    click.option("--spot", is_flag=True, help="Cheaper, but Google may take the machine back at any time."),
 )
 
 
@@ -46,7 +53,7 @@ def _options(*options: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=Group)
 def tpu() -> None:
-    """Make, use and delete TPU machines of Google Cloud, by gcloud. A machine costs money until it is deleted.
+    """Create, use and delete TPU machines of Google Cloud, with gcloud. A machine costs money until it is deleted.
 
     \b
     Examples:
@@ -58,7 +65,7 @@ def tpu() -> None:
 @tpu.command()
 @_options(*_PLACE_OPTIONS, *_MACHINE_OPTIONS)
 def create(name: str, zone: str, project: str, dry_run: bool, **machine: Any) -> int:
-    """Make a machine, and wait until it is there. It costs money from then on, used or not, until it is deleted.
+    """Create a machine, and wait until it is ready. It costs money from then on, used or not, until it is deleted.
 
     \b
     Examples:
@@ -128,7 +135,7 @@ def remove(name: str, zone: str, project: str, dry_run: bool, yes: bool) -> int:
 @tpu.command()
 @_options(*_PLACE_OPTIONS)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
-@click.option("--create", "creates", is_flag=True, help="Make the machine first; the four options below say which.")
+@click.option("--create", "creates", is_flag=True, help="Create the machine first, with the four options below.")
 @_options(*_MACHINE_OPTIONS)
 @click.option("--delete-after", is_flag=True, help="Delete the machine at the end, also after a failure or Ctrl-C.")
 @click.option("--results", default="tpu-results", metavar="FOLDER", help="Results go to FOLDER/NAME/, by time.")
@@ -146,7 +153,7 @@ def run(
     """Run a command of systolic's on a machine, in a copy of this folder, and bring the files that it writes back.
 
     Copied are the files that git tracks here, or neither tracks nor ignores. The exit code is the command's, or 1 if it
-    could not run. The machine goes on, and costs money, unless --delete-after.
+    could not run. The machine keeps running, and costs money, unless you pass --delete-after.
 
     \b
     Examples:
@@ -170,7 +177,7 @@ def run(
     exists, code = not creation, 1
     with _interruptible(), tempfile.TemporaryDirectory() as folder:
         count = pack(Path.cwd(), Path(folder, f"{job}.tar.gz"), job, command)
-        complain("no file is copied: this is no git checkout" if count is None else f"copying {count} files")
+        complain("no file is copied: this is not a git checkout" if count is None else f"copying {count} files")
         try:
             if creation:
                 _check_free(where)
@@ -200,7 +207,7 @@ def _read_command(command: Sequence[str]) -> dict[str, Any]:
     assert isinstance(root.command, click.Group)
     read = root.command.get_command(root, command[0])
     if read is None or read is tpu:
-        raise click.UsageError(f"{command[0]!r} is no command of systolic's that runs on a machine")
+        raise click.UsageError(f"{command[0]!r} is not a command of systolic's that runs on a machine")
     for word in command:
         path = word.partition("=")[2] if word.startswith("--") and "=" in word else word
         if path.startswith(("/", "~", "../")):

@@ -22,7 +22,7 @@ class _TracePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
         if path.name.endswith(".pb") and not path.name.endswith(SUFFIX):
-            self.fail(f"{path} is no name that XProf reads: call it {path.stem}{SUFFIX}", param, ctx)
+            self.fail(f"{path} is not a name that XProf reads: call it {path.stem}{SUFFIX}", param, ctx)
         check_target(path)
         return path
 

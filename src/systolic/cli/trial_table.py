@@ -23,7 +23,7 @@ from systolic.store import EXPORT_SCHEMA, Subject, Trial, TrialStore, best_first
 
 @click.group(name="table", cls=Group)
 def trial_table() -> None:
-    """Show, compare, export and import what systolic tune has kept.
+    """Show, compare, export and import the trials that systolic tune has stored.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ trial_table.add_command(profile)
 @chip_option(",".join(chip_names()))
 @output_options
 def show(store_file: Path | None, chips: tuple[Chip, ...], json_file: str | None, quiet: bool) -> int:
-    """Show the winner of every product in the store, and how many trials it is the best of."""
+    """Show the winner of every product in the store, and the number of its trials."""
     check_target(json_file)
     store = TrialStore.at(store_file)
     names = {chip.name for chip in chips}
@@ -81,7 +81,7 @@ def export(target: str, store_file: Path | None, quiet: bool) -> int:
 def import_(source: Path, store_file: Path | None, quiet: bool) -> int:
     """Add every trial of FILE, which export wrote, to the store. The same configuration's trial is replaced.
 
-    Exit code 2: a value in FILE is not what it has to be, which is named; then nothing is added.
+    Exit code 2: a value in FILE is invalid; the message names it, and nothing is added.
     """
     store = TrialStore.at(store_file)
     read = read_trials_file(source)
@@ -99,7 +99,7 @@ def diff(before: Path, after: Path, json_file: str | None, quiet: bool) -> int:
     check_target(json_file)
     old, new = ({subject: _winner(trials) for subject, trials in read_trials_file(file)} for file in (before, after))
     rows = []
-    for subject in sorted({*old, *new}, key=lambda one: (one.chip, one.as_json())):
+    for subject in sorted({*old, *new}, key=lambda subject: (subject.chip, subject.as_json())):
         first, second = old.get(subject), new.get(subject)
         if _said(first) != _said(second):
             rows.append((subject, first, second))
@@ -140,10 +140,10 @@ def _provenance(trial: Trial | None) -> str | None:
 
 
 _SUBJECT: tuple[Column[Subject], ...] = (
-    textual("chip", lambda its: its.chip),
-    textual("product", lambda its: kept_as(its.spec).words(its.spec)[0]),
-    textual("dtype", lambda its: kept_as(its.spec).words(its.spec)[1]),
-    textual("fused", lambda its: kept_as(its.spec).words(its.spec)[2] or None),
+    textual("chip", lambda row: row.chip),
+    textual("product", lambda row: kept_as(row.spec).words(row.spec)[0]),
+    textual("dtype", lambda row: kept_as(row.spec).words(row.spec)[1]),
+    textual("fused", lambda row: kept_as(row.spec).words(row.spec)[2] or None),
 )
 # A product with all that was tried for it.
 _Tried = tuple[Subject, list[Trial]]

@@ -59,8 +59,8 @@ from systolic.tuning import tune as searched
     type=StaticChoices(),
     multiple=True,
     callback=each_once,
-    help="Of a function: a static keyword argument and the values to choose from: block_q=128,256,512. Of a record "
-    "that it holds, the field: block_sizes.block_q=128,256.",
+    help="For a function: a static keyword argument and the values to choose from: block_q=128,256,512; or a field of "
+    "a record: block_sizes.block_q=128,256.",
 )
 @spec_option
 @click.option("--suite", "suites", type=SuiteNames(), help="All products of a suite in place of M,K,N.")
@@ -86,14 +86,14 @@ from systolic.tuning import tune as searched
     type=click.IntRange(min=1),
     default=12,
     show_default=True,
-    help="Configurations to compile for one product at the most; those that the store has count.",
+    help="Configurations to compile for one product at most; stored trials count.",
 )
 @click.option("--exhaustive", is_flag=True, help="Try every legal configuration; takes hours.")
 @worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Of a Dask cluster that compiles and simulates, such as tls://host:8786; --workers does not count then. "
+    help="Address of a Dask cluster that compiles and simulates, such as tls://host:8786; --workers is ignored then. "
     "Whoever reaches that address can run code on its machines and on this one: see docs/tuning.md.",
 )
 @tls_options
@@ -104,7 +104,7 @@ from systolic.tuning import tune as searched
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of the best, run so many on the TPU that is attached, by its own clock.",
+    help="Number of best configurations to run on the attached TPU, timed by its clock.",
 )
 @xla_default_flags_option
 @click.option("--plot", "plot_file", type=WRITTEN_FILE, help="Draw all trials of the last product as a PNG.")
@@ -140,9 +140,9 @@ def tune(
     """Find the fastest tiles for lhs[M,K] @ rhs[K,N], or for any function, without the chip.
 
     A model ranks every legal configuration; the best are compiled by the TPU compiler and executed on the chip's model:
-    times are `simulated`. Of a function, --over names the static arguments to choose; what a rule of systolic check
-    forbids is not compiled. Every trial is kept: the same command goes on where it stopped. Exit code 1: no trial of
-    some product or function has a time.
+    times are `simulated`. For a function, --over names the static arguments to choose; values that a rule of systolic
+    check forbids are not compiled. Every trial is stored: the same command continues where it stopped. Exit code 1:
+    a product or function has no trial with a time.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from systolic.report.written import us
 from systolic.store import Trial
 from systolic.tuning import FunctionTuning
 
-_SHOWN = 10  # trials, and combinations that are left out
+_SHOWN = 10  # trials, and left-out combinations
 
 
 def show_function(result: FunctionTuning) -> None:
@@ -29,16 +29,16 @@ def show_function(result: FunctionTuning) -> None:
             verdict = verdict_text(result.verdict, error, same_kernel=True)
             say(f"{result.speed_ratio:.2f} × as fast as it is now, {verdict}")
         if result.level_trials:
-            say(f"{result.level_trials} other trials are level with it: their times are no further apart")
+            say(f"{result.level_trials} other trials are level with it: their times differ by less than the error")
         say(_as_python(result.spec.name.rpartition(".")[2], winner))
     say(
-        f"{result.compiled} of {result.considered:,} variants tried now in {result.seconds:.0f} s, "
-        f"{len(result.trials)} in all; {ENDS[result.end]}"
+        f"{result.compiled} of {result.considered:,} variants tried in {result.seconds:.0f} s, "
+        f"{len(result.trials)} with stored ones; {ENDS[result.end]}"
     )
     if result.unmodelled_trials:
         say(
-            f"{result.unmodelled_trials} of them call no Pallas kernel: no model ranks these, only times that were "
-            f"simulated before; --exhaustive tries all"
+            f"{result.unmodelled_trials} of them call no Pallas kernel: no model ranks these, only earlier simulated "
+            "times; --exhaustive tries all"
         )
     if result.trials:
         show_table(console(), _columns(result), result.trials[:_SHOWN])

@@ -19,7 +19,7 @@ from systolic.tuning import TuningResult
 _SHOWN = 10  # trials
 ENDS = {
     "trials": "as many trials as asked for",
-    "time": "the time was over",
+    "time": "the time budget was used up",
     "bound": "nothing that is left can be faster",
     "all": "all were tried",
     "stopped": "stopped by Ctrl-C",
@@ -33,7 +33,7 @@ def show_searches(results: Sequence[Any], show_one: Callable[[Any], None], store
     for result in results:
         say("")
         show_one(result)
-    say(f"\nevery trial is kept in {store}")
+    say(f"\nall trials are stored in {store}")
 
 
 def show_product(result: TuningResult) -> None:
@@ -45,10 +45,12 @@ def show_product(result: TuningResult) -> None:
         time = f"{provenance(winner)} {time_text(winner.time_us, result.winner_error)}"
         say(f"{what}: {time}{_beside_xla(result)} with {winner.config}")
         if result.level_trials:
-            say(f"{result.level_trials} other trials of its kernel are level: their times are no further apart")
+            say(
+                f"{result.level_trials} other trials of its kernel are level: their times differ by less than the error"
+            )
     say(
-        f"{result.compiled} of {result.considered:,} configurations tried now in {result.seconds:.0f} s, "
-        f"{len(result.trials)} in all; {ENDS[result.end]}"
+        f"{result.compiled} of {result.considered:,} configurations tried in {result.seconds:.0f} s, "
+        f"{len(result.trials)} with stored ones; {ENDS[result.end]}"
     )
     show_table(console(), _columns(result.xla_us), result.trials[:_SHOWN])
     if result.xla is not None and result.xla_us is None:

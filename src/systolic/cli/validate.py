@@ -1,4 +1,4 @@
-"""`systolic validate`: compare simulated times with times that other people measured on real TPUs."""
+"""`systolic validate`: compare simulated times with published times of real TPUs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from systolic.validation.published import COLLECTIVE
 
 @click.command()
 @published_options(several=True)
-@click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these, with commas.")
-@click.option("--only", "kinds", default="", metavar="KINDS", help="Only rows of these kinds, with commas.")
+@click.option("--chip", "chips", type=ChipNames(), default=(), help="Only rows of these chips, separated by commas.")
+@click.option("--only", "kinds", default="", metavar="KINDS", help="Only rows of these kinds, separated by commas.")
 @click.option(
     "--sample", type=click.IntRange(min=1), metavar="N", help="N rows of each chip and kind, drawn at random."
 )
@@ -42,14 +42,14 @@ from systolic.validation.published import COLLECTIVE
     type=int,
     default=0,
     show_default=True,
-    help="Seed of the sample. Of one seed, larger samples contain the smaller ones.",
+    help="Seed of the sample. With one seed, larger samples contain the smaller ones.",
 )
 @click.option(
     "--resume",
     "resume_file",
     type=WRITTEN_FILE,
     metavar="FILE.jsonl",
-    help="Keep each result in this file, and do not simulate again what is in it.",
+    help="Store each result in this file, and reuse the results that it has.",
 )
 @click.option(
     "--kept",
@@ -64,21 +64,21 @@ from systolic.validation.published import COLLECTIVE
     "page_file",
     type=WRITTEN_FILE,
     metavar="FILE.md",
-    help="Write the page on how far to trust a time, and its tables into a folder FILE next to it.",
+    help="Write the page on how far to trust a time, with its tables in a folder next to it.",
 )
 @click.option(
     "--intervals",
     "intervals_file",
     type=WRITTEN_FILE,
     metavar="FILE.json",
-    help="Write how far times of each kind of program are off, as src/systolic/accuracy/time_errors.json holds it.",
+    help="Write the errors of each kind of program, in the format of src/systolic/accuracy/time_errors.json.",
 )
 @click.option(
     "--kinds",
     "kinds_file",
     type=WRITTEN_FILE,
     metavar="FILE.json",
-    help="Write the errors by chip and kind of program, as src/systolic/accuracy/kind_errors.json holds them.",
+    help="Write the errors by chip and kind of program, in the format of src/systolic/accuracy/kind_errors.json.",
 )
 @output_options
 def validate(
@@ -112,7 +112,7 @@ def validate(
     other kinds too: copy, grouped (JAX's megablox), attention (JAX's splash), collective (ppermute, psum and all_gather
     over a slice that a column topology names); with input_buffer_count, rows of tokamax' cache of ragged products. A
     row's compiler flags, and with them its clock state, are in a column flags, or else in what its notes and software
-    state. A row that cannot be compared is listed with the reason. Exit code 1: not one could be predicted.
+    state. A row that cannot be compared is listed with the reason. Exit code 1: no row could be predicted.
 
     \b
     Examples:
@@ -251,7 +251,7 @@ def _command(
     files: Mapping[str, Path | None],
     selection: Selection,
 ) -> str:
-    """Return the command that makes a file. Absolute paths are cut to names, as it is for other machines too."""
+    """Return the command that makes a file. Absolute paths are cut to names, because it is for other machines, too."""
     words = ["systolic", "validate", *(file.name for file in csv_files)]
     if chips:
         words += ["--chip", ",".join(chip.name for chip in chips)]

@@ -37,19 +37,19 @@ ERROR_COLUMNS = (
 
 
 def error_of(part: int, name: str) -> Callable[[tuple[Any, ...]], float | None]:
-    """Return a reader of a statistic of `ErrorStatistics` that stands at a place of a row."""
+    """Return a function that reads a statistic of the `ErrorStatistics` at position `part` of a row."""
     return lambda row: getattr(row[part], name)
 
 
 # A chip, the sizes that count, and the errors at these sizes.
 _Part = tuple[str, str, ErrorStatistics]
 _STATISTICS: tuple[Column[_Part], ...] = (
-    textual("chip", lambda its: its[0]),
-    textual("sizes", lambda its: its[1]),
-    numeric("rows", lambda its: its[2].rows),
-    numeric("programs", lambda its: its[2].programs),
+    textual("chip", lambda row: row[0]),
+    textual("sizes", lambda row: row[1]),
+    numeric("rows", lambda row: row[2].rows),
+    numeric("programs", lambda row: row[2].programs),
     *(numeric(label, error_of(2, name), form) for label, name, form in ERROR_COLUMNS),
-    numeric("rank correlation", lambda its: its[2].rank_correlation, ".3f", droppable=True),
+    numeric("rank correlation", lambda row: row[2].rank_correlation, ".3f", droppable=True),
 )
 _KINDS: tuple[Column[KindErrors], ...] = (
     textual("chip", lambda kind: kind.chip),
@@ -84,7 +84,7 @@ def show_comparison(
     if constants is not None:
         values = ", ".join(f"{name} {value:,}" for name, value in constants.constants.items())
         out.print(f"{constants.chip} with {constants.source}: {values}", markup=False)
-    out.print("in view: the row, or products like it, were known when constants of the model were chosen\n")
+    out.print("in view: the row, or similar products, were known when constants of the model were chosen\n")
     for name in statistics:
         of_chip = [row for row in rows if row.chip == name]
         out.print(f"[bold]{escape(with_clock_state(name))}[/]: {len(of_chip)} row{'s' * (len(of_chip) != 1)}")

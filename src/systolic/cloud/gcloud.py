@@ -31,7 +31,7 @@ class Address:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise TpuCallError(f"{self.name!r} is no name of a machine: use lower-case letters, digits and hyphens")
+            raise TpuCallError(f"{self.name!r} is not a name of a machine: use lower-case letters, digits and hyphens")
 
     @property
     def flags(self) -> Line:
@@ -81,5 +81,5 @@ def state(where: Address) -> tuple[str, int]:
         if not (isinstance(word, str) and word.isprintable() and isinstance(endpoints, list)):
             raise UntrustedError("it has no state")
     except UntrustedError as error:
-        raise MachineError(f"gcloud describe answered {shown(text)}, which is no machine: {error}") from error
+        raise MachineError(f"gcloud describe answered {shown(text)}, which is not a machine: {error}") from error
     return word, max(1, len(endpoints))

@@ -105,7 +105,7 @@ def _filter() -> Callable[[tarfile.TarInfo, str], tarfile.TarInfo]:
         parts = PurePosixPath(member.name).parts
         is_known = member.name in ("exit_code", "trials.sqlite") or (parts[:1] == ("files",) and len(parts) > 1)
         if not member.isreg() or not is_known or {"..", ".git"} & {part.lower() for part in parts}:
-            raise MachineError(f"{member.name!r} is no plain file of a result")
+            raise MachineError(f"{member.name!r} is not a plain file of a result")
         if left < 0:
             raise MachineError(f"more than {_MAX_BYTES:,} bytes")
         return tarfile.data_filter(member, folder)

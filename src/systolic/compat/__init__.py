@@ -1,4 +1,4 @@
-"""Hides differences between versions of JAX, and holds all imports of its internals."""
+"""Hide differences between versions of JAX, and hold all imports of its internals."""
 
 from systolic.compat.devices import (
     abstract_mesh_in_all_threads,

@@ -76,7 +76,7 @@ def tensorcore_mesh(axis_name: str, *, num_cores: int | None = None) -> Any:
 
 @contextmanager
 def abstract_mesh_in_all_threads(mesh: Any) -> Iterator[None]:
-    """Sets an abstract mesh for every thread: kernels in TPU interpret mode run in threads of XLA's."""
+    """Set an abstract mesh for every thread: kernels in TPU interpret mode run in XLA's threads."""
     import jax
 
     global_mesh = _abstract_mesh_setting()

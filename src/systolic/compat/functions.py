@@ -59,7 +59,7 @@ def jit_shardings(fn: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def intercepted(handle: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> Iterator[None]:
-    """Has every operation that this thread traces or runs in the block go through `handle`, which does it instead.
+    """Pass every operation that this thread traces or runs in the block to `handle`, which does it instead.
 
     Functions that JAX transforms in the block come as what they are transformed to: a gradient as its products. Those
     of `custom_jvp`, `custom_vjp` and `shard_map` are followed into. Public JAX has no such hook for a block.

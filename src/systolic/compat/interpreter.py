@@ -28,7 +28,7 @@ def interpret_params(**options: Any) -> Any:
 
 @contextmanager
 def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
-    """Makes TPU interpret mode as unkind as a TPU is, while a function is traced and while it runs.
+    """Make TPU interpret mode as unkind as a TPU, while a function is traced and while it runs.
 
     A window that an output's block was written back from holds anything afterwards: the next block has another window.
     `left_over` makes the content of memory that was never written; see `checking.unkind`.
@@ -77,7 +77,7 @@ def unkind_interpreter(left_over: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
-    """Lets `watch` make every call by which a kernel in TPU interpret mode does something, while it is traced.
+    """Let `watch` make every call by which a kernel in TPU interpret mode does something, while it is traced.
 
     Args:
       watch: gets what is done ("get", "swap", "dma_start" and so on), the source of what asks for it, as an equation of
@@ -103,7 +103,7 @@ def watched_interpreter(watch: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def cores_compiled_once(compiled: dict[int, tuple[Any, Any]]) -> Iterator[None]:
-    """Lets the cores of a kernel share one compiled program; jax 0.10 compiles it once for each of them.
+    """Let the cores of a kernel share one compiled program; jax 0.10 compiles it once for each of them.
 
     Args:
       compiled: kept between runs: each core's program as a jaxpr, so that its number stays its own, and compiled.
@@ -146,7 +146,7 @@ def is_pipeline_write_back(source: Any) -> bool:
 
 @contextmanager
 def copies_between_devices_in_order() -> Iterator[None]:
-    """Lets copies from one device to a semaphore of another end in the order in which they were begun.
+    """Let copies from one device to a semaphore of another end in the order in which they were begun.
 
     Interpret mode ends them the other way round, as it does on one device, where many engines copy at once. Those
     between two devices go through the same links behind each other; JAX' own `all_gather` counts on it.
@@ -189,7 +189,7 @@ def swap_past_the_end(error: Exception) -> str:
 
 @contextmanager
 def interpreter_reports() -> Iterator[StringIO]:
-    """Collects what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
+    """Collect what TPU interpret mode says of races and semaphores in all threads: jax 0.12 logs some of it."""
     text = StringIO()
     handler = logging.StreamHandler(text)
     handler.addFilter(lambda record: "RACE DETECTED" in record.getMessage())
@@ -230,7 +230,7 @@ def semaphore_waits() -> set[int]:
 
 
 def end_interpreted_kernel(reason: Exception) -> None:
-    """Makes the kernel that is running in TPU interpret mode fail, at its next access or while it waits."""
+    """Make the kernel that is running in TPU interpret mode fail, at its next access or while it waits."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
     memory = interpret_pallas_call._shared_memory

@@ -1,4 +1,4 @@
-"""Let TPU interpret mode run what only a TPU can run otherwise: `jax.vmap` of kernels, empty copies, many devices."""
+"""Make TPU interpret mode run what otherwise only a TPU runs: `jax.vmap` of kernels, empty copies, many devices."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def interpreted_batches() -> Iterator[None]:
 def empty_copies() -> Iterator[None]:
     """Let a wait for a copy of no bytes end at once, also if nothing has signaled its semaphore yet.
 
-    Kernels on ragged sizes copy as much as there is, which may be nothing. With race detection, interpret mode asserts
-    that somebody signaled the semaphore before.
+    Kernels on ragged sizes copy the rows that exist, which may be none. With race detection, interpret mode asserts
+    that the semaphore was signaled before.
     """
     from jax._src.pallas.mosaic.interpret import shared_memory
 
@@ -66,8 +66,8 @@ def empty_copies() -> Iterator[None]:
 def operands_without_transfers() -> Iterator[None]:
     """Give the interpreter's callbacks NumPy arrays.
 
-    JAX puts the operands of a callback on a device first. For large ones that is a task of the CPU client's threads, of
-    which there are as many as devices: if every device is in a callback and waits for its operands, none ever arrives.
+    JAX first puts the operands of a callback on a device. For large operands this needs a thread of the CPU client,
+    which has one per device: if every device is in a callback and waits for its operands, none ever arrives.
     """
     import numpy as np
     from jax._src import callback as callbacks

@@ -1,4 +1,4 @@
-"""Walks through traced functions: their equations, and the functions inside of these.
+"""Walk through traced functions: their equations, and the functions inside these.
 
 Every analysis of a jaxpr derives from here: `equations` and `equation_sites` list equations at any depth, `rewritten`
 replaces them, and `jaxpr_values.py` carries values from equation to equation.

@@ -1,4 +1,4 @@
-"""Teaches TPU interpret mode more of references: reshaped ones, and stores under a mask."""
+"""Teach TPU interpret mode more about references: reshaped references, and stores under a mask."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _swap(swap: Callable[..., Any]) -> Callable[..., Any]:
 def _masked(
     swap: Callable[..., Any], place: _Place, transforms: Any, value: np.ndarray, mask: np.ndarray, kw: dict[str, Any]
 ) -> Any:
-    """Turns a store under a mask into one of its part inside of the buffer, with old content where the mask is off."""
+    """Turn a store under a mask into one of its part inside of the buffer, with old content where the mask is off."""
     shape, _ = _array(place)
     ranges = _ranges(transforms)
     if any(isinstance(index, int) and index >= size for index, size in zip(ranges, shape, strict=False)):

@@ -17,7 +17,7 @@ _Box = tuple[tuple[int, int, int], ...]  # start, size and stride along each dim
 
 
 def slicing(region: Sequence[int | tuple[int, int, int]], shape: tuple[int, ...]) -> Any:
-    """Makes the transform that slices a reference of that shape: an index, or start, size and stride, a dimension."""
+    """Make the transform that slices a reference of that shape: an index, or start, size and stride, a dimension."""
     from jax._src.state import indexing as jax_indexing
 
     indexing: Any = jax_indexing  # which exports none of its names
@@ -32,7 +32,7 @@ def is_reshaped(transforms: Any) -> bool:
 
 
 def read_reshaped(read: Callable[[Any], Any], transforms: Sequence[Any], shape: Sequence[int], dtype: Any) -> Any:
-    """Reads a reshaped reference.
+    """Read a reshaped reference.
 
     Args:
       read: reads what slices of the buffer hold.
@@ -53,7 +53,7 @@ def read_reshaped(read: Callable[[Any], Any], transforms: Sequence[Any], shape: 
 def write_reshaped(
     write: Callable[[Any, Any], Any], transforms: Sequence[Any], shape: Sequence[int], dtype: Any, value: Any
 ) -> Any:
-    """Writes to a reference that is reshaped, and not bitcast; see `read_reshaped`.
+    """Write to a reference that is reshaped, and not bitcast; see `read_reshaped`.
 
     Args:
       write: writes to slices of the buffer, and returns what they held, or None.
@@ -153,7 +153,7 @@ def _seen(held: np.ndarray, transforms: Sequence[Any]) -> np.ndarray:
 
 
 def _bitcast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Takes the bits for another type: rows that lie behind each other share an element, the first in its low bits."""
+    """Take the bits for another type: rows that lie behind each other share an element, the first in its low bits."""
     if dtype.itemsize == array.dtype.itemsize:
         return array.view(dtype)
     if dtype.itemsize > array.dtype.itemsize:

@@ -20,7 +20,7 @@ _Operation = Callable[[Any, Sequence[Any]], Any]
 
 @functools.cache
 def operations() -> dict[Any, _Operation]:
-    """Gives what each primitive is that the interpreter lacks, or takes in part."""
+    """Return an implementation of each primitive that the interpreter lacks or supports only in part."""
     from jax._src.pallas.mosaic import primitives, sc_primitives
 
     lacking = {
@@ -59,7 +59,7 @@ def _seen(ref: Any, transforms: Any) -> Any:
 
 
 def _positions(mask: jax.Array) -> jax.Array:
-    """Counts the elements of a mask that are true before each one."""
+    """Count the elements of a mask that are true before each one."""
     return jnp.cumsum(mask.astype(jnp.int32)) - 1
 
 
@@ -114,7 +114,7 @@ def _scatter(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _outside(indices: Sequence[jax.Array], shape: Sequence[int]) -> jax.Array:
-    """Says which elements that lists name are not in a buffer."""
+    """Describe the elements of lists that are not in a buffer."""
     is_outside = [(index < 0) | (index >= size) for index, size in zip(indices, shape, strict=True)]
     return functools.reduce(jnp.logical_or, is_outside)
 
@@ -143,7 +143,7 @@ def _start(equation: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _wait(equation: Any, inputs: Sequence[Any]) -> Any:
-    """Waits for a copy by a list: for as many bytes as its other end has."""
+    """Wait for a copy by a list: for as many bytes as its other end has."""
     from jax.experimental.pallas import tpu as pltpu
 
     source, target, semaphore, _, _ = jax.tree.unflatten(equation.params["tree"], inputs)

@@ -21,7 +21,7 @@ from systolic.compat.jaxprs import Function, equations, functions_inside, with_f
 
 @contextmanager
 def interpreted_subcores() -> Iterator[list[Any]]:
-    """Lets TPU interpret mode run kernels on a mesh of subcores, while it compiles them; yields the meshes found."""
+    """Let TPU interpret mode run kernels on a mesh of subcores, while it compiles them; yield their meshes."""
     from jax._src.core import extend_axis_env_nd
     from jax._src.pallas.mosaic import core as mosaic
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
@@ -57,7 +57,7 @@ def interpreted_subcores() -> Iterator[list[Any]]:
 
 
 def _refuse_shared(jaxpr: Any) -> None:
-    """Raises NotImplementedError where a kernel has memory that subcores share."""
+    """Raise NotImplementedError where a kernel has memory that subcores share."""
     bodies = [jaxpr, *(function.jaxpr for equation in equations(jaxpr) for function in functions_inside(equation))]
     for variable in (variable for body in bodies for variable in (*body.constvars, *body.invars)):
         if "shared" in str(getattr(variable.aval, "memory_space", "")).lower():

@@ -1,4 +1,4 @@
-"""Turns a JAX function into a compiled TPU program on a machine without a TPU.
+"""Turn a JAX function into a compiled TPU program on a machine without a TPU.
 
 The compiler runs in worker processes, which may crash without harm:
 

@@ -1,4 +1,4 @@
-"""Reduces arguments to what a compilation needs."""
+"""Reduce arguments to the parts that a compilation needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PlacedArray:
     sharding: Any
 
 
-@runs_user_code  # JAX says what is no argument of a traced function
+@runs_user_code  # JAX says what is not an argument of a traced function
 def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple[Any, ...]:
     """Return the arguments, pytrees of arrays or Python numbers, with a `jax.ShapeDtypeStruct` at each leaf.
 
@@ -42,7 +42,7 @@ def abstract_arguments(args: Sequence[Any], *, shardings: bool = False) -> tuple
 
 
 def slice_sharding(leaf: Any) -> Any:
-    """Finds how an argument is sharded over a slice; None: not at all, as an array in this process' memory."""
+    """Find how an argument is sharded over a slice; None: not at all, as an array in this process' memory."""
     import jax
 
     sharding = getattr(leaf, "sharding", None)

@@ -150,7 +150,7 @@ def _begin_anew(file: CacheFile, error: DamagedError) -> None:
 
 
 def _drop(connection: sqlite3.Connection, key: str) -> None:
-    """Drops one damaged entry, or finds that more than the entry is damaged."""
+    """Drop one damaged entry, or find that more than the entry is damaged."""
     connection.execute("DELETE FROM programs WHERE key = ?", (key,))
     _check_whole(connection)
 

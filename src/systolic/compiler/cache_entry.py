@@ -28,7 +28,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _TEXTS_BY_NAME = ("listings", "utilization", "sparse_listings")
 _TEXTS = ("vmem_report", "top_level_hlo")
 _CONSTANTS = "constants"
-# The types of a field, by its annotation. True is no number here, as it is one to Python.
+# The types of a field, by its annotation. True is not a number here, as it is one to Python.
 _TYPES = {
     "int": (int,),
     "int | None": (int, NoneType),
@@ -51,7 +51,7 @@ _REFUSAL = {
 
 
 class EntryError(ValueError):
-    """The bytes are no entry of this key, or the program is too large for one."""
+    """The bytes are not an entry of this key, or the program is too large for one."""
 
 
 def encode(key: str, outcome: CompiledProgram | CompilerRefusal) -> bytes:
@@ -87,7 +87,7 @@ def decode(key: str, entry: object) -> CompiledProgram | CompilerRefusal:
     try:
         head = json.loads(payload[: max(end, 0)])
     except (ValueError, RecursionError) as error:
-        raise EntryError(f"its head is no JSON: {error}") from error
+        raise EntryError(f"its head is not JSON: {error}") from error
     match head:
         case {"refusal": dict() as small, "texts": [], **rest} if not rest:
             return _refusal(small)
@@ -106,7 +106,7 @@ def _refusal(small: Mapping[str, Any]) -> CompilerRefusal:
 def _program(small: Mapping[str, Any], texts: Mapping[str, dict[str, bytes]]) -> CompiledProgram:
     _check_fields(small, _PROGRAM)
     if any(type(number) is not int for number in small["assignment"]):
-        raise EntryError("an assignment that is no list of numbers")
+        raise EntryError("an assignment that is not a list of numbers")
     fields: dict[str, Any] = {**small, "assignment": tuple(small["assignment"]), "from_cache": True}
     for field in _TEXTS_BY_NAME:
         fields[field] = {name: _text(packed) for name, packed in texts[field].items()}

@@ -104,7 +104,7 @@ class CacheFile:
             with suppress(FileNotFoundError):
                 status = (self.folder / name).lstat()
                 if not stat.S_ISREG(status.st_mode):
-                    raise UntrustedError(f"{self.folder / name} is no regular file: remove it")
+                    raise UntrustedError(f"{self.folder / name} is not a regular file: remove it")
                 _check_owner(self.folder / name, status)
 
     @contextmanager

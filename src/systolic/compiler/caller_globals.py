@@ -1,12 +1,11 @@
-"""Take globals of the user's modules along to a worker, with their values in the caller's process.
+"""Send the caller's values of globals of the user's modules to a worker.
 
-A function of a module goes to a worker as a name, and the worker imports the module again: a global that the caller has
-changed since would not be seen. So each global that the function may read goes along with a digest. The worker compares
-it with the digest that the global had when it first looked at it and, where they differ, puts the caller's value in its
-place for one job.
+A module's function is sent to a worker as a name, and the worker imports the module again, so it would not see globals
+that the caller has changed since. Therefore each global that the function may read is sent with a digest. If it differs
+from the digest of the worker's own value right after the import, the worker uses the caller's value for one job.
 
-There is no digest of arrays above 1 MiB, locks, generators and objects of other packages' classes: a worker uses its
-own then, and warns where that is of another type.
+Arrays above 1 MiB, locks, generators and objects of other packages' classes have no digest: the worker uses its own
+value, and warns if the types differ.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _MAX_DEPTH = 20
 _MAX_PARTS = 20_000  # of one value
 _ABSENT = object()
 
-# Of this process's globals, before the first job that may read them: as an import makes them.
+# Digests of this process's globals before the first job that may read them, as the import makes them.
 _FIRST_DIGESTS: dict[Place, str] = {}
 
 Dump = Callable[[Any], bytes]
 
 
 class ChangedGlobalWarning(UserWarning):
-    """A global that the caller has changed cannot be sent to a worker, which uses the one that its import made."""
+    """A global that the caller has changed cannot be sent to a worker, which uses its own value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +48,12 @@ class SentGlobal:
     """A global on its way to a worker."""
 
     place: Place
-    digest: str  # of its value; of one without, the type
-    value: bytes | None  # pickled; None: it cannot be
+    digest: str  # of its value; without one, the type
+    value: bytes | None  # pickled; None: it cannot be pickled
 
 
 def packed_globals(roots: Iterable[Any], dump: Dump) -> tuple[SentGlobal, ...]:
-    """Return the globals that functions, and what else holds code, may read; `dump` pickles a value."""
+    """Return the globals that functions and other objects with code may read; `dump` pickles a value."""
     used = GlobalsUsed()
     used.add(roots)
     return tuple(_sent(place, value, dump) for place, value in used.values.items())
@@ -72,7 +71,9 @@ def callers_globals(sent: Iterable[SentGlobal]) -> Iterator[None]:
             before = vars(owner).get(variables.place.name, _ABSENT)
             if variables.place not in _FIRST_DIGESTS:
                 _FIRST_DIGESTS[variables.place] = _digest(before)
-            if _FIRST_DIGESTS[variables.place] == variables.digest:  # what jobs have made of it since stays
+            if (
+                _FIRST_DIGESTS[variables.place] == variables.digest
+            ):  # equal when imported: keep what jobs have made of it since
                 continue
             try:
                 if variables.value is None:
@@ -97,7 +98,7 @@ def callers_globals(sent: Iterable[SentGlobal]) -> Iterator[None]:
 
 def _warn(place: Place, error: Exception) -> None:
     text = (
-        f"{place} is another one here than after a new import of {place.module}, and cannot be sent to the worker "
+        f"{place} differs from its value after a new import of {place.module}, and cannot be sent to the worker "
         f"process that traces the function ({type(error).__name__}: {error}): the worker uses its own. Pass it as an "
         "argument, or bind it with functools.partial"
     )
@@ -122,7 +123,7 @@ def _owner(place: Place) -> Any:
 
 
 def _forget_traces() -> None:
-    """Have JAX trace functions again that it has seen with other globals."""
+    """Make JAX trace functions again that it has traced with other globals."""
     jax = sys.modules.get("jax")
     if jax is not None:
         jax.clear_caches()
@@ -138,7 +139,7 @@ class _OpaqueError(Exception):
 
 
 def _digest(value: Any) -> str:
-    """Return letters that are the same for equal values in any process; for what has no digest, its type."""
+    """Return a digest that is the same for equal values in any process; the type if there is none."""
     try:
         return _Hashing().digest(value)
     except Exception:  # noqa: BLE001 -- whatever attributes of a user's object raise
@@ -226,7 +227,7 @@ class _Hashing:
         )
 
     def _record(self, value: Any, depth: int) -> tuple[str, bytes]:
-        """Take an object of a user's class, or a dataclass, for what its attributes are."""
+        """Return the class and the attributes of a dataclass, or of an object of a user's class."""
         kind = type(value)
         if dataclasses.is_dataclass(value):
             content: Mapping[str, Any] = {

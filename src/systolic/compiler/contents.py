@@ -1,8 +1,8 @@
-"""Works out the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
+"""Compute the contents of the operands of a function's Pallas calls, on the CPU, from the function's arguments.
 
-A kernel with scalar prefetch branches on values, and these are often computed by the function itself: the group
-boundaries of a ragged product, the list of blocks that are not zero. They are evaluated here from the traced function,
-and only when asked for: no large product is ever computed.
+A kernel with scalar prefetch branches on values that the function often computes: the group boundaries of a ragged
+product, the list of nonzero blocks. They are evaluated here from the traced function, and only on request: no large
+product is ever computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compat.jaxpr_values import Environment, bound, scan_parts, while_parts
+from systolic.compat.jaxpr_values import Environment, computed, scan_parts, while_parts
 from systolic.compat.jaxprs import CALLS, called_function, equations, function_of, functions_inside, is_literal
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
@@ -22,21 +22,21 @@ from systolic.compiler.deferred import Deferred, Missing, applied
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 
 _PALLAS = "pallas_call"
-_JIT = "jit"  # may name devices that are not there, so what is inside is evaluated alone
-_IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside of a program
-_MAX_WHILE_ROUNDS = 100_000  # of a loop around a Pallas call that is followed
-_MAX_ELEMENTS = 1 << 26  # of an array that is worked out
+_JIT = "jit"  # may name absent devices, so its contents are evaluated without it
+_IN_MEMORY = "with_memory_space_constraint"  # the same array; JAX does not run it outside a program
+_MAX_WHILE_ROUNDS = 100_000  # of a loop around a Pallas call
+_MAX_ELEMENTS = 1 << 26  # of an evaluated array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PallasOperands:
     """One execution of a Pallas call."""
 
-    # Which call in the function's text it is an execution of; a loop executes the same one many times.
+    # The call's number in the function's text; a loop executes the same call many times.
     site: tuple[int, ...]
     equation: Any  # of that call
     shapes: tuple[tuple[int, ...], ...]  # of the operands, in the order of the compiled operation's
-    # Their contents: arrays, or `Missing`. Those that are `local` may be others on other devices.
+    # Their contents: arrays, or `Missing`. `local` contents may differ between devices.
     operands: tuple[Deferred, ...]
 
 
@@ -45,9 +45,9 @@ class DeviceExecutions:
     """All executions of Pallas calls on one device.
 
     Attributes:
-        executions: in order.
-        local: whether other devices may execute other calls, because a value decides that is not the same on all.
-        complete: whether these are all; no call is left out because a value decides about it that is not known.
+        executions: the executions, in order.
+        local: True if other devices may execute other calls, because values that differ between devices decide.
+        complete: True if no call is left out because a value that decides about it is unknown.
     """
 
     executions: list[PallasOperands]
@@ -69,11 +69,11 @@ def device_executions(
 
     Args:
         closed_jaxpr: the function, traced.
-        arguments: its flat arguments: arrays, or what has a shape only.
-        names: of the arguments, for the reasons.
-        partition: number of the device whose operands they are, where the function is sharded over a mesh.
+        arguments: its flat arguments: arrays, or objects with only a shape.
+        names: names of the arguments, for the reasons.
+        partition: number of the device whose operands are returned, if the function is sharded over a mesh.
 
-    A call behind a condition or in a loop that depends on values that are not known is left out.
+    A call in a branch or a loop that depends on unknown values is left out.
     """
     contents = [
         Deferred.known(np.asarray(argument))
@@ -101,8 +101,8 @@ class _Walk:
     partition: int
     executions: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
-    chose: bool = False  # what to execute by a value that other devices may have otherwise
-    left_out: bool = False  # something that may execute calls
+    chose: bool = False  # chose what to execute by a value that may differ on other devices
+    left_out: bool = False  # left out something that may execute calls
 
     def run(
         self,
@@ -111,7 +111,7 @@ class _Walk:
         path: tuple[int, ...],
         used: Sequence[bool] | None = None,
     ) -> list[Deferred]:
-        """Goes through a jaxpr; returns its results. `used`: which of them anything uses; None: all."""
+        """Walk a jaxpr, and return its results. `used`: the results that are used; None: all."""
         environment = Environment(
             function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
         )
@@ -139,7 +139,7 @@ class _Walk:
             return [Deferred.known(np.int32(self.place.at[equation.params["axis_name"]]), local=True)]
         if self.place is not None and name == MESH_VALUE:
             return [Deferred.known(np.asarray(equation.params["of_mesh"](self.place.mesh), np.int32))]
-        if name == "platform_index":  # whatever it is traced on, it is compiled for TPUs
+        if name == "platform_index":  # traced on any platform, it is compiled for TPUs
             platforms = equation.params["platforms"]
             return [
                 Deferred.known(
@@ -234,7 +234,7 @@ class _Walk:
 
 
 def _used_equations(jaxpr: Any, used: Sequence[bool] | None) -> dict[int, list[bool]]:
-    """Return the equations that matter, by number, and which results of each. The compiler drops the others."""
+    """Return the numbers of the equations that matter, with their used results. The compiler drops the others."""
     live = {atom for at, atom in enumerate(jaxpr.outvars) if not is_literal(atom) and (used is None or used[at])}
     needed: dict[int, list[bool]] = {}
     for number in reversed(range(len(jaxpr.eqns))):
@@ -276,7 +276,7 @@ def _evaluated(equation: Any, inputs: Sequence[Deferred]) -> list[Deferred]:
     def compute() -> Any:
         values = [value.get() for value in inputs]
         missing = next((value for value in values if isinstance(value, Missing)), None)
-        return bound(equation, values) if missing is None else missing
+        return computed(equation, values) if missing is None else missing
 
     together = Deferred(compute, inputs)
 

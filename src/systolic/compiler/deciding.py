@@ -1,4 +1,4 @@
-"""Finds the arguments of a traced function whose values decide what its program executes.
+"""Find the arguments of a traced function whose values decide what its program executes.
 
 Each value is followed as the set of the arguments that it depends on.
 """

@@ -137,7 +137,7 @@ def empty_dump(folder: Path) -> None:
 
 
 def _age(file: Path) -> tuple[int, str]:
-    """Orders files by the time stamp that begins their names."""
+    """Order files by the time stamp that begins their names."""
     stamp = _STAMP.match(file.name)
     return int(stamp.group()) if stamp else 0, file.name
 

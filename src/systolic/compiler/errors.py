@@ -99,7 +99,7 @@ class CompilerFlagError(WrongCallError, CompilerError):
 
     @classmethod
     def raise_if_about(cls, message: str, flags: Mapping[str, str]) -> None:
-        """Raises where the compiler's `message` is about one of these flags."""
+        """Raise where the compiler's `message` is about one of these flags."""
         for name, value in flags.items():
             words = name if name != "xla_tpu_dvfs_p_state" else f"{name}|P-state"
             if re.match(rf"INVALID_ARGUMENT: .*\b({words})\b", message):

@@ -1,4 +1,4 @@
-"""Finds the globals that a function reads, in its module and in others of the user's, by the names in its code.
+"""Find the globals that a function reads, in its module and the user's other modules, by the names in its code.
 
 The walk follows functions, classes, modules and what wraps them. It takes a name for read wherever code mentions it, so
 that it may list too much; it misses what is looked up by a text that is made at run time. Modules of installed packages

@@ -44,7 +44,7 @@ class FunctionWithOptions:
 
 
 def with_jit_options(fn: Any, mesh: Any = None) -> Any:
-    """Keeps beside a function what its `jax.jit` says, if that says anything, and a mesh to set while it is traced."""
+    """Attach the options of its `jax.jit`, if any, to a function, and the mesh to set while it is traced."""
     inner, options = without_jit_options(fn)
     options = options if mesh is None else replace(options, mesh=mesh)
     return fn if options == JitOptions() else FunctionWithOptions(inner, options, function_name(fn))
@@ -65,7 +65,7 @@ def without_jit_options(fn: Any) -> tuple[Callable[..., Any], JitOptions]:
 
 
 def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
-    """Gives a function that was made of another the options of that one."""
+    """Give a function that was made of another the options of that one."""
     _, options = without_jit_options(fn)
     return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))
 

@@ -1,8 +1,8 @@
 """Limits of a job's use of the machine, which its parent watches.
 
 The time limit counts CPU time, so that a busy machine refuses nothing that an idle one compiles. A job that waits uses
-none: a limit of wall-clock time, ten times as long, ends it. Memory is what the worker and its children have resident.
-Their address space says nothing: libtpu reserves 2 GB of it where a compilation touches 0.4 GB.
+none, so a limit of wall-clock time, ten times as long, ends it. Memory is the resident memory of the worker and its
+children. Their address space tells nothing: libtpu reserves 2 GB for a compilation that touches 0.4 GB.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Literal
 
 _PROCESSES = Path("/proc")
 # Fields of /proc/PID/stat, counted from the first one after the command's name.
-_CPU_FIELDS = slice(11, 15)  # user and system time; its own, and of the children that it has waited for
+_CPU_FIELDS = slice(11, 15)  # user and system time of the process, and of the children that it has waited for
 _RESIDENT_PAGES_FIELD = 21
 
-WALL_TIMES = 10  # the wall-clock limit in time limits
+WALL_TIMES = 10  # wall-clock limit over time limit
 
 LimitKind = Literal["cpu", "wall", "memory"]
 
@@ -29,8 +29,7 @@ LimitKind = Literal["cpu", "wall", "memory"]
 class Limits:
     """The limits of a job."""
 
-    # CPU time of the worker and its children, seconds. Where the system does not tell it (it has no /proc): wall-
-    # clock time.
+    # CPU time of the worker and its children, seconds; without /proc, wall-clock time.
     cpu_s: float
     wall_s: float  # wall-clock time, seconds
     memory_bytes: int | None  # resident memory of the worker and its children; None: no limit
@@ -41,7 +40,7 @@ class GroupUse:
     """The resources that a group of processes has used so far."""
 
     cpu_s: float  # CPU time, seconds
-    # Memory that they have now. Pages that processes share count for each of them.
+    # Their memory now. Pages that processes share count for each of them.
     resident_bytes: int
 
 
@@ -49,10 +48,10 @@ class LimitReachedError(Exception):
     """A job has used more than it may.
 
     Attributes:
-        kind: of the limit.
+        kind: the kind of limit.
         limit: seconds or bytes.
-        used_cpu_s: CPU time that the job has used, seconds; None where the system does not tell.
-        used_bytes: resident memory now; 0 where the system does not tell.
+        used_cpu_s: CPU time of the job in seconds; None without /proc.
+        used_bytes: resident memory now; 0 without /proc.
     """
 
     def __init__(self, kind: LimitKind, limit: float, use: GroupUse | None) -> None:
@@ -64,7 +63,7 @@ class LimitReachedError(Exception):
 
 
 class Watch:
-    """Compares what a worker's group of processes has used since now with the limits of its job."""
+    """Compare the use of a worker's group of processes, from now on, with the limits of its job."""
 
     def __init__(self, group: int, limits: Limits) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""Reads the free memory of this machine, or of the container that this process runs in."""
+"""Read the free memory of this machine, or of the container that this process runs in."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def check_function_name(text: str) -> None:
     """Check that `text` can name a function, without importing anything, and before any worker starts.
 
     Raises:
-        NamedFunctionError: it has not the form, there is no such file or module, it is no Python, or it has no such
+        NamedFunctionError: it has not the form, there is no such file or module, it is not Python, or it has no such
             name. Whether what has the name is a function only its import shows.
     """
     place, _, name = text.rpartition(":")
@@ -90,7 +90,7 @@ def check_function_name(text: str) -> None:
     except ModuleNotFoundError as error:
         raise NamedFunctionError(f"there is no module {_short(place)}: {_short(str(error))}") from error
     except SyntaxError as error:
-        raise NamedFunctionError(f"{_short(place)}:{error.lineno or 1} is no Python: {_short(error.msg)}") from error
+        raise NamedFunctionError(f"{_short(place)}:{error.lineno or 1} is not Python: {_short(error.msg)}") from error
     except (OSError, ValueError) as error:
         raise NamedFunctionError(f"{_short(place)} cannot be read: {_short(str(error))}") from error
     except UnknownNamesError:
@@ -152,7 +152,7 @@ def _module(place: str) -> Any:
         f"_systolic_named_{path.stem}", source, submodule_search_locations=inside
     )
     if spec is None or spec.loader is None:
-        raise NamedFunctionError(f"{place} is no Python file")
+        raise NamedFunctionError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -172,7 +172,7 @@ def named_argument(text: str) -> Any:
     match = _ARGUMENT.fullmatch(text.strip())
     if match is None:
         raise NamedFunctionError(
-            f"{shown(text)} is no argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or name a .npy "
+            f"{shown(text)} is not an argument: write bf16[4096,4096] for a shape, s32[3]=1,5,2 for values, or a .npy "
             "file"
         )
     import jax
@@ -244,6 +244,6 @@ def _dtype(name: str) -> np.dtype:
         held_dtype(dtype)
     except TypeError as error:
         raise NamedFunctionError(
-            f"{shown(name)} is no element type; say bf16, f32, s8, s32, f8e4m3fn or pred"
+            f"{shown(name)} is not an element type; say bf16, f32, s8, s32, f8e4m3fn or pred"
         ) from error
     return dtype

@@ -20,7 +20,7 @@ def mesh_axes(text: str) -> dict[str, int]:
     for part in text.split(","):
         match = _AXIS.fullmatch(part.strip())
         if match is None:
-            raise SliceError(f"{shown(part.strip())} is no axis of a mesh: write NAME=SIZE, as in data=2,model=4")
+            raise SliceError(f"{shown(part.strip())} is not an axis of a mesh: write NAME=SIZE, as in data=2,model=4")
         if match[1] in axes:
             raise SliceError(f"the mesh {shown(text)} has the axis {match[1]} twice")
         axes[match[1]] = int(match[2])
@@ -38,7 +38,7 @@ def sharded_argument(text: str, mesh: Any) -> Any:
         mesh: a `jax.sharding.Mesh`; None: there is none.
 
     Raises:
-        NamedFunctionError: it is no argument.
+        NamedFunctionError: it is not an argument.
         SliceError: the sharding names an axis that the mesh has not, or one twice, or has more dimensions than the
             argument, or cuts one into unequal parts.
     """

@@ -1,4 +1,4 @@
-"""Reads the names of a module from its source: no code is run to learn that a function is missing."""
+"""Read the names of a module from its source: no code is run to learn that a function is missing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def names_in(source: Path) -> ModuleNames:
 
     Raises:
         UnknownNamesError: it imports everything from elsewhere, or makes names as it runs.
-        SyntaxError: it is no Python.
+        SyntaxError: it is not Python.
         OSError, UnicodeDecodeError: it cannot be read.
     """
     try:

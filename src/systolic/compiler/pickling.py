@@ -1,4 +1,4 @@
-"""Pickles functions on their way to a worker, also those that JAX wraps in objects that do not pickle by themselves."""
+"""Pickle functions for a worker, also functions that JAX wraps in objects that do not pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs tasks in worker processes, where a crash of the compiler costs one job and nothing else."""
+"""Run tasks in worker processes, so that a crash of the compiler costs only one job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HELD_SHARE = 0.5
 
 
 class WorkerPoolError(ValueError):
-    """A pool of no workers, or without time."""
+    """A pool without workers, time or memory."""
 
 
 class WorkerPool:
@@ -36,14 +36,15 @@ class WorkerPool:
 
     Linux and macOS.
 
-    Leaving the `with` block, also by Ctrl-C, kills the workers and cancels what has not run: collect results inside.
+    Leaving the `with` block, also with Ctrl-C, kills the workers and cancels jobs that have not run: collect results
+    inside.
 
     Args:
         max_workers: processes at most. A compilation keeps about one core busy.
         time_limit_s: seconds of CPU time that a job may use, unless `submit` says otherwise. A job that waits uses
             none: it may take ten times as long by the clock. The wait for a free worker is not counted.
-        memory_limit_bytes: memory that a worker and its children may have resident; None: an equal share of what the
-            machine, or the container, has free now, at least 2 GiB.
+        memory_limit_bytes: resident memory of a worker and its children; None: an equal share of the free memory of the
+            machine or container, at least 2 GiB.
 
     Raises:
         WorkerPoolError: an argument that is not positive.
@@ -80,19 +81,19 @@ class WorkerPool:
         """Run `task(*args)` in a worker.
 
         Functions of the user's `__main__`, closures and lambdas work; they are sent by value, and changes that they
-        make to their surroundings stay in the worker. Warnings given in the worker are given again here.
+        make to globals stay in the worker. Warnings of the worker are repeated here.
 
         Args:
             task: any callable.
             args: its arguments.
             time_limit_s: seconds of CPU time it may use; None: the pool's limit.
-            label: what to call the job in an error, such as "mm for v5e".
+            label: names the job in errors, such as "mm for v5e".
 
         Returns:
             A future. It can be cancelled while it waits for a worker. It raises `CompilerCrash` if the worker died,
             `CompilerTimeout` if it was too slow, `CompilerOutOfMemory` if it took too much memory, `FunctionExit` if
-            the task asked for the program's end, `CompilerError` if the pool was closed meanwhile, `TaskError` where
-            the outcome cannot be sent, and otherwise whatever the task raised.
+            the task exited the program, `CompilerError` if the pool was closed meanwhile, `TaskError` if the outcome
+            cannot be sent, and otherwise the exception of the task.
 
         Raises:
             CompilerError: the pool is closed.
@@ -107,12 +108,12 @@ class WorkerPool:
             raise CompilerError("the worker pool is closed") from error
 
     def progress(self) -> tuple[str, ...]:
-        """Say how far each running job is, in a few words: "compiling, 120 operations so far"."""
+        """Describe the progress of each running job: "compiling, 120 operations so far"."""
         with self._lock:
             return tuple(sorted(worker.progress for worker in self._busy))
 
     def close(self) -> None:
-        """Kill the workers, cancel what has not run, and remove the workers' folders. May be called again."""
+        """Kill the workers, cancel jobs that have not run, and remove the workers' folders. May be called again."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -174,7 +175,7 @@ class WorkerPool:
 _WARNED: dict[Any, Any] = {}  # by which Python shows a text of one line once
 
 
-# Whose mistake an error is the worker has found out.
+# The worker has determined whose mistake an error is.
 @runs_user_code
 def _unpacked(reply: Reply) -> Any:
     for warning in reply.warnings:

@@ -1,4 +1,4 @@
-"""Checks that a call is sharded over the slice that it asks for, before any worker starts."""
+"""Check that a call is sharded over the slice that it asks for, before any worker starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systolic.compiler.slice_devices import StandInDevice
 
 
 def check_sharded_call(fn: Any, args: Sequence[Any], topology: Topology | None) -> None:
-    """Compares the devices of the shardings of arguments and of a `jax.jit` with the slice's.
+    """Compare the devices of the shardings of arguments and of a `jax.jit` with the slice's.
 
     Args:
         fn: the function; what is sharded inside of it shows only when it is traced.

@@ -1,4 +1,4 @@
-"""Devices and meshes of a slice that is not there, for shardings: made without a TPU compiler, and sent to one."""
+"""Make devices and meshes of an absent slice, for shardings, without a TPU compiler, and send them to one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from systolic.compiler.worker import DUMP_VARIABLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInDevice:
-    """A device of a slice in the place of a `jax.Device`: in a mesh, and so in shardings.
+    """A placeholder for a `jax.Device` of a slice, in meshes and shardings.
 
-    On its way to a compiler's worker it becomes the device that libtpu has for it.
+    When it is sent to a compiler's worker, it becomes libtpu's device.
 
     Attributes:
-        topology: the slice, in libtpu's words.
-        id, coords, core_on_chip, device_kind, num_cores: as of a `jax.Device`.
-        platform, process_index, slice_index: as JAX's devices have them; the same for all.
+        topology: libtpu's name of the slice.
+        id, coords, core_on_chip, device_kind, num_cores: as in a `jax.Device`.
+        platform, process_index, slice_index: as in JAX's devices; the same for all.
     """
 
     topology: Topology
@@ -45,7 +45,7 @@ class StandInDevice:
 
 
 def topology_of(shape: SliceShape) -> Topology:
-    """Describe a slice in the words that libtpu knows."""
+    """Describe a slice in libtpu's terms."""
     return Topology(
         name=shape.topology,
         config=shape.chip.topology_config,
@@ -58,7 +58,7 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
     """Return the devices of `jax.devices()` on a slice, in its order, for `jax.sharding.Mesh` and `jax.make_mesh`.
 
     Args:
-        chip: a name such as "v6e", or a record of your own.
+        chip: a name such as "v6e", or your own record.
         topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
 
     Raises:
@@ -86,11 +86,11 @@ def slice_devices(chip: str | Chip, topology: str) -> tuple[Any, ...]:
 def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
     """Return a mesh over all devices of an absent slice, for `NamedSharding` and `jax.shard_map`.
 
-    The devices are in the order in which `jax.make_mesh` has them on such a slice. For another order make the mesh of
-    `slice_devices`; for other types of axes, `jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=…)`.
+    The devices are in the order of `jax.make_mesh` on such a slice. For another order, make the mesh from
+    `slice_devices`; for other types of axes, use `jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=…)`.
 
     Args:
-        chip: a name such as "v6e", or a record of your own.
+        chip: a name such as "v6e", or your own record.
         topology: chips along each axis: "2x4" on v5e and v6e, "2x2x1" on the others.
         axes: the mesh's axes with their sizes, such as `data=2, model=4`.
 
@@ -119,13 +119,13 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
     try:
         ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices)
     except NotImplementedError:
-        # An axis of the mesh goes over part of an axis of the slice: then `jax.make_mesh` refuses too, unless told.
+        # An axis of the mesh covers part of an axis of the slice: `jax.make_mesh` refuses this, too, by default.
         ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices, allow_split_physical_axes=True)
     return Mesh(ordered, tuple(axes))
 
 
 def explicit_axes(mesh: Any) -> Any:
-    """Return the mesh with explicit axes: types of arrays on it say how they are sharded."""
+    """Return the mesh with explicit axes: types of arrays on it state their shardings."""
     from jax.sharding import AxisType, Mesh
 
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,) * len(mesh.axis_names))
@@ -133,7 +133,7 @@ def explicit_axes(mesh: Any) -> Any:
 
 @functools.cache
 def libtpu_devices(topology: Topology) -> Sequence[Any]:
-    """Return the devices of `new_libtpu_devices`, the same objects at each call."""
+    """Return the devices of `new_libtpu_devices`, the same objects in every call."""
     return new_libtpu_devices(topology)
 
 

@@ -1,4 +1,4 @@
-"""Writes a worker's stage to where its parent still finds it when the worker has died or has to be killed."""
+"""Record a worker's stage where its parent can read it after the worker has died or was killed."""
 
 from __future__ import annotations
 

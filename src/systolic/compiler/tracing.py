@@ -1,4 +1,4 @@
-"""Traces a function for devices that are not there."""
+"""Trace a function for devices that this machine does not have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traced_jaxpr(
 
 @contextmanager
 def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Lets JAX trace under these settings; see `tracing_settings`."""
+    """Let JAX trace under these settings; see `tracing_settings`."""
     import jax
 
     before = {name: getattr(jax.config, name) for name in settings}
@@ -66,7 +66,7 @@ def devices_of(target: Target) -> Sequence[Any]:
 
 @contextmanager
 def device_context(target: Target, fn: Any) -> Iterator[None]:
-    """Lets JAX trace for the target's devices, and set the mesh that the function is to be traced under."""
+    """Let JAX trace for the target's devices, and set the mesh that the function is to be traced under."""
     import jax
     from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 

@@ -1,6 +1,6 @@
-"""Contents of arguments that are given as text or in a file, each exactly what was written or refused.
+"""Read contents of arguments from text or a file, exactly as written, or refuse them.
 
-NumPy and JAX would wrap what is too large for a dtype around, cut off fractions, and turn a float beyond the largest
+NumPy and JAX would wrap integers that are too large for a dtype, cut off fractions, and turn floats that are too large
 into infinity.
 """
 
@@ -21,16 +21,16 @@ from systolic.support.untrusted import shown
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,6})?", re.ASCII)
 _NO_FINITE_NUMBER = re.compile(r"[+-]?(?:inf|infinity|nan)", re.ASCII | re.IGNORECASE)
 _TRUTH_VALUES = {"1": True, "0": False, "true": True, "false": False}
-_FINITE = 2  # after not a number, and infinite
-_MAX_CHARACTERS = 1000  # of a number
+_FINITE = 2  # index of its kind: NaN, infinite, finite
+_MAX_CHARACTERS = 1000  # in a number
 
 
 class ArgumentValueError(ValueError):
-    """A value that the dtype does not hold."""
+    """A value that the dtype cannot hold."""
 
 
 def held_dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype as which JAX holds an array of another: 32 bits for 64, unless it is told otherwise.
+    """Return the dtype in which JAX holds an array of `dtype`: 32 bits for 64, unless JAX_ENABLE_X64 is set.
 
     Raises:
         TypeError: JAX has no such arrays: text, dates, Python objects.
@@ -38,17 +38,17 @@ def held_dtype(dtype: np.dtype) -> np.dtype:
     import jax
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the 64 bits, which is the answer here
+        warnings.simplefilter("ignore")  # JAX warns that it reduces 64 bits
         return np.dtype(jax.eval_shape(lambda: jax.numpy.zeros((), dtype)).dtype)
 
 
 def exact_values(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
     """Return numbers that were written out, as an array of a dtype.
 
-    Integers and truth values are exact, floats the nearest that the dtype has.
+    Integers and truth values are exact, floats are rounded to the nearest value of the dtype.
 
     Raises:
-        ArgumentValueError: a word is no number, or the dtype does not hold it.
+        ArgumentValueError: a word is not a number, or the dtype cannot hold it.
     """
     import jax
 
@@ -63,7 +63,7 @@ def exact_values(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
     for word, number in zip(words, numbers, strict=True):
         if not number.is_finite() or number != number.to_integral_value():
             raise ArgumentValueError(
-                f"{shown(word)} is no whole number, which {dtype} holds alone; give one, or a float"
+                f"{shown(word)} is not an integer, as {dtype} requires; give an integer, or a float dtype"
             )
         if not low <= number <= high:
             raise ArgumentValueError(_out_of_range(word, dtype, held))
@@ -71,13 +71,13 @@ def exact_values(words: Sequence[str], dtype: np.dtype) -> np.ndarray:
 
 
 def checked_array(array: np.ndarray) -> np.ndarray:
-    """Return an array; raise ArgumentValueError for a dtype or integers that JAX does not take as they are."""
+    """Return the array; raise ArgumentValueError if JAX cannot hold its dtype or its integers."""
     import jax
 
     try:
         held = held_dtype(array.dtype)
     except TypeError as error:
-        raise ArgumentValueError(f"JAX has no arrays of {array.dtype}; save it as another dtype") from error
+        raise ArgumentValueError(f"JAX has no arrays of {array.dtype}; save it with another dtype") from error
     if held != array.dtype and array.size and jax.numpy.issubdtype(held, np.integer):
         low, high = _limits(held)
         for value in (int(array.min()), int(array.max())):
@@ -87,36 +87,38 @@ def checked_array(array: np.ndarray) -> np.ndarray:
 
 
 def read_npy(file: BinaryIO) -> np.ndarray:
-    """Return the array of a .npy file, which holds as many bytes as its header says.
+    """Return the array of a .npy file, after a check that the file has the size that its header states.
 
     Raises:
-        ValueError: it is no such file, holds Python objects, or ends too soon.
+        ValueError: it is not a .npy file, holds Python objects, or ends too soon.
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"format {version[0]}.{version[1]} of .npy is not read here; save it with numpy.save")
+        raise ValueError(f"format {version[0]}.{version[1]} of .npy is not supported; save it with numpy.save")
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = read_header(file)
-    except Exception as error:  # NumPy reads it as Python, which ends in errors of any kind
+    except Exception as error:  # NumPy evaluates it as Python, which raises errors of any kind
         raise ValueError(f"its header cannot be read: {shown(str(error))}") from error
     left_bytes = os.fstat(file.fileno()).st_size - file.tell()
     if not dtype.hasobject and math.prod(shape) * dtype.itemsize > left_bytes:
-        raise ValueError(f"its header says {math.prod(shape):,} elements of {dtype}, and it holds {left_bytes:,} bytes")
+        raise ValueError(
+            f"its header states {math.prod(shape):,} elements of {dtype}, but it holds {left_bytes:,} bytes"
+        )
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def _truth_value(word: str) -> bool:
     if word.lower() not in _TRUTH_VALUES:
-        raise ArgumentValueError(f"{shown(word)} is no truth value: give 1, 0, true or false")
+        raise ArgumentValueError(f"{shown(word)} is not a truth value: give 1, 0, true or false")
     return _TRUTH_VALUES[word.lower()]
 
 
 def _number(word: str, dtype: np.dtype) -> Decimal:
     if len(word) <= _MAX_CHARACTERS and (_NUMBER.fullmatch(word) or _NO_FINITE_NUMBER.fullmatch(word)):
         return Decimal(word)
-    raise ArgumentValueError(f"{shown(word)} is no number for {dtype}")
+    raise ArgumentValueError(f"{shown(word)} is not a number for {dtype}")
 
 
 def _floats(words: Sequence[str], numbers: Sequence[Decimal], held: np.dtype) -> np.ndarray:
@@ -126,7 +128,7 @@ def _floats(words: Sequence[str], numbers: Sequence[Decimal], held: np.dtype) ->
     with np.errstate(over="ignore", invalid="ignore"):
         made = values.astype(held)
     back = made.astype(np.complex128 if held.kind == "c" else np.float64)
-    # Some small formats have no infinity, and would round to their largest value what is far beyond it.
+    # Some small formats have no infinity, and would round numbers far beyond their largest value to it.
     limits: Any = jax.numpy.finfo(held)
     largest = float(limits.max) * (1 + float(limits.eps) / 4)
     kinds = np.stack([np.isnan(back), np.isinf(back), np.isfinite(back)])
@@ -148,6 +150,5 @@ def _out_of_range(word: str, dtype: np.dtype, held: np.dtype) -> str:
     import jax
 
     limits: Any = jax.numpy.iinfo(held) if jax.numpy.issubdtype(held, np.integer) else jax.numpy.finfo(held)
-    # Words of their own for 64 bits: JAX holds them as 32 unless it is told otherwise.
-    wider = f", as which JAX holds {dtype} unless JAX_ENABLE_X64=1 is set" if held != dtype else ""
+    wider = f", in which JAX holds {dtype} unless JAX_ENABLE_X64=1 is set" if held != dtype else ""
     return f"{shown(word)} is not among the values of {held}, {limits.min} to {limits.max}{wider}; give another dtype"

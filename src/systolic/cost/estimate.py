@@ -1,7 +1,7 @@
 """The time of a matmul by arithmetic: traffic, ramp, the overhead of a subtile, and the last store.
 
-It ranks configurations, and says which part is the largest. Its constants that depend on the chip are
-`Chip.step_estimate` and `Chip.code_costs`. How far it is from simulated times, `benchmarks/step_estimate.py` prints.
+It ranks configurations, and names the largest part. Its constants that depend on the chip are `Chip.step_estimate` and
+`Chip.code_costs`. `benchmarks/step_estimate.py` prints how far it is from simulated times.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from systolic.spec import MatmulSpec
 
 _VECTOR_ELEMENTS = 1024  # of 32 bits in a register
 _VECTOR_SLOTS = 3  # arithmetic instructions in an average bundle
-# Operations a register, in addition to its function, to make an operand before a product. The first from int8
+# Operations per register, in addition to its function, to make an operand before a product. The first from int8
 # weights and 16 rows on v7x (1.1 cycles for three operations), the others from v6e's 2048·4096·14336 with a mask (9.2
-# in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Others were not looked at.
+# in all, two of its own) and 4096³ with a norm of rows and columns (8, four of its own). Other cases were not measured.
 _MADE_OPS = 0.5
 _MATRIX_OPS = 6  # for an additional matrix, whose registers hold other elements
 # For a matrix of slopes, in the same register layout as the operand. Simulated with dx of 2048·14336·4096: the choice
@@ -32,7 +32,7 @@ _CAST_OPS = 2
 _SPLIT_OPS = 5
 _MADE_SHARE = 0.1  # share of making operands that products do not hide
 _SHARPNESS = 32  # of `_longer`: two equal times are 2 % longer than one
-_OTHER_BUNDLES = 500  # the pipeline around the slices
+_OTHER_BUNDLES = 500  # of the pipeline around the slices
 
 
 def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
@@ -42,7 +42,7 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     if cost.most_summed_rows is not None and config.subtile_m > cost.most_summed_rows:
         products *= cost.unsummed_bundles
     registers = spec.sums * config.subtile_m * config.subtile_n / _VECTOR_ELEMENTS
-    # Each pass over float32 also takes the operands apart.
+    # Each pass over float32 also splits the operands.
     products *= cost.highest_bundles if spec.passes > 3 else 1
     made_registers, made_cycles = _made(spec, config)
     straight = max(products, made_cycles) + made_registers * cost.bundles_per_made_register
@@ -50,7 +50,7 @@ def code_bundles(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> float:
     if spec.dtype_multiplied in chip.emulated_dtypes:
         both = config.subtile_m + config.subtile_n
         straight += chip.code_costs.emulated_register_bundles * both * config.tiles.tile_k / _VECTOR_ELEMENTS
-    # The epilogue fills free slots of its slice's products; only what exceeds them is code of its own.
+    # The epilogue fills free slots of its slice's products; only the rest is additional code.
     epilogue = registers / spec.sums * spec.epilogue.op_count / _VECTOR_SLOTS
     finishing = max(straight, epilogue) + 0.2 * min(straight, epilogue)
     if config.fill_chunks > 1:
@@ -75,7 +75,7 @@ def estimated_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCo
 
 
 def peak_cost(spec: MatmulSpec, config: KernelConfig, chip: Chip) -> StepCost:
-    """Return the least cost of steps: the matrix units take the rows of a tile without a pause."""
+    """Return the least cost of steps, in which the matrix units take the rows of a tile without a pause."""
     machine, tiles = chip.machine, config.tiles
     rate = mxu_rows_per_cycle(spec.dtype_multiplied, chip)
     weights = math.ceil(tiles.tile_k / machine.mxu_rows) * math.ceil(tiles.tile_n / machine.mxu_columns)

@@ -1,4 +1,4 @@
-"""The pipeline model: the time of a kernel whose steps' costs are known, followed step by step.
+"""The pipeline model: compute the time of a kernel step by step, from the costs of its steps.
 
 The kernels of `systolic.kernels` start copies, wait for them and compute in an order that the grid decides
 (`schedule.GridSchedule`). Here the cost of a step is a number, and copies go through one pipe, in the order in which
@@ -18,7 +18,7 @@ from systolic.schedule.config import KernelConfig
 from systolic.schedule.grid import GridSchedule
 from systolic.spec import MatmulSpec
 
-_MANY_STEPS = 8  # steps over k from which on each step is compared with the one before
+_MANY_STEPS = 8  # with this many steps over k, each step is compared with the previous one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

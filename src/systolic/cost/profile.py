@@ -160,7 +160,7 @@ class Profiles:
                 profiles=structured(rows, tuple[Profile, ...]),
             )
         except UntrustedError as error:
-            raise ValueError(f"these are no profiles of tiles: {error}") from error
+            raise ValueError(f"these are not profiles of tiles: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

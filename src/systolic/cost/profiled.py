@@ -1,4 +1,4 @@
-"""Ranks profiled tiles of a product without a compiler, from columns of all tiles of a kind."""
+"""Rank profiled tiles of a product without a compiler, from columns of all tiles of a kind."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _SUMS = ("float32", "int32")
 
 
 def summed_over(call: KernelCall, grid_visits: GridVisits) -> tuple[int, ...]:
-    """Finds the grid axes over which a call sums in its output block; () if it does not, or the sum cannot move."""
+    """Find the grid axes over which a call sums in its output block; () if it does not, or the sum cannot move."""
     params = call.equation.params
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     plain = (
@@ -42,7 +42,7 @@ def summed_over(call: KernelCall, grid_visits: GridVisits) -> tuple[int, ...]:
 
 
 def with_scratch_sum(params: Mapping[str, Any], axes: Sequence[int], operands: Sequence[Any]) -> dict[str, Any]:
-    """Rewrites the parameters of a Pallas call with its sum in scratch memory.
+    """Rewrite the parameters of a Pallas call with its sum in scratch memory.
 
     `axes` are those over which it sums, see `summed_over`; `operands` abstract values of the call's operands.
     """

@@ -1,4 +1,4 @@
-"""An explanation out of what was simulated and read."""
+"""Assemble an explanation from simulated runs and the traced program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from systolic.timing.outcome import Outcome
 
 
 def program_of(label: str, role: ProgramRole, outcome: Outcome, *, flops: float) -> Program:
-    """Makes the record of a program that was simulated, on one device or on a slice, or was to be."""
+    """Make the record of a program that was simulated, on one device or on a slice, or was to be."""
     slice_run = outcome.slice_run
     return Program(
         label=label,
@@ -49,7 +49,7 @@ def explanation_of(
     alternatives: list[Program],
     tried: list[WhatIf],
 ) -> Explanation:
-    """Makes the record; `now` is the analysis of the traced program, and `tried` has the fastest change first."""
+    """Make the record; `now` is the analysis of the traced program, and `tried` has the fastest change first."""
     run, slice_run = outcome.required(), outcome.slice_run
     flops = product.flops if product is not None else now.flops or 0.0
     label = "this kernel" if slice_run is None else "this function"
@@ -66,7 +66,7 @@ def explanation_of(
         )
         for result in tried
     ]
-    # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
+    # Changes of the function come first, replacements of it after them.
     savings_here = [*change_savings(tried, run.time_us, this.communication), *surroundings_savings(run, now)]
     savings = (
         *sorted(savings_here, key=lambda saving: -(saving.saving or 0.0)),

@@ -65,7 +65,7 @@ def equivalent_matmul(args: Sequence[Any], analysis: FunctionAnalysis) -> Equiva
     """
     if len(args) != 2 or not all(hasattr(arg, "shape") for arg in args) or len(analysis.out) != 1 or not analysis.calls:
         return None
-    if any(call.executions != 1 for call in analysis.calls):  # a loop of products is no product
+    if any(call.executions != 1 for call in analysis.calls):  # a loop of products is not a product
         return None
     (out, dtype_out), shapes = analysis.out[0], [tuple(arg.shape) for arg in args]
     if len(out) != _MATRIX or any(len(shape) != _MATRIX for shape in shapes):

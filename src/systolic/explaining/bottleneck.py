@@ -1,4 +1,4 @@
-"""Says in words what limits a simulated run."""
+"""Say in words what limits a simulated run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from systolic.analysis import LineOps
 from systolic.explaining.parts import OperandTraffic
 from systolic.simulator import OpRun, SimulatedRun
 
-# Above these shares a cause is said to be what limits a run. They choose words, and no number that is reported.
+# Above these shares a cause is called the limit of a run. They choose words, and change no reported number.
 _AT_ITS_LIMIT = 0.88
 _HBM_BUSY = 0.80
 _SHORT_STEP_US = 1.0  # about as long as a copy from HBM takes to arrive: shorter steps do not hide it
@@ -25,8 +25,8 @@ _UNITS = {
     "eup": "transcendental functions",
     "pop": "fetching results of the matrix and other units",
     "scalar": "scalar code",
-    "spill": "stores of registers that did not fit",
-    "fill": "loads of registers that did not fit",
+    "spill": "stores of spilled registers",
+    "fill": "loads of spilled registers",
 }
 
 
@@ -39,24 +39,24 @@ class Bottleneck:
 
 
 def main_op(run: SimulatedRun) -> OpRun | None:
-    """Finds the operation with the largest share of the later core's time; None where nothing ran."""
+    """Find the operation with the largest share of the later core's time; None if nothing ran."""
     return max(run.later_core.ops, key=lambda op: op.cycles, default=None)
 
 
 def bottleneck(
     run: SimulatedRun, lines: Sequence[LineOps], traffic: Sequence[OperandTraffic], *, steps: int = 0
 ) -> Bottleneck:
-    """Finds what limits the run's longest operation. Waits are shares of the whole time, as `SimulatedRun.stalls` are.
+    """Find what limits the run's longest operation. Waits are shares of the whole time, as `SimulatedRun.stalls` are.
 
     Args:
-      steps: of the grids of all kernels; 0: not known.
+      steps: steps of the grids of all kernels; 0: not known.
     """
     op = main_op(run)
     if op is None or not op.cycles:
         return Bottleneck(cause="nothing", words="nothing runs")
     cycles = op.cycles
     matrix = op.matrix_busy_cycles / (cycles * run.matrix_units)
-    # All cores share HBM, but some may have no part in it.
+    # All cores share HBM, but some may not use it.
     everywhere = [other for core in run.cores for other in core.ops if other.name == op.name]
     moved = sum(other.hbm_read_bytes + other.hbm_written_bytes for other in everywhere)
     crossing = moved / (run.hbm_bytes_per_cycle * cycles) if run.hbm_bytes_per_cycle else 0.0
@@ -81,7 +81,7 @@ def bottleneck(
             cause="starting copies", words=f"limited by {op.copies:,} small copies: {waits}, while {busy}"
         )
     return Bottleneck(
-        cause="waits for copies", words=f"limited by copies that come in bursts, or too late: {waits}, while {busy}"
+        cause="waits for copies", words=f"limited by copies that start in bursts or too late: {waits}, while {busy}"
     )
 
 
@@ -102,12 +102,12 @@ def _code(run: SimulatedRun, op: OpRun, matrix: float, lines: Sequence[LineOps])
     unit = max(shares, key=lambda name: shares[name], default=None)
     stalled = op.matrix_stall_cycles / op.cycles
     if max(matrix, stalled, shares.get(unit or "", 0.0)) < _SEEN:
-        return Bottleneck(cause="nothing", words="no unit is busy for long: hardly anything runs")
+        return Bottleneck(cause="nothing", words="no unit is busy for long: there is little work")
     if unit is None or shares[unit] <= max(matrix, stalled):
         return Bottleneck(
             cause="matrix results" if stalled >= _WORTH_A_WORD else "matrix unit",
             words=f"limited by the matrix unit's pipeline: busy {matrix:.0%} of the time, and {stalled:.0%} waiting "
-            "for it or its results, since products in one piece of straight code are short",
+            "for it or its results, because products in one stretch of straight code are short",
         )
     line = _line_of(unit, lines)
     return Bottleneck(
@@ -117,7 +117,7 @@ def _code(run: SimulatedRun, op: OpRun, matrix: float, lines: Sequence[LineOps])
 
 
 def _line_of(unit: str, lines: Sequence[LineOps]) -> str:
-    """Picks the line of source that asks most of a unit, by the traced program."""
+    """Pick the line of source that uses a unit most, by the traced program."""
     amounts = {
         "store": lambda line: line.stored_bytes,
         "load": lambda line: line.loaded_bytes,

@@ -1,4 +1,4 @@
-"""Analyzes one Pallas call for `explain`: its traffic, its memory, and the orders of its grid."""
+"""Analyze one Pallas call for `explain`: its traffic, its memory, and the orders of its grid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_REORDERED_AXES = 4  # of a grid whose orders are all tried: 24 of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridOrder:
-    """Another order of a call's grid: for each new axis the old one, and how many bytes its blocks then move."""
+    """Another order of a call's grid: the old axis of each new one, and the bytes that its blocks move."""
 
     order: tuple[int, ...]
     moved_bytes: int
@@ -31,24 +31,24 @@ class GridOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallAnalysis:
-    """One Pallas call: its costs, and what could be changed."""
+    """One Pallas call: its costs, and possible changes."""
 
     site: tuple[int, ...]
     name: str
     where: str
     grid: tuple[int, ...] | None
     semantics: tuple[str, ...]
-    moved_bytes: int | None  # bytes of all copies of blocks; None where they depend on values
-    orders: tuple[GridOrder, ...]  # other legal orders of the grid that move other amounts, the least first
-    independent: tuple[bool, ...]  # for each axis, whether its steps write different output blocks
+    moved_bytes: int | None  # bytes of all copies of blocks; None if they depend on values
+    orders: tuple[GridOrder, ...]  # other legal orders of the grid that move other amounts, the smallest first
+    independent: tuple[bool, ...]  # for each axis, True if its steps write different output blocks
     vmem_bytes: int  # an estimate
     vmem_limit_bytes: int
     sets_limit: bool
-    single: tuple[int, ...]  # inputs and outputs, by place, that have only one buffer
+    single: tuple[int, ...]  # positions of inputs and outputs that have only one buffer
     scratch: tuple[tuple[str, int], ...]  # names and bytes of its buffers in VMEM
-    # Axes over which it sums in its output block, where the sum could move to scratch memory.
+    # Axes over which it sums in its output block, if the sum could move to scratch memory.
     sum_axes: tuple[int, ...]
-    # How often the function runs it; None: that depends on values. All else is of its first execution.
+    # How often the function runs it; None: that depends on values. Everything else belongs to its first execution.
     executions: int | None
 
 
@@ -81,7 +81,7 @@ def call_analysis(call_on_grid: CallOnGrid, chip: Chip) -> CallAnalysis:
 
 
 def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
-    """Lists orders of the grid in which no output block comes back after others, one for each amount of traffic."""
+    """List orders of the grid in which no output block comes back after others, one for each amount of traffic."""
     axes = len(grid_visits.grid)
     if axes > _MAX_REORDERED_AXES or 0 in grid_visits.grid:
         return ()
@@ -97,7 +97,7 @@ def _orders(grid_visits: GridVisits) -> tuple[GridOrder, ...]:
 
 
 def _independent(grid_visits: GridVisits) -> tuple[bool, ...]:
-    """Says for each axis whether no output block is written at two of its indices."""
+    """Return, for each axis, True if no output block is written at two of its indices."""
     shared = [visits.shared_blocks(grid_visits.grid) for visits in grid_visits.outputs]
     return tuple(not any(counts[axis] for counts in shared) for axis in range(len(grid_visits.grid)))
 

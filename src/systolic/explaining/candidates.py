@@ -1,4 +1,4 @@
-"""Lists changes to try of a function: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
+"""List changes of a function to try: tile sizes, the order of the grid, parallel axes, buffers, the VMEM limit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from systolic.explaining.resizing import WithKeywords
 from systolic.explaining.rewriting import CallChange, ChangedFunction
 from systolic.schedule import MIB
 
-# Multiples of each tile size that are tried, beside the whole dimension.
+# Multiples of each tile size that are tried, in addition to the whole dimension.
 _FACTORS = (0.25, 0.5, 2, 4)
 _MAX_COMBINATIONS = 3  # parameters that are tried in all combinations; more are tried one and two at a time
 _MIN_TILE_SIZE = 8
 
-# The share of a core's VMEM that a kernel is offered when it needs more than the default. Something is left for XLA.
+# The share of a core's VMEM that a kernel is offered when it needs more than the default. The rest is for XLA.
 _OFFERED = 0.9
 
-# A kernel that is estimated to take more of its limit than this is offered more: the compiler's own need is uncertain.
+# A kernel whose estimate exceeds this share of its limit is offered more: what the compiler adds is uncertain.
 _NEARLY_ALL = 0.85
 
 
@@ -38,14 +38,14 @@ class Candidate:
     """One change, or several that belong together."""
 
     title: str  # one line
-    change: str  # what to write, as the user would
-    why: str  # what is expected of it
+    change: str  # source text, as the user would write it
+    why: str  # the expected effect
     sizes: Sizes = ()  # tile sizes by parameter
     changes: tuple[CallChange, ...] = ()  # changes of Pallas calls
     where: str = ""  # the line of the call that it is about
 
     def applied(self, fn: Callable[..., Any] | NamedFunction) -> Callable[..., Any] | NamedFunction:
-        """Makes the change to a function."""
+        """Make the change to a function."""
         inner, _ = without_jit_options(fn)
         made: Callable[..., Any] = WithKeywords(inner, dict(self.sizes)) if self.sizes else inner
         return with_options_of(fn, ChangedFunction(made, self.changes) if self.changes else made)
@@ -54,7 +54,7 @@ class Candidate:
 def tile_sizes(parameters: Sequence[TileParameter], counts: Sequence[int] = (1, 2, 3)) -> list[Sizes]:
     """List combinations of tile sizes to try: multiples of the current ones, no larger than the arrays.
 
-    So many of them as `counts` says are changed together; of many parameters only one and two are.
+    `counts` has the numbers of parameters that are changed together; of many parameters, only one or two.
     """
     options = {parameter: _sizes(parameter) for parameter in parameters}
     combinations: dict[Sizes, None] = {}
@@ -75,9 +75,9 @@ def _sizes(parameter: TileParameter) -> list[int]:
 
 
 def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysis, chip: Chip) -> Candidate | None:
-    """Makes a candidate of these tile sizes, with the VMEM limit that they need.
+    """Make a candidate of these tile sizes, with the VMEM limit that they need.
 
-    None if a core has not as much VMEM, or if the result has another shape: then the parameter is not only a tile size.
+    None if a core has less VMEM, or if the result has another shape: then the parameter is not only a tile size.
     """
     if changed.out != now.out:
         return None
@@ -104,7 +104,7 @@ def tile_candidate(sizes: Sizes, changed: FunctionAnalysis, now: FunctionAnalysi
 
 
 def _of(parameter: TileParameter) -> str:
-    """Says where a tile size stands that is no keyword argument."""
+    """Describe where a tile size is set that is not a keyword argument."""
     home = parameter.home
     if home is None:
         return ""
@@ -112,14 +112,14 @@ def _of(parameter: TileParameter) -> str:
 
 
 def _steps_and_traffic(analysis: FunctionAnalysis) -> str:
-    """Counts the steps and the traffic of all kernels of a function."""
+    """Count the steps and the traffic of all kernels of a function."""
     steps = sum(math.prod(call.grid) for call in analysis.calls if call.grid is not None)
     moved = sum(call.moved_bytes for call in analysis.calls if call.moved_bytes is not None)
     return f"{steps:,} steps and {moved / 1e6:,.1f} MB"
 
 
 def call_candidates(analysis: FunctionAnalysis, chip: Chip) -> list[Candidate]:
-    """Lists changes of the calls' own parameters."""
+    """List changes of the calls' own parameters."""
     return [candidate for call in analysis.calls for candidate in _call_candidates(call, chip)]
 
 
@@ -151,7 +151,7 @@ def _call_candidates(call: CallAnalysis, chip: Chip) -> list[Candidate]:
         add(
             f"two buffers in {call.name}",
             "without pipeline_mode=pl.Buffered(1)",
-            "with one buffer a block is copied while nothing else happens",
+            "with one buffer nothing runs while a block is copied",
             buffers=tuple((at, 2) for at in call.single),
         )
     if call.sum_axes:
@@ -186,5 +186,5 @@ def _parallel_semantics(call: CallAnalysis) -> tuple[str, ...] | None:
 
 
 def _offer(chip: Chip) -> int:
-    """Rounds the VMEM to offer a kernel down to whole MiB."""
+    """Round the VMEM to offer a kernel down to whole MiB."""
     return int(chip.vmem_bytes_per_core * _OFFERED) // MIB * MIB

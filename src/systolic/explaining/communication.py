@@ -5,11 +5,11 @@ from __future__ import annotations
 from systolic.explaining.explanation import Saving
 from systolic.simulator import CollectiveRun, SliceRun
 
-# Shares that choose words, and no number that is reported.
-_LIMITS = 0.10  # of the time: as much exposed communication is said to be what limits a function
-_WORTH_SAYING = 0.02  # of the time, that one collective is exposed
-_FULL = 0.8  # of the time that the busiest link is busy: then nothing can be hidden behind more work
-_SHORT = 0.25  # of the time of a collective that its bytes take over one link: hops and waits take the rest
+# These shares choose words, and change no reported number.
+_LIMITS = 0.10  # of the time: this much exposed communication is called the limit of a function
+_WORTH_SAYING = 0.02  # of the time that one collective is exposed
+_FULL = 0.8  # of the time that the busiest link is busy: then more work can hide nothing
+_SHORT = 0.25  # of a collective's time that its bytes take over one link: hops and waits take the rest
 
 
 def communication_words(run: SliceRun) -> str:
@@ -31,7 +31,7 @@ def is_limit(run: SliceRun) -> bool:
 
 
 def communication_savings(run: SliceRun, *, tried_meshes: bool) -> list[Saving]:
-    """Says of each collective what hiding it would save at the most, and what would hide it; the most first."""
+    """List, for each collective, what hiding it would save at most, and what would hide it; the largest first."""
     exposed = [collective for collective in run.collectives if collective.exposed_cycles >= _WORTH_SAYING * run.cycles]
     return [
         Saving(

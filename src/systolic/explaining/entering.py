@@ -18,7 +18,7 @@ from systolic.compiler import is_kernel_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """A variable that is no argument of the function itself."""
+    """A variable that is not an argument of the function itself."""
 
     module: str  # the name of the module
     # The qualified name of the function whose argument it is; "": it is a constant of the module.
@@ -30,7 +30,7 @@ class Home:
 
 @contextmanager
 def values_seen() -> Iterator[dict[Home, Any]]:
-    """Collects what functions are entered with, and the constants that they may read: the first value of each.
+    """Collect what functions are entered with, and the constants that they may read: the first value of each.
 
     What JAX has traced before is not entered again, so its caches are cleared.
     """
@@ -46,7 +46,7 @@ def values_seen() -> Iterator[dict[Home, Any]]:
 
 @contextmanager
 def values_changed(changes: Mapping[Home, Callable[[Any], Any]]) -> Iterator[None]:
-    """Lets functions be entered with other values, and read other constants.
+    """Let functions be entered with other values, and read other constants.
 
     Args:
       changes: makes the new value of the old one.
@@ -101,7 +101,7 @@ def _at_each_call(entered: Callable[[Any], None]) -> Iterator[None]:
 
 
 def _forget(variables: Mapping[str, Any]) -> None:
-    """Clears the caches of a module's own functions, but of those that are there to act once, such as to register."""
+    """Clear the caches of a module's own functions, except those that must act only once, such as to register."""
     for variable in variables.values():
         if isinstance(variable, functools._lru_cache_wrapper) and not _has_acted(variable):
             variable.cache_clear()

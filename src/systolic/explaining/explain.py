@@ -33,14 +33,14 @@ _SPANS = 400  # of each kind, from the beginning and from the end: what the pict
 
 
 def explain_with_pool(pool: WorkerPool, request: ExplainRequest, *, progress: Progress = QUIET) -> Explanation:
-    """Explains a function with the workers of a pool; see `explain`."""
+    """Explain a function with the workers of a pool; see `explain`."""
     jobs = _Jobs(pool, request, progress)
     mine = jobs.simulated(request.fn, jobs.name, spans=_SPANS, lines=True)
     analysed = jobs.analysed(request.fn, look_inside=True)
     other = jobs.other(request.against) if request.against is not None else None
     outcome = mine.outcome()
     run = outcome.required()
-    progress.found(f"{jobs.name}: {run.summary().heading}; now to what would change it")
+    progress.found(f"{jobs.name}: {(outcome.slice_run or run).summary().heading}; now trying changes")
     now = analysed.result()
     product = equivalent_matmul(request.args, now) if request.topology is None else None
     alternatives = _alternatives(jobs, product, request.against, other)
@@ -68,7 +68,7 @@ def explain(
     time_limit_s: float = 300,
     memory_limit_bytes: int | None = None,
 ) -> Explanation:
-    """Explains why `fn(*args)` takes the time it takes on a chip that is not there, and what would change it.
+    """Explain why `fn(*args)` takes the time it takes on a chip that is not there, and what would change it.
 
     Compiles and simulates the function, and then the function with other tile sizes (where it takes them as keyword
     arguments), another order of its grid, more VMEM, two buffers, both cores: each saving is the simulated time of the
@@ -91,7 +91,7 @@ def explain(
       xla_default_flags: compare with XLA's default flags only, and not with the faster of these and 64 MiB of scoped
         VMEM.
       time_limit_s: seconds of CPU time for one compilation.
-      memory_limit_bytes: the limit of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
 
     Returns:
       The explanation; `systolic.report.explanation_page` draws it.
@@ -130,7 +130,7 @@ class _Jobs:
         self.name, self.chip = function_name(request.fn), request.chip
 
     def simulated(self, fn: Function, label: str, *, spans: int = 0, lines: bool = False) -> Running:
-        """Compiles and simulates a function of the same arguments."""
+        """Compile and simulate a function of the same arguments."""
         return self._started(self._experiment(fn, label, spans=spans, lines=lines))
 
     def simulated_xla(self, fn: Function, label: str, *, under_way: Running | None = None) -> list[Running]:
@@ -157,11 +157,11 @@ class _Jobs:
         return self._runner.start(experiment)
 
     def other(self, fn: Function) -> tuple[Running, Future[FunctionAnalysis]]:
-        """Simulates and analyses another function of the same arguments."""
+        """Simulate and analyze another function of the same arguments."""
         return self.simulated(fn, function_name(fn), spans=_SPANS), self.analysed(fn)
 
     def analysed(self, fn: Function, *, look_inside: bool = False) -> Future[FunctionAnalysis]:
-        """Analyses the traced program of a function; `look_inside` for all tile sizes that it has."""
+        """Analyze the traced program of a function; `look_inside` for all tile sizes that it has."""
         self._progress.planned(1)
         request = self._request
         call = Call.described(with_jit_options(fn), request.args, request.chip, request.shape)

@@ -24,7 +24,7 @@ FORMAT = 1  # of the JSON; raised when a field changes its meaning
 
 
 class ExplanationError(WrongCallError, ValueError):
-    """A text is no explanation that this version reads."""
+    """A text is not an explanation that this version reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Communication:
 
     @staticmethod
     def of(run: SliceRun) -> Communication:
-        """Reads it from a run."""
+        """Read it from a run."""
         busiest = max(run.links, key=lambda link: link.busy_cycles, default=None)
         return Communication(
             exposed_us=run.exposed_us,
@@ -182,7 +182,7 @@ class Explanation(SavedResult):
         return self.run.time_us
 
     def summary(self) -> Summary:
-        """Says what its time goes into, with a row for each change that was tried."""
+        """Summarize where the time goes, with a row for each change that was tried."""
         return Summary(
             heading=self.verdict,
             facts={"notes": "; ".join(self.notes)},

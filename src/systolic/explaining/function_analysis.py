@@ -32,7 +32,7 @@ from systolic.explaining.parameters import TileParameter, tile_parameters
 from systolic.explaining.parts import OperandTraffic
 from systolic.timing import Call
 
-# What a step of the pipeline costs beside its work, roughly: it only decides which candidates are simulated first.
+# Rough cost of a step of the pipeline in addition to its work: it only decides which candidates are simulated first.
 _STEP_S = 0.3e-6
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
@@ -74,7 +74,7 @@ class FunctionAnalysis:
 
 
 def analyse_function(call: Call, *, look_inside: bool = False) -> FunctionAnalysis:
-    """Traces a function and works out what its kernels ask for; of a function that is sharded over a slice, what they
+    """Trace a function and work out what its kernels ask for; of a function that is sharded over a slice, what they
     ask of one device.
 
     Args:
@@ -143,14 +143,14 @@ def _dots(jaxpr: Any) -> Dots:
 
 
 def _product_dtype(calls: Sequence[CallOnGrid]) -> str | None:
-    """Picks the dtype of the kernels' largest input; None where there are no kernels."""
+    """Pick the dtype of the kernels' largest input; None where there are no kernels."""
     inputs = [operand for call_on_grid in calls for operand in call_on_grid.call.of("input") if len(operand.shape) > 1]
     largest = max(inputs, key=lambda operand: math.prod(operand.shape), default=None)
     return largest.dtype if largest is not None else None
 
 
 def _digest(jaxpr: Any) -> str:
-    """Makes a few letters of a traced program, without addresses in this process's memory."""
+    """Return a short digest of a traced program, without addresses of this process' memory."""
     return hashlib.sha256(_ADDRESS.sub("", str(jaxpr)).encode()).hexdigest()[:32]
 
 

@@ -31,7 +31,7 @@ class MeshCandidate:
 
 
 def mesh_candidates(fn: Any, args: Sequence[Any], shape: SliceShape) -> list[MeshCandidate]:
-    """Lists other meshes and shardings to try, one of each kind in turn: sizes, orders, specs of an argument.
+    """List other meshes and shardings to try, one of each kind in turn: sizes, orders, specs of an argument.
 
     There are none where the call names no mesh, or several.
     """
@@ -101,7 +101,7 @@ def _orders(fn: Any, args: tuple[Any, ...], mesh: Any, shape: SliceShape) -> Ite
 
 
 def device_order(shape: SliceShape, order: Sequence[int], *, back_and_forth: bool) -> tuple[int, ...]:
-    """Lists device ids of a slice along its axes, devices of one chip together.
+    """List device ids of a slice along its axes, devices of one chip together.
 
     Args:
       shape: the slice.
@@ -186,7 +186,7 @@ def _held(leaf: Any, spec: Spec, mesh: Any) -> str:
 
 
 def _spec_text(spec: Spec) -> str:
-    """Writes a spec as `--arg` takes it: "data,-"."""
+    """Write a spec as `--arg` takes it: "data,-"."""
     return ",".join("+".join(axes) or "-" for axes in spec)
 
 

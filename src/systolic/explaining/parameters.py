@@ -25,11 +25,11 @@ class Place:
 
     name: str  # the argument, or the constant
     part: Part = None  # the place in a tuple, or the field of a record; None: the argument itself
-    home: Home | None = None  # the variable, where it is no keyword argument of the function; None: it is one
+    home: Home | None = None  # the variable, where it is not a keyword argument of the function; None: it is one
 
     @staticmethod
     def of(text: str) -> Place:
-        """Reads "block_q" or "block_sizes.block_q"."""
+        """Read "block_q" or "block_sizes.block_q"."""
         name, _, field = text.partition(".")
         return Place(name=name, part=field or None)
 
@@ -48,7 +48,7 @@ class TileParameter(Place):
 
 
 def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Finds a function's keyword arguments that have a value: bound by `functools.partial`, or by default."""
+    """Return the keyword arguments of a function that have a value, bound by `functools.partial` or by default."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some callables of C have none
@@ -64,7 +64,7 @@ def keywords(fn: Callable[..., Any]) -> dict[str, Any]:
 def tile_parameters(
     fn: Callable[..., Any], calls: Sequence[KernelCall], inside: Mapping[Home, Any] | None = None
 ) -> list[TileParameter]:
-    """Finds the numbers that are sizes of blocks.
+    """Find the numbers that are sizes of blocks.
 
     `inside`: what the functions inside of it were entered with, in order; see `values_seen`.
     """

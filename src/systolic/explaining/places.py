@@ -20,7 +20,7 @@ def is_record(value: Any) -> bool:
 
 
 def numbers_in(value: Any) -> Iterator[tuple[Part, int]]:
-    """Yields the whole numbers of a value, with their places."""
+    """Yield the whole numbers of a value, with their places."""
     if _is_number(value):
         yield None, value
     elif is_record(value):
@@ -31,7 +31,7 @@ def numbers_in(value: Any) -> Iterator[tuple[Part, int]]:
 
 
 def with_parts(value: Any, parts: Mapping[Part, Any]) -> Any:
-    """Makes a value of the same kind with other parts, all at once: a record may not take them one by one.
+    """Make a value of the same kind with other parts, all at once: a record may not take them one by one.
 
     Raises:
       TypeError, ValueError: a record does not take them, or has no such field.

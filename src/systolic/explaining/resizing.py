@@ -20,7 +20,7 @@ class NoRecordError(WrongCallError, ValueError):
 
 
 def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[Any] = ()) -> dict[str, Any]:
-    """Makes the keyword arguments that give a function these sizes, by `Place`.
+    """Make the keyword arguments that give a function these sizes, by `Place`.
 
     Args:
       fn: the function.
@@ -28,7 +28,7 @@ def with_sizes(fn: Callable[..., Any], sizes: Mapping[Any, Any], args: Sequence[
       args: what it is called with. A record that it makes itself, where it is given none, depends on that.
 
     Raises:
-      NoRecordError: a field is to be changed of what is no record.
+      NoRecordError: a field is to be changed of what is not a record.
       TypeError, ValueError: a record of sizes does not take them.
     """
     parts: dict[str, dict[Part, Any]] = {}
@@ -76,7 +76,7 @@ class WithKeywords:
 
     @runs_user_code
     def __call__(self, *args: Any) -> Any:
-        """Calls the function with these sizes."""
+        """Call the function with these sizes."""
         fn = loaded_function(self._fn)
         made = with_sizes(fn, self._sizes, args)
         inside: dict[Home, dict[Part, Any]] = {}
@@ -89,10 +89,10 @@ class WithKeywords:
 
 
 def with_fields(fn: Callable[..., Any] | NamedFunction, fields: Mapping[str, Any]) -> WithKeywords:
-    """Binds fields of records among a function's keyword arguments: `{"block_sizes.block_q": 512}`."""
+    """Bind fields of records among a function's keyword arguments: `{"block_sizes.block_q": 512}`."""
     return WithKeywords(fn, {Place.of(text): value for text, value in fields.items()})
 
 
 def records_with(fn: Callable[..., Any], fields: Mapping[str, Any], args: Sequence[Any]) -> dict[str, Any]:
-    """Makes the keyword arguments for these: `{"block_sizes": BlockSizes(block_q=512, …)}`; see `with_sizes`."""
+    """Make the keyword arguments for these: `{"block_sizes": BlockSizes(block_q=512, …)}`; see `with_sizes`."""
     return with_sizes(fn, {Place.of(text): value for text, value in fields.items()}, args)

@@ -42,7 +42,7 @@ class ChangedFunction:
 
     @runs_user_code
     def __call__(self, *args: Any) -> Any:
-        """Traces the function, changes its calls, and runs the result."""
+        """Trace the function, change its calls, and run the result."""
         import jax
         from jax.extend.core import jaxpr_as_fun
 
@@ -53,7 +53,7 @@ class ChangedFunction:
 
 
 def changed_jaxpr(closed: Any, changes: Mapping[tuple[int, ...], CallChange]) -> Any:
-    """Changes the calls at these sites in a traced function."""
+    """Change the calls at these sites in a traced function."""
 
     def change(equation: Any, path: tuple[int, ...]) -> Any:
         if equation.primitive.name != "pallas_call":
@@ -92,7 +92,7 @@ def _call_params(equation: Any, change: CallChange) -> dict[str, Any]:
 
 
 def can_reorder(mapping: Any) -> bool:
-    """Says whether the axes of a grid can be put in another order: all are of known length, none is made by `vmap`."""
+    """True if the axes of a grid can be reordered: all have known lengths, and `vmap` made none of them."""
     return not mapping.num_dynamic_grid_bounds and not mapping.vmapped_dims and len(mapping.grid) > 1
 
 
@@ -115,7 +115,7 @@ def _reordered(mapping: Any, order: Sequence[int]) -> Any:
 
 
 def _axes_renamed(jaxpr: Any, order: Sequence[int]) -> Any:
-    """Lets a kernel's body ask for the grid's axes by their new places."""
+    """Let a kernel's body ask for the grid's axes by their new places."""
 
     def change(equation: Any, _: tuple[int, ...]) -> Any:
         if equation.primitive.name not in ("program_id", "num_programs"):

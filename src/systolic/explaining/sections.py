@@ -22,7 +22,7 @@ _COPIES = re.compile(r"has (\d+) buffering levels")
 
 
 def vmem_map(run: SimulatedRun, now: FunctionAnalysis, chip: Chip) -> VmemMap:
-    """Reads the compiler's report of VMEM for the longest operation, with the kernel's own names."""
+    """Read the compiler's report of VMEM for the longest operation, with the kernel's own names."""
     op = main_op(run)
     buffers = [buffer for buffer in run.vmem if op is not None and buffer.op == op.name]
     names = {**_window_names(buffers, now.traffic), **_scratch_names(buffers, now)}
@@ -57,7 +57,7 @@ def _part(buffer: VmemBuffer, name: str | None) -> VmemPart:
 
 
 def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict[int, str]:
-    """Names scratch buffers, by place: buffers of one size are reported in the order of the kernel's parameters."""
+    """Name scratch buffers, by place: buffers of one size are reported in the order of the kernel's parameters."""
     declared = [buffer for call in now.calls for buffer in call.scratch]
     reported = [(at, buffer.size_bytes) for at, buffer in enumerate(buffers) if _kind(buffer) == "scratch"]
     by_number: dict[int, str] = {}
@@ -68,7 +68,7 @@ def _scratch_names(buffers: Sequence[VmemBuffer], now: FunctionAnalysis) -> dict
 
 
 def _window_names(buffers: Sequence[VmemBuffer], traffic: Sequence[OperandTraffic]) -> dict[int, str]:
-    """Names windows, by place: the compiler numbers them in the order of the kernel's parameters."""
+    """Name windows, by place: the compiler numbers them in the order of the kernel's parameters."""
     by_number: dict[int, str] = {}
     windows = [(at, match) for at, buffer in enumerate(buffers) if (match := _WINDOW.search(buffer.what))]
     for side in ("input", "output"):
@@ -81,7 +81,7 @@ def _window_names(buffers: Sequence[VmemBuffer], traffic: Sequence[OperandTraffi
 
 
 def regions(run: SimulatedRun) -> tuple[Region, ...]:
-    """Picks the stretches of straight code that take the longest, in the order of the program."""
+    """Pick the stretches of straight code that take the longest, in the order of the program."""
     op = main_op(run)
     if op is None:
         return ()
@@ -140,7 +140,7 @@ def _text(line: str) -> str:
 
 
 def chip_limits(chip: Chip, dtype: str) -> ChipLimits:
-    """States the limits of one device for products of `dtype`; bfloat16's where the chip does not multiply it."""
+    """State the limits of one device for products of `dtype`; bfloat16's where the chip does not multiply it."""
     dtype = dtype if dtype in chip.dtypes else "bfloat16"
     return ChipLimits(
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""Puts an explanation into words: savings, the verdict, notes."""
+"""Put an explanation into words: savings, the verdict, notes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from systolic.explaining.what_if import WhatIf
 from systolic.simulator import SimulatedRun, SliceRun
 from systolic.timing.opponent import MORE_VMEM_FLAGS, MORE_VMEM_WORDS
 
-_MAX_LISTED_TILES = 3  # choices of tiles that are listed; there may be many alike
-_WORTH_SAYING = 0.005  # share of the time below which a saving is noise
+_MAX_LISTED_TILES = 3  # choices of tiles; many may be similar
+_WORTH_SAYING = 0.005  # smaller savings, as a share of the time, are noise
 
 
 def change_savings(tried: Sequence[WhatIf], time_us: float, now: Communication | None = None) -> list[Saving]:
-    """Lists what changes of the function's own parameters save, by simulation, the most first.
+    """List the simulated savings of changes of the function's own parameters, the largest first.
 
-    `tried` has the fastest change first, and `now` what the function says to other devices as it is.
+    `tried` has the fastest change first; `now` is the communication of the unchanged function.
     """
     savings: list[Saving] = []
     tiles = 0
@@ -54,7 +54,7 @@ def _why(change: WhatIf, now: Communication | None) -> str:
 
 
 def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Saving]:
-    """Says what XLA's own operations around the kernels take, such as a transposition in front of one."""
+    """List the times of XLA's operations around the kernels, such as a transposition before one."""
     core, kernel = run.later_core, main_op(run)
     if kernel is None or not now.calls:
         return []
@@ -69,7 +69,7 @@ def surroundings_savings(run: SimulatedRun, now: FunctionAnalysis) -> list[Savin
             title="leaving out XLA's operations around the kernel",
             why="; ".join(finding.value for finding in reasons)
             or f"XLA's own operations around it: {others or 'copies'}",
-            change=reasons[0].fix if reasons else "give the kernel its operands as they lie in memory",
+            change=reasons[0].fix if reasons else "pass the kernel its operands as they are stored",
             time_us=time_us,
             saving=outside / core.cycles,
             provenance="simulated",
@@ -85,7 +85,7 @@ def _is_kernel(scope: str) -> bool:
 def replacement_savings(
     alternatives: Sequence[Program], time_us: float, product: EquivalentMatmul | None
 ) -> list[Saving]:
-    """Lists other functions that are faster; `product` is what this one seems to compute."""
+    """List other functions that are faster; `product` is what this one seems to compute."""
     words: dict[str, str] = {}
     if product is not None:
         by_xla = product.written_by_xla
@@ -139,10 +139,10 @@ def verdict(
     """Say the time, what limits it, and the first thing to change.
 
     Args:
-      run: the function as it is, on a slice on the slowest device.
+      run: the run of the unchanged function; on a slice, of the slowest device.
       now: the analysis of its traced program.
       savings: changes first; see `Explanation`.
-      tried: how many changes and other programs were simulated.
+      tried: number of simulated changes and other programs.
       slice_run: the run of all devices of a slice.
     """
     best = savings[0] if savings else None
@@ -151,7 +151,7 @@ def verdict(
     advice = (
         f"{best.title} would save {_much(best)}{addition}"
         if best is not None and best.saving is not None
-        else "nothing that was tried saves more than half a per cent"
+        else "nothing that was tried saves more than 0.5 %"
         if tried
         else "no change was tried"
     )
@@ -169,7 +169,7 @@ def verdict(
 
 
 def limiter(run: SimulatedRun, now: FunctionAnalysis, slice_run: SliceRun | None) -> str:
-    """Names what limits it: the cause that the verdict gives."""
+    """Name the limit that the verdict gives."""
     if slice_run is not None and is_limit(slice_run):
         return "communication"
     cause = _bottleneck(run, now).cause
@@ -193,31 +193,33 @@ def _much(saving: Saving) -> str:
 def notes(
     run: SimulatedRun, now: FunctionAnalysis, product: EquivalentMatmul | None, *, compared: bool
 ) -> tuple[str, ...]:
-    """Says what could not be worked out, what was assumed, and what `check` would say."""
+    """List what could not be determined, what was assumed, and what `check` would report."""
     sentences = [
         f"{finding.grade}: {finding.rule}: {finding.value} ({finding.fix})"
         for finding in now.findings
         if finding.grade != "note"
     ]
     if product is not None:
-        sentences.append(
-            f"XLA's program is that of {product.words}, which the shapes and the number of operations suggest"
-        )
+        sentences.append(f"XLA's program computes {product.words}, as the shapes and the number of operations suggest")
     elif not compared and now.calls:
-        sentences.append("XLA's program of the same result is not known: give it as --against FILE.py:OTHER")
+        sentences.append("it is not known how XLA computes the same: pass a function with --against FILE.py:OTHER")
     if now.calls and not now.parameters:
         sentences.append(
-            "no tile sizes to try: no keyword argument of the function, no argument of one that it calls and no "
-            "constant is the size of a block"
+            "no tile sizes to try: no keyword argument of the function, no argument of a function that it calls, and "
+            "no constant is the size of a block"
         )
     sentences += [
-        f"{call.name} runs {'as often as values say' if call.executions is None else f'{call.executions:,} times'}: "
-        "its traffic and lines are those of one call"
+        f"{call.name} runs {'several' if call.executions is None else f'{call.executions:,}'} times: "
+        "its traffic and lines belong to one call"
         for call in now.calls
         if call.executions != 1
     ]
     if run.prefetch_cycles:
-        sentences.append(f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is brought into VMEM ahead")
+        sentences.append(
+            f"a first call takes {run.prefetch_us:,.1f} µs longer: an argument is copied to VMEM before it"
+        )
     if now.flops is None and product is None:
-        sentences.append("operations are not known: a product runs as often as values say, or is a convolution")
+        sentences.append(
+            "operations are not known: the number of a product's runs depends on values, or it is a convolution"
+        )
     return tuple(sentences)

@@ -33,7 +33,7 @@ def timeline_windows(run: SimulatedRun) -> tuple[Window, ...]:
 
 
 def _kept_until(core: CoreRun) -> float:
-    """Finds the cycle up to which the timeline has kept everything.
+    """Return the cycle up to which the timeline has kept all events.
 
     It keeps as many spans of each kind from the beginning as from the end, and an iteration has several copies: later
     iterations may be kept without their copies, and would look idle.
@@ -56,7 +56,7 @@ def _window(title: str, begin: float, end: float, core: CoreRun, run: SimulatedR
 
 
 def _words(begin: float, end: float, spans: Sequence[Span], run: SimulatedRun, scale: float) -> str:
-    """Says what happens between two cycles, as far as the timeline has kept it."""
+    """List the events between two cycles that the timeline has kept."""
     inside = [span for span in spans if span.end_cycles > begin and span.begin_cycles < end]
     copies = [span for span in inside if span.kind == "copy"]
     length = max(1.0, end - begin)

@@ -1,4 +1,4 @@
-"""Tries changes of a function: looks at many in the traced program, and simulates the most promising."""
+"""Try changes of a function: look at many in the traced program, and simulate the most promising."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class WhatIfSearch:
     tried: list[WhatIf] = field(default_factory=list)
 
     def run(self, now: FunctionAnalysis, time_us: float) -> list[WhatIf]:
-        """Tries changes, and returns all of them, the fastest first."""
+        """Try changes, and return all of them, the fastest first."""
         promising, tries = self._promising(now), self.request.tries
         calls = call_candidates(now, self.request.chip)[: tries - bool(promising)]
         first = _first(promising, (2 * (tries - len(calls)) + 2) // 3)
@@ -58,7 +58,7 @@ class WhatIfSearch:
         return sorted(self.tried, key=tried_time)
 
     def _neighbours(self, promising: Sequence[Candidate], limit: int) -> None:
-        """Simulates choices of tiles that differ in one parameter from the fastest so far."""
+        """Simulate choices of tiles that differ in one parameter from the fastest so far."""
         best, tried_candidates = (
             min(self.tried, key=tried_time, default=None),
             [result.candidate for result in self.tried],
@@ -69,7 +69,7 @@ class WhatIfSearch:
         self._simulate([candidate for candidate in near if candidate not in tried_candidates][:limit])
 
     def _promising(self, now: FunctionAnalysis) -> list[Candidate]:
-        """Lists candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
+        """List candidates of other tile sizes that no rule forbids, the one with the least modelled time first."""
         alone = self._looked_at(tile_sizes(now.parameters, [1]))
         # A number that changes nothing by itself only looks like a tile size: BlockSizes has sizes of the gradient too.
         # One that may not be changed by itself may be together with others.
@@ -85,7 +85,7 @@ class WhatIfSearch:
         return [candidate for candidate, _ in sorted(candidates, key=lambda pair: pair[1])]
 
     def _looked_at(self, sizes: Sequence[Sizes]) -> list[tuple[Sizes, FunctionAnalysis | None]]:
-        """Traces the function with each of these sizes; None where that cannot be, or a rule forbids it."""
+        """Trace the function with each of these sizes; None where that cannot be, or a rule forbids it."""
         request = self.request
         call = Call.described(request.fn, request.args, request.chip, request.shape)
         chunks = [sizes[at : at + _CHUNK] for at in range(0, len(sizes), _CHUNK)]
@@ -104,13 +104,13 @@ class WhatIfSearch:
         )
 
     def run_meshes(self, meshes: Sequence[MeshCandidate]) -> list[WhatIf]:
-        """Tries up to `tries` other meshes and shardings, and returns them."""
+        """Try up to `tries` other meshes and shardings, and return them."""
         return self._simulated(
             [(mesh_change.candidate, mesh_change.fn, mesh_change.args) for mesh_change in meshes[: self.request.tries]]
         )
 
     def _simulated(self, calls: Sequence[tuple[Candidate, Function, Sequence[Any]]]) -> list[WhatIf]:
-        """Simulates functions with their arguments, each for the change that it is."""
+        """Simulate functions with their arguments, each for the change that it is."""
         chip, topology = self.request.chip, self.request.topology
         outcomes = Runner(self.pool, self.progress).run(
             Experiment(fn=fn, args=args, chip=chip, topology=topology, label=candidate.title)
@@ -128,7 +128,7 @@ class WhatIfSearch:
         ]
 
     def _combine(self, calls: Sequence[Candidate], time_us: float) -> None:
-        """Simulates the best tiles together with the changes of calls that help by themselves."""
+        """Simulate the best tiles together with the changes of calls that help alone."""
         helpful = [
             result.candidate
             for result in self.tried
@@ -159,7 +159,7 @@ def tried_time(tried: WhatIf) -> float:
 
 
 def _first(promising: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Picks what to simulate first: the most promising, some of them with no more VMEM than the default."""
+    """Pick what to simulate first: the most promising, some of them with no more VMEM than the default."""
     modest = [candidate for candidate in promising if not candidate.changes][: count // 3]
     return [candidate for candidate in promising if candidate not in modest][: count - len(modest)] + modest
 
@@ -179,6 +179,6 @@ def analyse_sizes(call: Call, sizes: Sequence[Sizes]) -> list[FunctionAnalysis |
 
 
 def _distance(sizes: Sizes, others: Sizes) -> int:
-    """Counts the parameters in which two choices differ."""
+    """Count the parameters in which two choices differ."""
     mine, theirs = dict(sizes), dict(others)
     return sum(mine.get(name) != theirs.get(name) for name in {**mine, **theirs})

@@ -137,7 +137,7 @@ def as_dtype(value: Array, dtype: str) -> Array:
     if not jnp.issubdtype(value.dtype, jnp.floating):
         return jnp.clip(value, limits.min, limits.max).astype(dtype)
     # Chips may cast a float out of the integers' range differently: none reaches that cast. The largest int32
-    # is no float32, so the largest float32 below 2^31 replaces it.
+    # is not a float32, so the largest float32 below 2^31 replaces it.
     largest = np.nextafter(np.float32(limits.max + 1), np.float32(0)) if limits.bits > 24 else limits.max
     number = jnp.where(value == value, jnp.round(value), 0.0)
     integer = jnp.clip(number, limits.min, largest).astype(jnp.int32)

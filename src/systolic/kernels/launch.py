@@ -11,21 +11,39 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, scratch_buffers
-from systolic.spec import MatmulSpec, Operands, Spec
+from systolic.spec import MatmulSpec, Operands, Side, Spec
 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
+# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements.
+_MAX_ROWS = 256
+_MAX_ELEMENTS = 4 * 2**20
 
-def from_hbm(array: Array) -> Array:
-    """Return the array, to be read from HBM by blocks.
+
+def memory_to_read(array: Array, side: Side, chip: Chip) -> Any:
+    """Return the memory from which a kernel that starts its own copies reads an operand: HBM, or any.
+
+    For a kernel that reads HBM, XLA copies what the operation before has left in VMEM, and nothing runs meanwhile.
+    Weights stay in HBM: no operation has just made them. Activations do, too, on chips for which XLA would first copy
+    an argument of the program to VMEM.
+    """
+    is_small = array.size <= _MAX_ELEMENTS and min(array.shape[-2:], default=1) <= _MAX_ROWS
+    return pl.ANY if side != "rhs" and is_small and not chip.moves_arguments else pltpu.HBM
+
+
+def from_hbm(array: Array, memory: Any = pltpu.HBM) -> Array:
+    """Return the array, to be read from HBM by blocks, unless it may be in any memory.
 
     By default XLA often copies a whole operand to VMEM before the call, from where blocks move more slowly.
     """
-    return array if array.size <= SMALL_ELEMENTS else pltpu.with_memory_space_constraint(array, pltpu.HBM)
+    if array.size <= SMALL_ELEMENTS or memory is not pltpu.HBM:
+        return array
+    return pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
 def read_from_hbm(operands: Arrays, *names: str) -> Arrays:

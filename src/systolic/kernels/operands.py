@@ -21,7 +21,7 @@ from systolic.kernels.subtiles import Subtile, loop, times
 from systolic.schedule import LANES, KernelConfig, is_made, is_split, is_staged, sublane_multiple
 from systolic.spec import FusedOperand, MatmulSpec, Operands
 
-_STAGED_ROWS = 256  # of an operand that are rewritten at once
+_STAGED_ROWS = 256  # rows of an operand that are rewritten at once
 # The largest bfloat16 below 2^120. A low part that is rounded to 2^120 would make float32's largest number infinite.
 _LARGEST_LOW = 2.0**120 - 2.0**112
 
@@ -30,12 +30,12 @@ _LARGEST_LOW = 2.0**120 - 2.0**112
 class Operand:
     """A block of an operand in VMEM, in the form that the matrix units take."""
 
-    refs: tuple[Any, ...]  # one ref; the high and low halves of a staged float32; each of two right-hand sides
-    make: Callable[..., tuple[Array, ...]] | None = None  # of the blocks and of those that their function reads
-    args: tuple[tuple[FusedOperand, Any], ...] = ()  # these, with their refs
+    refs: tuple[Any, ...]  # one ref; the high and low halves of a staged float32; or two right-hand sides
+    make: Callable[..., tuple[Array, ...]] | None = None  # takes the blocks and those of `args`; None: as stored
+    args: tuple[tuple[FusedOperand, Any], ...] = ()  # fused operands that `make` reads, with their refs
 
     def values(self, rows: Any, columns: Any) -> tuple[Array, ...]:
-        """Return the factors of these rows and columns: one array, or its high and low half; or both, of two arrays."""
+        """Return the factors of these rows and columns: of each right-hand side one array, or its high and low half."""
         blocks = tuple(ref[rows, columns] for ref in self.refs)
         if self.make is None:
             return blocks
@@ -141,14 +141,14 @@ def of_halves(dot: Callable[[Array, Array], Array], lhs: tuple[Array, ...], rhs:
     """Return three products of the high and low halves of each factor, as `split` makes them; the small ones first."""
     (lhs_high, lhs_low), (rhs_high, rhs_low) = lhs, rhs
     small = dot(lhs_low, rhs_high) + dot(lhs_high, rhs_low)
-    # An infinite element has no low part: it makes NaN of the small products, ∞ − ∞ and ∞ · 0. The high ones are right.
+    # An infinite element has no low part, so the small products are NaN (∞ − ∞ and ∞ · 0). The high product is right.
     return jnp.where(small == small, small, 0.0) + dot(lhs_high, rhs_high)
 
 
 def split(block: Array) -> tuple[Array, Array]:
     """Split a float32 block into two bfloat16 blocks whose sum is within 2^-16 of it.
 
-    The high part is cut, not rounded: by a mask on the bits, which no compiler takes for a cast that it may skip. The
+    The high part is truncated by a mask on the bits, which no compiler mistakes for a cast that it may skip. The
     low part of an infinite element or a NaN is NaN. The high part of a NaN is NaN if one of its upper bits is set, as
     in every NaN that arithmetic makes.
     """
@@ -173,7 +173,7 @@ def _cast_to(name: str) -> Callable[[Array], tuple[Array]]:
 def _zero_past(ref: Any, used: int, axis: int) -> None:
     """Zero a block from row or column `used` on.
 
-    Whole registers are overwritten; the one in which the matrix ends is read, masked and written back.
+    Whole registers are overwritten; the register in which the matrix ends is read, masked and written back.
     """
     size = ref.shape[axis]
     step = LANES if axis == 1 else max(16, sublane_multiple(ref.dtype.name))

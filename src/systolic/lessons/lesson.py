@@ -19,12 +19,12 @@ class Lesson:
     """
 
     lines: tuple[str, ...]
-    rows: tuple[Mapping[str, object], ...]  # one record a line of the table, snake_case keys with units
+    rows: tuple[Mapping[str, object], ...]  # one record per line of the table, snake_case keys with units
     ok: bool
 
 
 def everywhere(chip: Chip) -> str:
-    """Return no reason against any chip: every chip has what the part needs."""
+    """Return "" for every chip: it has everything that the part needs."""
     del chip
     return ""
 
@@ -52,11 +52,11 @@ class PartResult:
     """The result of one part on one chip.
 
     Attributes:
-      status: "unsupported" if the chip lacks what the part takes; "wrong" if its run has another result than it must.
-      reason: why it is not ok.
-      time_us: simulated; None: there is none.
-      time_error: its error.
-      error, tolerance: the run's, against the reference; None: no comparison.
+      status: "unsupported" if the chip lacks something that the part needs; "wrong" if its run has a wrong result.
+      reason: the reason of a status that is not ok.
+      time_us: the simulated time; None: there is none.
+      time_error: error of the time.
+      error, tolerance: of the run, against the reference; None: no comparison.
       found: rules of grade error that the run violated.
     """
 
@@ -76,7 +76,7 @@ class PartResult:
 
     @property
     def ok(self) -> bool:
-        """True without an error; a chip that lacks what the part takes is none."""
+        """True without an error; a chip that lacks something that the part needs is not an error."""
         return self.status in ("ok", "unsupported")
 
     def row(self) -> dict[str, object]:
@@ -122,7 +122,7 @@ class Results:
 
     @property
     def ok(self) -> bool:
-        """True if every part came out as it must, on every chip that has what it needs."""
+        """True if every part has the right result on every chip that supports it."""
         return all(part.ok for part in self.parts)
 
     @property

@@ -53,7 +53,7 @@ def published_program(row: PublishedRow) -> Rebuilt:
     for dtype in (row.dtype_lhs, row.dtype_rhs, row.dtype_out):
         # Wider types would be traced as 32 bits, and another product be simulated without a word.
         if not jnp.issubdtype(np.dtype(dtype), jnp.number) or np.dtype(dtype).itemsize > 4:
-            raise OpError(f"{dtype} is no dtype of at most 32 bits that a TPU multiplies")
+            raise OpError(f"{dtype} is not a dtype of at most 32 bits that a TPU multiplies")
     tiles = _tiles(row, base, spec)
     kernel = _RUNG_OF.get(base, base) + "".join(suffixes)
     dtypes = f"{spec.dtype_lhs}×{spec.dtype_rhs}→{spec.dtype_out}"

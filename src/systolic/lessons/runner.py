@@ -22,12 +22,12 @@ _NOT_RUN = Outcome(label="")
 def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
     """Run every part in interpret mode with race detection, and compile and simulate it for every chip.
 
-    The run imitates the chip with the most cores per device among those that lack nothing for the part: cores
-    share the steps along parallel axes. A part that no chip supports is not run.
+    The run imitates the chip with the most cores per device among those that support the part, because cores share
+    the steps along parallel axes. A part that no chip supports is not run.
 
     Args:
-      parts: the lesson's, with distinct names.
-      chips: to simulate on.
+      parts: parts of the lesson, with distinct names.
+      chips: chips to simulate.
       time_limit_s: seconds for one run or compilation.
 
     Raises:
@@ -75,7 +75,7 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
     )
     status, reason = timed.status, timed.located_reason
     missed = part.finds - set(rules) if part.finds else rules
-    # What is wrong on purpose may end its run: then it did so by what it had to find.
+    # A part that is wrong on purpose may end its run; it must have found the planted fault then.
     if status == "ok" and checked is not None and (missed or not (checked.summary.ran or part.finds)):
         status = "wrong"
         reason = (
@@ -83,7 +83,7 @@ def _result(part: Part, chip: Chip, run: Future[RunOutcome] | None, timed: Outco
         )
     simulated = timed.run
     if status == "ok" and simulated is not None and simulated.provenance != "simulated":
-        reason = simulated.provenance  # what worked were SparseCores
+        reason = simulated.provenance  # SparseCores did the work
     return PartResult(
         part=part.name,
         chip=chip.name,

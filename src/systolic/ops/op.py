@@ -192,7 +192,7 @@ def read_spec(op_name: Any, record: Any) -> Any:
         elif isinstance(value, str) and not _NAMES.fullmatch(value):
             raise UntrustedError(f"{path}={shown(value)} is not of its form")
         elif isinstance(value, (int, float)) and not 0 <= value <= LARGEST_SIZE:
-            raise UntrustedError(f"{path}={shown(value)} is no count from 0 to {LARGEST_SIZE}")
+            raise UntrustedError(f"{path}={shown(value)} is not an integer from 0 to {LARGEST_SIZE}")
     return spec
 
 

@@ -21,7 +21,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyItem:
-    """A color and its meaning. The page sets keys as text, which wraps; Vega's own do not."""
+    """A color and its meaning. The page writes keys as text, which wraps; Vega's keys do not wrap."""
 
     tone: str  # a CSS variable of the page
     title: str
@@ -85,7 +85,7 @@ def colours(field: str, by_value: Mapping[str, str]) -> Any:
 
 
 def vmem(vmem_map: VmemMap) -> Spec | None:
-    """Draw each operation's buffers end to end, against the limit and, where it is near, the capacity."""
+    """Draw each operation's buffers end to end, against the limit and, if it is near, the capacity."""
     import altair as alt
 
     if not vmem_map.parts:
@@ -106,7 +106,7 @@ def vmem(vmem_map: VmemMap) -> Spec | None:
         )
     marks = [{"at": vmem_map.limit_bytes / MIB, "text": f"limit {vmem_map.limit_bytes / MIB:,.0f} MiB"}]
     longest = max(*ends.values(), vmem_map.limit_bytes)
-    # Beside a capacity that is many times what a kernel may use, the bars would be slivers; the text says it instead.
+    # Next to a capacity that is many times the limit, the bars would be slivers; the text states it instead.
     if vmem_map.capacity_bytes <= 2 * longest:
         marks.append(
             {"at": vmem_map.capacity_bytes / MIB, "text": f"capacity {vmem_map.capacity_bytes / MIB:,.0f} MiB"}
@@ -205,7 +205,7 @@ def traffic(operands: tuple[OperandTraffic, ...]) -> Spec | None:
 
 
 def _rows(operands: tuple[OperandTraffic, ...]) -> list[str]:
-    """Name each operand such that no other has its name."""
+    """Give each operand a unique name."""
     several = len({operand.kernel for operand in operands}) > 1
     names: list[str] = []
     for operand in operands:

@@ -1,4 +1,4 @@
-"""An explanation as tables of text, which the page and the terminal both show."""
+"""Tables of an explanation, as text for both the page and the terminal."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from systolic.report.time_errors import error_column
 from systolic.report.written import megabytes, mib, percent, us
 
 NO_LINE = "the pipeline around the kernel, and what the compiler adds"
-HOW_SHARED = "each stretch of straight code, shared out among its bundles; waits for copies are not among it"
-_WORTH_SAYING = 0.005  # share of the time below which a saving is noise
+HOW_SHARED = "the time of each stretch of straight code, divided among its bundles, without waits for copies"
+_WORTH_SAYING = 0.005  # smaller savings, as a share of the time, are noise
 _MAX_LINES = 60
 _MAX_PARTS = 40
 
@@ -135,7 +135,7 @@ def regions_table(explanation: Explanation) -> ExplainedTable[Region] | None:
 
 
 def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | None:
-    """List what each line of the kernel took, the longest first."""
+    """List the time of each line of the kernel, the longest first."""
     if not explanation.line_times:
         return None
     clock_hz = explanation.run.clock_hz
@@ -153,7 +153,7 @@ def line_times_table(explanation: Explanation) -> ExplainedTable[LineTime] | Non
 
 
 def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
-    """List what each line of the kernels' sources asks for in one execution. Bars: share of the largest."""
+    """List the work of each line of the kernels' sources in one execution. Bars: share of the largest."""
     if not explanation.lines:
         return None
 
@@ -187,7 +187,7 @@ def lines_table(explanation: Explanation) -> ExplainedTable[LineOps] | None:
 
 
 def traffic_table(explanation: Explanation) -> ExplainedTable[OperandTraffic] | None:
-    """List what each operand of each kernel costs in HBM traffic."""
+    """List the HBM traffic of each operand of each kernel."""
     if not explanation.traffic:
         return None
     return explained_table(

@@ -1,4 +1,4 @@
-"""The few key figures of a page, and where the time goes."""
+"""The key figures of a page, and where the time goes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def figures(explanation: Explanation) -> tuple[Figure, ...]:
     if xla is not None and xla.time_us:
         speed = xla.time_us / run.time_us
         note = f"{xla.label} takes {us(xla.time_us)} µs"
-        result.append(Figure(title="speed beside XLA", value=f"{speed:.2f}", unit="×", beside=note))
+        result.append(Figure(title="speed relative to XLA", value=f"{speed:.2f}", unit="×", beside=note))
     result += [
         share_figure(
             "matrix units busy",
@@ -95,7 +95,7 @@ def time_parts(run: SimulatedRun) -> tuple[TimePart, ...]:
     """Split the later core's time into waiting, by cause, and working."""
     names: dict[str, tuple[str, Tone]] = {
         "copy": ("waiting for copies", "wait"),
-        "overhead": ("starting copies and looking at their flags", "overhead"),
+        "overhead": ("starting copies and checking their flags", "overhead"),
         "matrix": ("waiting for matrix units", "moved"),
         "semaphore": ("waiting for a semaphore", "track"),
     }

@@ -18,7 +18,7 @@ from systolic.simulator import SliceRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPart:
-    """A window of the timeline with its plot, or without one if no span of it was kept."""
+    """A window of the timeline with its plot, or without a plot if none of its spans was recorded."""
 
     title: str
     span: str
@@ -52,7 +52,7 @@ def explanation_page(explanation: Explanation) -> str:
 
 
 def _plots(explanation: Explanation) -> dict[str, Plot]:
-    """Draw the plots, by name; empty ones are left out."""
+    """Draw the plots, by name, without empty ones."""
     run = explanation.run
     result = {
         "roofline": (
@@ -68,21 +68,21 @@ def _plots(explanation: Explanation) -> dict[str, Plot]:
         ),
         "vmem": (
             charts.vmem(explanation.vmem) if explanation.vmem is not None else None,
-            "VMEM: what each operation keeps there",
+            "VMEM of each operation",
             "Buffers end to end, against the limit.",
         ),
         "units": (charts.units(run), "Busy share of each unit", "Of issue slots; of mxu and dma, of the time."),
         "traffic": (
             charts.traffic(explanation.traffic),
             "HBM traffic by operand",
-            "Pale: what is moved. Dark: every byte once, the least that there can be.",
+            "Pale: all moved bytes. Dark: every byte once, which is the minimum.",
         ),
     }
     if explanation.slice_run is not None:
         result["slice"] = (
             timeline_charts.slice_plot(explanation.slice_run),
             "Timeline of the slice: devices, collectives and links",
-            "A row for each class of devices, what the slowest device says to others, and each link in one direction.",
+            "A row for each class of devices, the slowest device's communication, and each link in one direction.",
         )
     keys = {"roofline": roofline_key(explanation), "slice": timeline_charts.SLICE_KEY}
     if explanation.vmem is not None:
@@ -148,7 +148,7 @@ def _slice_tables(run: SliceRun) -> dict[str, Any]:
 
 
 def _roof_words(explanation: Explanation) -> str:
-    """Says how far the function is below the roof, where that is known."""
+    """Say how far the function is below the roof, if that is known."""
     mine, roof = explanation.programs[0], explanation.roofline
     rate = explained_tables.rate_tflops(mine)
     if rate is None or not mine.hbm_bytes:

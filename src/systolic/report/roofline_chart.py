@@ -101,9 +101,11 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
     )
     named = [
         data([point])
-        .mark_text(align="left", dx=11, dy=down, fontWeight=600, limit=260)
+        .mark_text(
+            align="right" if leftwards else "left", dx=-11 if leftwards else 11, dy=down, fontWeight=600, limit=260
+        )
         .encode(x=x, y=y, text="label:N", color=color)
-        for point, down in _apart(points, left=left, right=right, bottom=bottom, top=peak * 1.5)
+        for point, down, leftwards in _name_places(points, left=left, right=right, bottom=bottom, top=peak * 1.5)
     ]
     ceilings = [_link_ceiling(program) for program in placed if _link_us(program)]
     layers = lines + label
@@ -124,21 +126,27 @@ def roofline_chart(explanation: Explanation) -> Spec | None:
     return finished(alt.layer(layers, dots, *named).properties(height=_HEIGHT))
 
 
-def _apart(
+def _name_places(
     points: Sequence[dict[str, Any]], *, left: float, right: float, bottom: float, top: float
-) -> list[tuple[dict[str, Any], int]]:
-    """Says by how many pixels the name of each point goes down, so that none lies on another on a narrow screen."""
-    result: list[tuple[dict[str, Any], int]] = []
+) -> list[tuple[dict[str, Any], int, bool]]:
+    """Return the pixels by which each point's name moves down, and True if the name is to the left of the point.
+
+    On a narrow screen no names overlap, and names of points in the right half do not leave the plot.
+    """
+    result: list[tuple[dict[str, Any], int, bool]] = []
     taken: list[tuple[float, float, float]] = []
     for point in (point for point in points if point["role"] != _ROLES["change"]):
         begin = _NARROW * math.log(point["intensity"] / left) / math.log(right / left)
-        end = begin + _LETTER * len(point["label"])
+        width = _LETTER * len(point["label"])
+        leftwards = begin > _NARROW / 2 and begin + width > _NARROW
+        begin -= width * leftwards
+        end = begin + width
         y = _HEIGHT * math.log(top / point["tflops"]) / math.log(top / bottom)
         down = 0
         while any(begin < other_end and other < end and abs(y + down - at) < _LINE for other, other_end, at in taken):
             down += _LINE
         taken.append((begin, end, y + down))
-        result.append((point, down))
+        result.append((point, down, leftwards))
     return result
 
 

@@ -14,17 +14,17 @@ _MAX_COLLECTIVES = 20
 _MAX_LINKS = 16
 _MAX_CLASSES = 16
 WAYS = {
-    "one device for all": "one device was simulated, which stands for all: their copies go equally far, and each has "
-    "an equal share of its links",
-    "one device for all, as slow as the slowest": "one device was simulated, which stands for all: where their copies "
-    "go differently far, or they differ at a barrier of all, it is as slow as the slowest",
+    "one device for all": "one device was simulated for all: their copies go equally far, and each has an equal share "
+    "of its links",
+    "one device for all, as slow as the slowest": "one device was simulated for all: where distances of "
+    "copies or times at a barrier differ between devices, it is as slow as the slowest",
     "all devices": "all devices were simulated together",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkAxis:
-    """All links of a slice that lead in one direction."""
+    """All links of a slice in one direction."""
 
     axis: str
     links: tuple[LinkRun, ...]
@@ -36,7 +36,7 @@ class LinkAxis:
 
 
 def link_axes(links: Iterable[LinkRun]) -> tuple[LinkAxis, ...]:
-    """Group links by the direction in which they lead."""
+    """Group links by direction."""
     by_axis: dict[str, list[LinkRun]] = {}
     for link in links:
         by_axis.setdefault(link.axis, []).append(link)
@@ -106,7 +106,7 @@ def link_axes_table(run: SliceRun) -> ExplainedTable[LinkAxis] | None:
 
 
 def links_table(run: SliceRun) -> ExplainedTable[LinkRun] | None:
-    """List the links that carried anything, the busiest first; None where all of these carried the same."""
+    """List the links that carried anything, the busiest first; None if they all carried the same."""
     used = [link for link in run.links if link.sent_bytes]
     if len({(link.sent_bytes, link.busy_cycles) for link in used}) < 2:
         return None
@@ -158,7 +158,7 @@ def link_name(link: LinkRun) -> str:
 
 
 def devices_text(devices: Sequence[int]) -> str:
-    """Write numbers of devices, ranges of three and more as such: "0–7", "0, 2, 4–6"."""
+    """Write device numbers, three or more in a row as a range: "0–7", "0, 2, 4–6"."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][-1] + 1:

@@ -10,7 +10,7 @@ from systolic.report.columns import numeric, textual
 from systolic.report.explained_table import ExplainedTable, explained_table
 from systolic.report.time_errors import time_text
 from systolic.report.written import percent
-from systolic.steps import StepRun
+from systolic.steps import DoesNotFitError, StepRun
 from systolic.steps.records import GIB
 
 
@@ -23,6 +23,7 @@ class ComparedStep:
     chips: int  # of the slice
     run: StepRun | None  # None: there is none
     reason: str = ""  # why there is none
+    shortage: DoesNotFitError | None = None  # of HBM, if that is why
     price: float | None = None  # of a chip an hour, in the caller's currency
 
     @property
@@ -39,7 +40,7 @@ class ComparedStep:
 
     @property
     def _order(self) -> tuple[bool, float, float]:
-        """Sort by the cost where there is one, then by tokens a second and chip, then by time; failures last."""
+        """Sort by the cost if there is one, then by tokens per second and chip, then by time; failures last."""
         if self.run is None:
             return True, 0.0, 0.0
         rate, cost = self.tokens_per_s, self.million_tokens_cost
@@ -50,8 +51,13 @@ def comparison_table(steps: Sequence[ComparedStep]) -> ExplainedTable[ComparedSt
     """List steps, the cheapest or fastest first, and those without a time last."""
 
     def hbm(step: ComparedStep) -> str:
-        memory = step.run and step.run.memory
-        return f"{memory.needed_bytes / GIB:,.2f} of {memory.capacity_bytes / GIB:,.2f}" if memory else ""
+        if step.run is not None:
+            needed_bytes, available_bytes = step.run.memory.needed_bytes, step.run.memory.capacity_bytes
+        elif step.shortage is not None:
+            needed_bytes, available_bytes = step.shortage.needed_bytes, step.shortage.available_bytes
+        else:
+            return ""
+        return f"{needed_bytes / GIB:,.2f} of {available_bytes / GIB:,.2f}"
 
     return explained_table(
         (

@@ -70,7 +70,7 @@ def _figures(run: StepRun) -> tuple[Figure, ...]:
     if run.tokens:
         rate = f"{run.tokens_per_s_per_device:,.0f}"
         note = f"{run.tokens:,} tokens on {run.devices} device{'s' * (run.devices > 1)}"
-        result.append(Figure(title="tokens a second and device", value=rate, unit="", beside=note))
+        result.append(Figure(title="tokens per second and device", value=rate, unit="", beside=note))
     if run.flops:
         half = f"{percent(run.mfu_causal)} with half of causal attention" if run.flops_causal != run.flops else ""
         result.append(share_figure("MFU", run.mfu, half or f"of {run.peak_ops_per_s / 1e12:,.0f} Tflop/s a device"))

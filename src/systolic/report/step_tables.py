@@ -1,4 +1,4 @@
-"""A predicted step as tables of text."""
+"""Tables of a predicted step, as text."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Prediction:
     """A step, or one that differs from it in one parameter, with its outcome."""
 
     label: str  # the function, or the difference
-    run: StepRun | None  # None: there is none
-    reason: str = ""  # why there is none
+    run: StepRun | None  # None: there is no time
+    reason: str = ""  # the reason why there is no time
 
 
 def ms_of(run: StepRun, cycles: float) -> str:
@@ -149,14 +149,14 @@ def memory_text(run: StepRun) -> str:
     memory = run.memory
     parts = {
         "arguments": memory.argument_bytes,
-        "results beside them": max(0, memory.result_bytes - memory.donated_bytes),
+        "other results": max(0, memory.result_bytes - memory.donated_bytes),
         "temporaries": memory.temporary_bytes,
         "code": memory.code_bytes,
     }
     named = ", ".join(f"{name} {size / GIB:,.2f}" for name, size in parts.items() if size)
     return (
-        f"HBM of a device, by the compiler's account: {memory.needed_bytes / GIB:,.2f} of "
-        f"{memory.capacity_bytes / GIB:,.2f} GiB at its most; not all at once: {named}"
+        f"HBM per device, as the compiler reports it: peak {memory.needed_bytes / GIB:,.2f} of "
+        f"{memory.capacity_bytes / GIB:,.2f} GiB; not all in use at once: {named}"
     )
 
 

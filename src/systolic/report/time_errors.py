@@ -10,7 +10,7 @@ from systolic.report.columns import Column, numeric
 
 _Row = TypeVar("_Row")
 
-LEGEND = "±: nine of ten published times of such programs lie within so much of the simulated ones"
+LEGEND = "±: nine of ten published times of similar programs lie within this distance of the simulated ones"
 
 
 def time_text(time_us: float, error: TimeError | None) -> str:

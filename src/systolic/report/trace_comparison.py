@@ -165,7 +165,7 @@ def _paired(
 ) -> tuple[list[tuple[OpRun, TracedOp]], frozenset[str]]:
     """Pair operations by name; then those of equally many others with the same stem, or category, by their order.
 
-    Compilers of other versions number fusions anew: an equal name of another kind of operation is no pair.
+    Compilers of other versions number fusions anew: an equal name of another kind of operation is not a pair.
 
     Returns:
       The pairs, and the simulated names of those that were paired by order.

@@ -1,4 +1,4 @@
-"""A call of a jitted function: its arguments, the key by which it is the same program again, and what a worker gets."""
+"""A call of a jitted function: its arguments, the key of its program, and the call that a worker gets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from systolic.steps import Step
 
 _SHORT_DTYPES = (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "s"))
 _ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
-_MAX_ARRAYS = 3  # that are named in a table
-# Floats that a program branches on are scalars and thresholds; whole numbers may be indices and group sizes.
+_MAX_ARRAYS = 3  # named in a table
+# Floats that a program branches on are scalars and thresholds; integers may be indices and group sizes.
 _MAX_FLOATS = 1024
 
 
 class ShardedCallError(CompilerError):
-    """A call is sharded over several devices, and has no time for that reason."""
+    """A call has no time because it is sharded over several devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,7 +32,7 @@ class JittedCall:
 
     Attributes:
       dynamic: positional arguments that are not static, then keyword arguments by name, as JAX has them.
-      leaves: of `dynamic`, flat.
+      leaves: the flat leaves of `dynamic`.
       key: equal for calls of the same compiled program.
     """
 
@@ -62,7 +62,7 @@ class JittedCall:
             settings = tuple(tracing_settings().items())
             key = (id(function), fixed, fixed_names, tuple(names), tree, tuple(map(_kind, leaves)), settings)
             hash(key)
-        except (TypeError, ValueError):  # JAX words it better
+        except (TypeError, ValueError):  # JAX's own message is better
             return None
         return JittedCall(function=function, args=args, kwargs=kwargs, dynamic=dynamic, leaves=leaves, key=key)
 
@@ -73,8 +73,8 @@ class JittedCall:
 
         Args:
           registrations: pytree classes that the worker does not know.
-          donated: whether each leaf is given away.
-          is_known: says of a leaf whether its contents are a computed value.
+          donated: True for each leaf that is donated.
+          is_known: returns True if a leaf's contents were computed.
 
         Raises:
           ShardedCallError: it is sharded over several devices.
@@ -84,7 +84,7 @@ class JittedCall:
         devices = max((len(leaf.devices()) for leaf in self.leaves if isinstance(leaf, jax.Array)), default=1)
         if devices > 1:
             raise ShardedCallError(
-                f"its arguments are sharded over {devices} devices of this process, and a script is timed on one: use "
+                f"its arguments are sharded over {devices} devices of this process, but a script is timed on one: use "
                 "`systolic simulate` or `systolic step` with --topology"
             )
         flags = iter(donated)
@@ -124,7 +124,7 @@ class JittedCall:
 
 
 def _static_positions(function: StandIn, args: tuple[Any, ...]) -> set[int]:
-    """Return the numbers of the static ones among positional arguments; a default value has none."""
+    """Return the positions of static positional arguments; a default value has none."""
     numbers = (number + len(args) if number < 0 else number for number in function.static_argnums)
     return {number for number in numbers if 0 <= number < len(args)}
 
@@ -138,7 +138,7 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
 
 
 def _is_traced() -> bool:
-    """True inside a trace: what is computed from constants is then traced as well."""
+    """True inside a trace: computations from constants are then traced, too."""
     import jax
     from jax.core import Tracer
 

@@ -1,4 +1,4 @@
-"""A jitted call on its way to a worker process, which traces it as on a TPU."""
+"""Send a jitted call to a worker process, which traces it as on a TPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from systolic.running.replacing import Replacement, replaced
 
-# Classes that this process has registered for its jobs. They live as long as it does.
+# Classes that this process has registered for its jobs. They live as long as the process.
 _REGISTERED: list[type] = []
 
 
@@ -28,7 +28,7 @@ class Registration:
         kind = self.args[0]
         if not any(kind is registered for registered in _REGISTERED):
             _REGISTERED.append(kind)
-            with contextlib.suppress(ValueError):  # the module that has it was imported after all
+            with contextlib.suppress(ValueError):  # the worker has imported its module, which registered it
                 getattr(jax.tree_util, self.function)(*self.args, **self.kwargs)
 
 
@@ -36,10 +36,10 @@ class SentCall:
     """The function of a call, with its static arguments bound.
 
     Args:
-      function: a worker gets the original in place of a `StandIn`.
-      positional: the positional arguments, each a static one in a tuple of its own, or None for one that is not static.
+      function: the jitted function; a worker gets the original in place of a `StandIn`.
+      positional: for each positional argument, a tuple with its value if it is static, else None.
       keywords: the same for keyword arguments.
-      registrations: pytree classes that the worker is to know before it sees the arguments.
+      registrations: pytree classes that the worker must know before it sees the arguments.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SentCall:
             return self.function(*args, **kwargs)
 
     def __reduce__(self) -> Any:
-        # Registrations come first: unpickled, they are repeated before an argument of such a class is looked at.
+        # Registrations come first: unpickling repeats them before it reaches an argument of such a class.
         return _arrived, (self.registrations, self.function, self.positional, self.keywords)
 
 
@@ -79,7 +79,7 @@ def _arrived(
 
 
 def compiled_for_a_tpu() -> Iterator[Replacement]:
-    """Public names under which a program asks for the backend, or asks Pallas not to compile its kernels."""
+    """Yield replacements of public names that tell the backend, or make Pallas not compile its kernels."""
     import jax
     from jax.experimental import pallas as pl
 
@@ -88,7 +88,7 @@ def compiled_for_a_tpu() -> Iterator[Replacement]:
         launch = getattr(pl, name)
 
         def compiled(*args: Any, _launch: Any = launch, interpret: Any = False, **kwargs: Any) -> Any:
-            del interpret  # which scripts set where they see no TPU
+            del interpret  # scripts set it if they see no TPU
             return _launch(*args, **kwargs)
 
         yield Replacement(pl, name, compiled)

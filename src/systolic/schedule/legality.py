@@ -82,7 +82,7 @@ def misaligned(letter: str, tile: int, multiple: int, blocks: str, instead: int)
     """Return the violation of a tile that is neither its whole dimension nor a multiple of the registers."""
     return Violation(
         rule="tile-alignment",
-        value=f"tile_{letter}={tile} is no multiple of {multiple}",
+        value=f"tile_{letter}={tile} is not a multiple of {multiple}",
         limit=f"{blocks} need multiples of {multiple} along {letter}, or all of it",
         fix=f"use tile_{letter}={instead}",
     )
@@ -92,7 +92,7 @@ def indivisible(letter: str, size: int, tile: int, limit: str = "", fix: str = "
     """Return the violation of a tile that does not divide its dimension; `limit` says why it must."""
     return Violation(
         rule="tile-divides",
-        value=f"{letter}={size} is no multiple of tile_{letter}={tile}",
+        value=f"{letter}={size} is not a multiple of tile_{letter}={tile}",
         limit=limit or f"tiles cut {letter} evenly",
         fix=fix or f"use a divisor of {size}",
     )

@@ -32,7 +32,7 @@ def block_size(size: int, multiple: int, most: int) -> int:
 
 
 def ragged_sides(size: int, least: int) -> list[int]:
-    """Return tiles of columns that are no multiple of a register's: the last one takes the remaining columns.
+    """Return tiles of columns that are not a multiple of a register's: the last one takes the remaining columns.
 
     A copy may end in the middle of a register where the array ends, and nowhere else.
     """

@@ -1,9 +1,9 @@
-"""Assume values that XLA's own operations compute for themselves and that the simulator does not have.
+"""Assume values that XLA's own operations compute and that the simulator does not have.
 
-They clamp and mask by indices that they compute, which no caller can give and which mostly decide a few cycles. So
-such an operation runs with zeros in their place, and for comparison with numbers that rise and that fall from one value
-to the next. Where the whole program then takes the same time, it is the program's time. Where it does not, or a loop
-goes round more often, the time is not known.
+Such operations clamp and mask by indices that they compute. No caller can give these, and mostly they decide a few
+cycles. So the operation runs with zeros in their place and, for comparison, with rising and with falling numbers. If
+the whole program takes the same time with all of them, this is its time. If not, or if a loop runs more often, the time
+is unknown.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Protocol
 from systolic.simulator.core_records import CoreRun, SparseCoreRun
 from systolic.simulator.errors import SimulationError, UnknownTimeError
 
-_SAME_TIME = 0.03  # the share of the program's time by which the assumed values may change it
-_SAME_ITERATIONS = 100  # by which they may change how often loops go round: a loop of a thousand rounds is seen
+_SAME_TIME = 0.03  # the assumed values may change the program's time by this share
+_SAME_ITERATIONS = 100  # and the iterations of loops by this number: a loop of a thousand rounds is noticed
 _MORE_ITERATIONS = 100_000
 
 
@@ -36,9 +36,9 @@ _OTHERS = (Progression(first=1000, step=1000), Progression(first=1_000_000, step
 class Attempt:
     """One run of a program."""
 
-    assumed: frozenset[str]  # operations in which values are assumed for unknown ones
+    assumed: frozenset[str]  # operations in which unknown values are assumed
     progression: Progression = ZEROS  # the assumed values
-    most_iterations: int  # of all loops together
+    most_iterations: int  # limit of all loops together
     skipped: frozenset[str] = frozenset()  # operations that are not executed, as if they took no time
 
 
@@ -50,7 +50,7 @@ class Assumption:
         self._known: dict[Hashable, int] = {}
 
     def value(self, place: Hashable | None) -> int:
-        """Return an assumed value: the same one for the same place; None is a new place each time."""
+        """Return an assumed value, the same for the same place; None is a new place each time."""
         key = ("new", len(self._known)) if place is None else place
         number = self._progression.first + self._progression.step * len(self._known)
         return self._known.setdefault(key, number & 0xFFFFFFFF)
@@ -73,7 +73,7 @@ class DeviceRun:
     cores: Sequence[CoreRun]
     iterations: int
     sparse_cores: tuple[SparseCoreRun, ...]
-    prefetch_cycles: int = 0  # that the first call takes longer
+    prefetch_cycles: int = 0  # that the first call takes in addition
 
 
 def end_cycles(run: ProgramRun) -> int:
@@ -90,13 +90,13 @@ def check_time(
     """Check that a program takes the same time whatever values are assumed in it.
 
     Args:
-      run: with zeros, perhaps of a part of the program.
-      cycles: of the whole program with zeros.
+      run: the run with zeros, perhaps of a part of the program.
+      cycles: cycles of the whole program with zeros.
       assumed: unknown values by operation.
-      run_with: runs it with other values and a limit of iterations.
+      run_with: runs the program with other values and a limit of iterations.
 
     Raises:
-      UnknownTimeError: it takes another time, or does not end.
+      UnknownTimeError: the time differs, or the program does not end.
     """
     for progression in _OTHERS:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.op_totals import OpTotals
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.repeated_calls import Execution
+from systolic.simulator.repeated_calls import CoreCall, Execution
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.translating.names import parameter_address
@@ -61,6 +61,7 @@ class Core:
         self._parts = CoreParts(
             device=device,
             number=number,
+            named_words={"core id": number, "logical chip id": 0} if device.others is None else {},
             model=setup.chip.machine,
             memory=self.memory,
             iterations=self._iterations,
@@ -155,10 +156,8 @@ class Core:
                 self._overwritten(name, operand, registers)
             totals.calls += 1
             return time
-        if self._setup.repeated is not None and self._parts.device.others is not None:
-            yield time  # what links do until then decides whether the call may be looked up
         before = self._spent(name)
-        execution = self._execution(translation, time, registers)
+        execution = yield from self._execution(translation, time, registers)
         if execution is not None:
             self._repeat(translation, time, execution)
             end, block_counts, loop = time + execution.cycles, execution.block_counts, execution.loop
@@ -177,8 +176,26 @@ class Core:
 
     def _execution(
         self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
-    ) -> Execution | None:
+    ) -> Generator[int, None, Execution | None]:
         """Return what a call does without executing it; None if it has to be executed."""
+        device, repeated = self._parts.device, self._setup.repeated
+
+        def find(calls: Sequence[CoreCall]) -> Sequence[Execution] | None:
+            return None if repeated is None else repeated.find(translation, calls, device.dma.pipe)
+
+        if device.meeting.cores > 1:
+            call = self._core_call(translation, time, registers)
+            return (yield from device.meeting.together(self.number, translation.name, time, call, find))
+        if repeated is not None and device.others is not None:
+            yield time  # what links do until then decides whether the call may be looked up
+        call = self._core_call(translation, time, registers)
+        executions = None if call is None else find([call])
+        return None if executions is None else executions[0]
+
+    def _core_call(
+        self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
+    ) -> CoreCall | None:
+        """Return a call of which no input is known; None for others."""
         setup, name = self._setup, translation.name
 
         def knows(operand: CallOperand) -> bool:
@@ -196,12 +213,14 @@ class Core:
             or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
         ):
             return None
-        pipe = self._parts.device.dma.pipe
-        return setup.repeated.find(translation, partial(self._new_mxus, name), time, pipe, flags, self._iterations)
+        mxus = partial(self._new_mxus, name)
+        return CoreCall(core=self.number, time=time, mxus=mxus, flags=flags, iterations=self._iterations)
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Apply the recorded execution of a call."""
-        self._parts.device.dma.repeat(self.number, translation.name, time, execution.cycles, execution.dma)
+        time -= execution.begin_cycles
+        end = execution.begin_cycles + execution.cycles
+        self._parts.device.dma.repeat(self.number, translation.name, end, execution.dma)
         self._mxus[translation.name].repeat(time, execution.mxus)
         self._memory.repeat(execution.memory.scalar_words, execution.memory.overwritten)
         if self._timeline is not None and execution.timeline is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import MachineModel
 from systolic.simulator.assumptions import Assumption
@@ -14,6 +15,7 @@ from systolic.simulator.hardware.memory import Memory
 from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.meeting import Meeting
 from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.sparse_core.device import SparseCores
 from systolic.simulator.translating.translate import Translation
@@ -33,6 +35,7 @@ class DeviceParts:
     dma: DmaEngine
     mailboxes: Mailboxes
     sparse_cores: SparseCores
+    meeting: Meeting[Any, Any]
     others: OtherDevices | None = None
 
 
@@ -42,6 +45,7 @@ class CoreParts:
 
     device: DeviceParts
     number: int  # index of the core within its device; programs split their grid by it
+    named_words: Mapping[str, int]  # words of scalar memory that a comment names
     model: MachineModel
     memory: Memory
     iterations: IterationBudget  # budget of loop iterations of all its programs

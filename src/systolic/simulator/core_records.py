@@ -41,7 +41,7 @@ class OpRun:
     copy_stall_cycles: Count = 0
     semaphore_stall_cycles: Count = 0
     matrix_stall_cycles: Count = 0
-    overhead_cycles: Count = 0  # starting copies and looking at their flags
+    overhead_cycles: Count = 0  # starting copies and checking their flags
     matrix_busy_cycles: Count = 0  # all units together
     hbm_read_bytes: Count = 0
     hbm_written_bytes: Count = 0  # by its own copies; what other devices write meanwhile is the core's alone
@@ -73,7 +73,7 @@ class CoreRun:
     cycles: Count
     ops: tuple[OpRun, ...]
     copy_stall_cycles: Count  # waiting for copies to land
-    copy_overhead_cycles: Count  # starting copies and looking at their flags
+    copy_overhead_cycles: Count  # starting copies and checking their flags
     matrix_stall_cycles: Count  # waiting for matrix units or their results
     matrix_busy_cycles: Count  # all units together
     hbm_read_bytes: Count

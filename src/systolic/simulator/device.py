@@ -14,6 +14,7 @@ from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.meeting import Meeting
 from systolic.simulator.other_devices import OtherDevices
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sparse_core.device import SparseCores
@@ -59,7 +60,9 @@ class DeviceModel:
             setup.tables,
         )
         mailboxes = Mailboxes(len(numbers), schedule)
-        parts = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, others=others)
+        parts = DeviceParts(
+            dma=dma, mailboxes=mailboxes, sparse_cores=sparse_cores, meeting=Meeting(len(numbers)), others=others
+        )
         cores = tuple(
             Core(
                 setup,

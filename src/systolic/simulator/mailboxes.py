@@ -26,6 +26,11 @@ class Mailboxes:
                 self._schedule.changed(self._waited[other])
                 check_most(len(box), _MAX_MESSAGES, "messages to a core that does not read them")
 
+    @property
+    def are_empty(self) -> bool:
+        """True if every message was taken."""
+        return not any(self._boxes)
+
     def receive(self, core: int, time: int) -> tuple[int, int] | None:
         """Take a message: return when the core goes on and the value; None while there is none."""
         if not self._boxes[core]:

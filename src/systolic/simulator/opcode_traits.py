@@ -102,7 +102,7 @@ class Opcode:
         return self.name.startswith("v")
 
 
-_MAX_ENTRIES = 1 << 14  # of a table: a listing that is no program may hold any number of names
+_MAX_ENTRIES = 1 << 14  # of a table: a listing that is not a program may hold any number of names
 _UNKNOWN = Opcode(name="", kind="unknown", translator="scalar", writes="register")
 
 

@@ -5,12 +5,15 @@ registers and contents that it is handed. So the operation is executed alone: fr
 own, and everything that it is handed unknown. If it ends, its control flow depends only on the counts of its flags and
 on how long the pipe to HBM is still busy when it begins, and at which rate it carries; all calls with equal values of
 these do the same. Calls during which the rate changes are executed, and so are those that begin while links use HBM,
-and all of operations that act on other cores or devices, or on flags that are not their own.
+and all of operations that act on other devices, or on flags that are not their own.
+
+The cores of a device share its pipe. They begin an operation together, after a barrier, and are executed alone
+together, as far apart as they are; see `Meeting`. Calls of one core are executed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -27,6 +30,7 @@ from systolic.simulator.hardware.sync_flags import OwnFlags
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.mailboxes import Mailboxes
+from systolic.simulator.meeting import Meeting
 from systolic.simulator.schedule import Schedule
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.translating.translate import Translation
@@ -39,13 +43,14 @@ _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at differe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
-    """An execution of an operation alone; times count from its start."""
+    """An execution of an operation alone by one core; times count from the first core's begin."""
 
+    begin_cycles: int  # after that of the device's first core
     cycles: int
     iterations: int  # of its loops
     block_counts: tuple[int, ...]
     loop: LoopTime | None
-    dma: DmaEngine
+    dma: DmaEngine  # of the device
     mxus: Mxus
     memory: OwnMemory
     timeline: Timeline | None
@@ -67,18 +72,33 @@ class OwnMemory(Memory):
             self.overwritten[destination, first, size] = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreCall:
+    """A core's call of an operation, of which none of the inputs is known."""
+
+    core: int
+    time: int
+    mxus: Callable[[Timeline | None], Mxus]  # makes matrix units in which nothing is under way
+    flags: OwnFlags  # counts of the operation's own flags
+    iterations: IterationBudget
+
+
+# How long the pipe is busy, its rate and last copy, and the cores that call, with how much later and their flags.
+_Begin = tuple[float, float, tuple[str, float], tuple[tuple[int, int, OwnFlags], ...]]
+
+
 @dataclass(slots=True)
 class _Operation:
     calls: int = 0
     closed: bool = True  # as far as is known
-    executions: dict[tuple[float, float, tuple[str, float], OwnFlags], Execution] = field(default_factory=dict)
+    executions: dict[_Begin, tuple[Execution, ...]] = field(default_factory=dict)
 
 
 class RepeatedCalls:
     """Executions of operations alone, for all cores that run the same program.
 
     Args:
-      machine: the model of the chip, whose devices have one core.
+      machine: the model of the chip.
       spans: as of `Timeline`; 0: none is kept.
     """
 
@@ -90,51 +110,51 @@ class RepeatedCalls:
     def find(
         self,
         translation: Translation,
-        mxus: Callable[[Timeline | None], Mxus],
-        time: int,
+        calls: Sequence[CoreCall],
         pipe: HbmPipe,
-        flags: OwnFlags,
-        iterations: IterationBudget,
-    ) -> Execution | None:
-        """Return the outcome of a call if none of its inputs is known.
+    ) -> tuple[Execution, ...] | None:
+        """Return the outcome of a call, and let the pipe carry what it does.
 
         Args:
           translation: the operation.
-          mxus: makes matrix units in which nothing is under way.
-          time: of the call.
+          calls: of all cores of the device, in the order in which they act if they do at the same time.
           pipe: to HBM.
-          flags: counts of its own flags.
-          iterations: of the core.
 
         Returns:
-          None where the call has to be executed: the first one, one during which the pipe changes its rate or may,
-          because links use HBM when it begins, and all of an operation that depends on others.
+          The execution of each call. None where the call has to be executed: the first one, one during which the pipe
+          changes its rate or may, because links use HBM when it begins, and all of an operation that depends on others.
         """
         operation = self._operations.setdefault(translation.name, _Operation(closed=_may_be_closed(translation)))
         operation.calls += 1
         if not operation.closed or operation.calls == 1 or pipe.serves_links:
             return None
+        time = calls[0].time
         rate, until = pipe.rate(max(time, pipe.free))
         if rate != pipe.rate(time)[0]:
             return None
         pipe_cycles = max(0.0, pipe.free - time)
         last = pipe.last if pipe_cycles else ("", 0.0)
-        key = (round(pipe_cycles, _PIPE_DIGITS), rate, last, flags)
-        execution = operation.executions.get(key)
-        if execution is None and len(operation.executions) < _MAX_KEPT:
-            timeline = Timeline(self._spans) if self._spans else None
+        cores = tuple((call.core, call.time - time, call.flags) for call in calls)
+        key = (round(pipe_cycles, _PIPE_DIGITS), rate, last, cores)
+        executions = operation.executions.get(key)
+        if executions is None:
+            if len(operation.executions) >= _MAX_KEPT:
+                return None
             try:
                 pipe_alone = HbmPipe(self._machine, pipe_cycles, rate, last)
-                execution = _alone(translation, self._machine, mxus(timeline), pipe_alone, flags, iterations, timeline)
+                executions = _alone(translation, self._machine, calls, pipe_alone, self._spans)
             except SimulationError:
                 operation.closed = False
                 return None
-            operation.executions[key] = execution
-        elif execution is not None:
-            iterations.spend(execution.iterations)
-        if execution is not None and time + execution.dma.pipe.free > until:
+            operation.executions[key] = executions
+        else:
+            for call, execution in zip(calls, executions, strict=True):
+                call.iterations.spend(execution.iterations)
+        carried = executions[0].dma.pipe
+        if time + carried.free > until:
             return None
-        return execution
+        pipe.repeat(time, carried)
+        return executions
 
 
 def _may_be_closed(translation: Translation) -> bool:
@@ -143,58 +163,63 @@ def _may_be_closed(translation: Translation) -> bool:
 
 
 def _alone(
-    translation: Translation,
-    machine: MachineModel,
-    mxus: Mxus,
-    pipe: HbmPipe,
-    flags: OwnFlags,
-    iterations: IterationBudget,
-    timeline: Timeline | None,
-) -> Execution:
+    translation: Translation, machine: MachineModel, calls: Sequence[CoreCall], pipe: HbmPipe, spans: int
+) -> tuple[Execution, ...]:
     """Execute an operation alone; raise SimulationError if it depends on something else."""
-    schedule = Schedule()
-    dma = DmaEngine(machine, 1, [timeline] if timeline else None, schedule, pipe=pipe)
-    for flag, count in flags:
-        dma.set(0, translation.name, flag, count)
-    memory = OwnMemory(iterations)
+    schedule, count = Schedule(), len(calls)
+    timelines = [Timeline(spans) for _ in calls] if spans else None  # by core
+    dma = DmaEngine(machine, count, timelines, schedule, pipe=pipe)
+    mailboxes = Mailboxes(count, schedule)
     others: Any = _Nobody()
-    device = DeviceParts(dma=dma, mailboxes=Mailboxes(1, schedule), sparse_cores=others, others=others)
-    parts = CoreParts(
-        device=device,
-        number=0,
-        model=machine,
-        memory=memory,
-        iterations=iterations,
-        parameter=_refuse,
-        call=_refuse,
-    )
-    activation = Activation(
-        translation=translation,
-        mxus=mxus,
-        timer=LoopTimer(translation.name, 0, timeline),
-        passed={operand.register: _HANDED_OVER for operand in translation.operands},
-    )
-    sequencer = Sequencer(parts, activation)
-    before = iterations.left
-    progress = sequencer.run(0)
-    try:
-        while next(progress) is not None:
-            pass
-        _refuse()  # it waits for another core
-    except StopIteration as end:
-        cycles = end.value
-    if dma.acts_on_others(translation.name) or dma.own_flags(0, translation.name, cycles) is None:
+    device = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=others, meeting=Meeting(count), others=others)
+    started: list[tuple[CoreCall, int, Sequencer, OwnMemory, Mxus, int]] = []
+    for call in calls:
+        begin = call.time - calls[0].time
+        timeline = timelines[call.core] if timelines else None
+        memory, mxus = OwnMemory(call.iterations), call.mxus(timeline)
+        for flag, amount in call.flags:
+            dma.set(call.core, translation.name, flag, amount)
+        parts = CoreParts(
+            device=device,
+            number=call.core,
+            # Of a chip whose devices have several cores no other device's cores have other numbers.
+            named_words={"core id": call.core} if count > 1 else {},
+            model=machine,
+            memory=memory,
+            iterations=call.iterations,
+            parameter=_refuse,
+            call=_refuse,
+        )
+        activation = Activation(
+            translation=translation,
+            mxus=mxus,
+            timer=LoopTimer(translation.name, begin, timeline),
+            passed={operand.register: _HANDED_OVER for operand in translation.operands},
+        )
+        sequencer = Sequencer(parts, activation)
+        started.append((call, begin, sequencer, memory, mxus, call.iterations.left))
+        schedule.start(begin, sequencer.run(begin), lambda sequencer=sequencer: sequencer.waits_for)
+    ends = [int(end) for end in schedule.run()]  # DeadlockError: it waits for others
+    cores = range(count)
+    if dma.acts_on_others(translation.name, cores) or not mailboxes.are_empty:
         _refuse()
-    return Execution(
-        cycles=cycles,
-        iterations=before - iterations.left,
-        block_counts=tuple(sequencer.counts),
-        loop=sequencer.timer.longest(0, cycles),
-        dma=dma,
-        mxus=mxus,
-        memory=memory,
-        timeline=timeline,
-    )
+    executions = []
+    for (call, begin, sequencer, memory, mxus, before), end in zip(started, ends, strict=True):
+        if dma.own_flags(call.core, translation.name, end) is None:
+            _refuse()
+        execution = Execution(
+            begin_cycles=begin,
+            cycles=end - begin,
+            iterations=before - call.iterations.left,
+            block_counts=tuple(sequencer.counts),
+            loop=sequencer.timer.longest(begin, end),
+            dma=dma,
+            mxus=mxus,
+            memory=memory,
+            timeline=timelines[call.core] if timelines else None,
+        )
+        executions.append(execution)
+    return tuple(executions)
 
 
 def _refuse(*_: object) -> NoReturn:

@@ -181,7 +181,6 @@ class PreparedProgram:
         return max(0, end_cycles(cold) - end_cycles(run))
 
     def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
-        alone = chip.cores_per_device == 1 and not self.sparse_programs  # other traffic in the pipe changes calls
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
@@ -196,7 +195,7 @@ class PreparedProgram:
             initial=lambda _: 1,
             pointers=self.pointers,
             remember=remember,
-            repeated=RepeatedCalls(chip.machine, spans) if remember and alone else None,
+            repeated=RepeatedCalls(chip.machine, spans) if remember and not self.sparse_programs else None,
             max_iterations=attempt.most_iterations,
             skipped=attempt.skipped,
         )

@@ -1,4 +1,4 @@
-"""Run programs together, always the one with the earliest time, and wake waiting ones when it may help."""
+"""Run programs together, always the one with the earliest time, and wake waiting programs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 
 from systolic.simulator.errors import DeadlockError
 
-# A program in progress. It yields the time at which it is about to act on what others share, or None where it can't go
-# on until another has acted, and returns the time at which it is over.
+# A program in progress. It yields the time at which it is about to act on shared state, or None if it can't continue
+# until another program has acted, and returns the time at which it ends.
 Running = Generator[float | None, None, float]
 
-_MAX_STUCK_PLACES = 8  # that a deadlock's message names: a slice of v7x has thousands of programs
-_EVENT = -1  # in place of a program's number: an event that is no program's
+_MAX_STUCK_PLACES = 8  # in a deadlock's message: a slice of v7x has thousands of programs
+_EVENT = -1  # in place of a program's number: an event that is not a program's
 
 
 @dataclass(slots=True)
 class Waited:
-    """A thing that programs wait for: a sync flag, a mailbox."""
+    """An object that programs wait for: a sync flag, a mailbox."""
 
-    waiting: list[int] = field(default_factory=list)  # programs that can't go on before it has changed
+    waiting: list[int] = field(default_factory=list)  # programs that can't continue before it has changed
 
 
 class Schedule:
     """Run programs together: copies enter a common pipe in order of time.
 
-    A program that yields None has called `wait_for` with what it waits for, and is tried again when that changes.
-    Without that call it is tried again after any change.
+    A program that yields None has called `wait_for` with the object that it waits for, and is tried again when that
+    changes. Without this call it is tried again after any change.
 
     Args:
       changes: counts changes, for programs that did not call `wait_for`.
-      patient: future landings wake no program: something that is sent later may land earlier.
-        Within one device nothing overtakes.
+      patient: future landings wake no program, because something sent later may land earlier. Within one device the
+        order of landings is the order of sending.
     """
 
     def __init__(self, changes: Callable[[], int] = lambda: 0, *, patient: bool = False) -> None:
@@ -47,9 +47,9 @@ class Schedule:
         self._running = _EVENT
         self._parked: dict[int, tuple[float, int]] = {}  # program → since when, and which of its parkings it is
         self._parkings = 0
-        self._said = False  # whether the running program has called `wait_for`
+        self._said = False  # True if the running program has called `wait_for`
         self._due: float | None = None
-        self._silent: set[int] = set()  # those that did not say it
+        self._silent: set[int] = set()  # programs that did not call `wait_for`
         self._woken: list[int] = []
 
     def start(self, time: float, program: Running, stuck: Callable[[], str]) -> None:
@@ -63,7 +63,7 @@ class Schedule:
         self._push(time, _EVENT, act)
 
     def wait_for(self, what: Waited, due: float | None = None) -> None:
-        """Record that the running program can't go on before `what` has changed, or before a time that is known."""
+        """Record that the running program can't continue before `what` has changed, or before a known time."""
         what.waiting.append(self._running)
         self._said, self._due = True, due
 
@@ -77,7 +77,7 @@ class Schedule:
         self._turns += 1
 
     def run(self) -> list[float]:
-        """Run all programs, also those added meanwhile, and return when each ends; raise DeadlockError if all wait."""
+        """Run all programs, with those added meanwhile; return when each ends. Raise DeadlockError if all wait."""
         ends: dict[int, float] = {}
         while self._entries:
             time, _, program, parking = heapq.heappop(self._entries)
@@ -128,7 +128,7 @@ class Schedule:
 
 
 def _deadlock_words(stuck: list[str]) -> str:
-    """Say where programs are stuck; places that several share are named once, with their number."""
+    """Describe where programs are stuck; a place that several share is named once, with their number."""
     places = Counter(stuck)
     sentences = [
         f"{place} waits for what never comes" + (f" ({count:,} times)" if count > 1 else "")

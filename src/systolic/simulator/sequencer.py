@@ -18,7 +18,7 @@ from systolic.simulator.other_devices import RemoteCopy
 from systolic.simulator.sparse_core.device import SPARSE_CORE_BIT
 from systolic.simulator.sparse_core.launch import DESCRIPTOR_GRANULES
 
-_CORE = re.compile(r"\bcore id\b|\blogical chip id\b")
+_NAMED_WORD = re.compile(r"\bcore id\b|\blogical chip id\b")
 
 # How a copy names a SparseCore's sync flag as its end: bit 15 says that it is one, the bits from 13 on whose.
 _SPARSE_COPY, _SPARSE_COPY_NUMBER = 15, 13
@@ -46,6 +46,7 @@ class Sequencer:
         self._assumption = activation.assumption
         self._sparse_cores = device.sparse_cores
         self._others = device.others
+        self._named_words = parts.named_words
         self._dma_latency_cycles = model.dma_latency_cycles
         self.dma_issue_cycles, self.dma_wait_cycles = model.dma_issue_cycles, model.dma_wait_cycles
         self.timer = activation.timer
@@ -227,9 +228,9 @@ class Sequencer:
         return self._known(value, None)
 
     def load(self, address: int, comment: str) -> int | Unknown:
-        named = _CORE.search(comment) if self._others is None else None
-        if named:
-            return self._core if named.group() == "core id" else 0
+        named = _NAMED_WORD.search(comment) if self._named_words else None
+        if named and named.group() in self._named_words:
+            return self._named_words[named.group()]
         return self._known(self._memory.load(address), None if isinstance(address, Unknown) else ("smem", address))
 
     def word(self, row: int) -> int | Unknown:

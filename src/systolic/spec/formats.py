@@ -48,5 +48,5 @@ def format_named(dtype: object) -> str:
     except TypeError:
         dtype_name = str(dtype)
     if dtype_name not in LARGEST:
-        raise QuantizationError(f"dtype={dtype_name!r} is no format to quantize to; use {', '.join(LARGEST)}")
+        raise QuantizationError(f"dtype={dtype_name!r} is not a format to quantize to; use {', '.join(LARGEST)}")
     return dtype_name

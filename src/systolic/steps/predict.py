@@ -128,19 +128,19 @@ def step(
     """Predict the time of a whole training or decoding step on chips that are not there, and where it goes.
 
     In addition to `simulate`'s result it has the time of each part of the model in each pass over it (by
-    `jax.named_scope`), the HBM that it needs, tokens a second, and the share of the peak.
+    `jax.named_scope`), the HBM that it needs, tokens per second, and the share of the peak.
 
     Args:
       fn: a `Step`, or a function with a `Step`'s fields as the other arguments.
       args: of the function, as `simulate` takes them; none with a `Step`.
-      chip: a name such as "v6e", or a record of your own.
+      chip: a name such as "v6e", or your own record.
       topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.
       flags: compiler flags by name.
       tokens, flops, flops_causal, parts: see `Step`.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
-      cached: use programs compiled before, and keep this one.
+      spans: number of timeline spans of each kind to keep, from the beginning and from the end.
+      cached: reuse stored programs, and store new ones.
       time_limit_s: seconds of CPU time that compiling and simulating may take.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
 
     Raises:
       DoesNotFitError: it needs more HBM than a device has; the message says by how much, and what would make it fit.

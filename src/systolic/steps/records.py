@@ -14,21 +14,21 @@ from systolic.support.summary import Summary
 
 GIB = 2**30
 
-FORMAT = 1  # of JSON text; a change that older versions cannot read makes it another
+FORMAT = 1  # of JSON text; raised by a change that older versions cannot read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """HBM of one device, by the compiler's own account.
+    """HBM of one device, as the compiler reports it.
 
     Attributes:
       argument_bytes: state, weights and inputs.
       result_bytes: results.
       donated_bytes: results that reuse arguments' memory.
-      temporary_bytes: the most of intermediate values.
+      temporary_bytes: the peak of intermediate values.
       code_bytes: the program.
-      capacity_bytes: HBM that a device has. The runtime keeps some of it for itself.
-      peak_bytes: the most of all this that is in use at once, without the code; None: the compiler did not say.
+      capacity_bytes: HBM of a device. The runtime reserves some of it.
+      peak_bytes: the peak of all of this, without the code; None: the compiler did not report it.
     """
 
     argument_bytes: Count
@@ -41,7 +41,7 @@ class StepMemory:
 
     @property
     def needed_bytes(self) -> int:
-        """Bytes of everything that is in use at once."""
+        """The peak of all bytes in use."""
         if self.peak_bytes:
             return self.peak_bytes + self.code_bytes
         results = max(0, self.result_bytes - self.donated_bytes)
@@ -64,13 +64,13 @@ class PartRun:
     hbm_bytes: Count
     exposed_cycles: Count  # waiting for other devices and doing nothing else
     sent_bytes: Count  # to other devices
-    limit: str  # what is busiest meanwhile
-    limit_share: Amount  # and for which share of the time
+    limit: str  # the busiest resource meanwhile
+    limit_share: Amount  # the share of the time in which it is busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepChange:
-    """A change that would help, with what it saves at most by arithmetic. It has not been simulated."""
+    """A change that would help, with the most that it can save, by arithmetic. It has not been simulated."""
 
     title: str
     change: str
@@ -79,7 +79,7 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRun(SavedResult):
-    """A predicted step. Times are of the device that ends last.
+    """A predicted step. Its times belong to the device that ends last.
 
     `flops` and `flops_causal` are the model's, see `systolic.Step`; `mfu` is flops / (time × devices × peak),
     with the published peak of bfloat16.
@@ -117,12 +117,12 @@ class StepRun(SavedResult):
 
     @property
     def tokens_per_s_per_device(self) -> float:
-        """Tokens that a device processes a second."""
+        """Tokens per second and device."""
         return self.tokens / self.devices / self.time_us * 1e6
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization, attention counted in full."""
+        """Model FLOP utilization, with attention counted in full."""
         return self._utilisation(self.flops)
 
     @property
@@ -148,7 +148,7 @@ class StepRun(SavedResult):
         return Summary(
             heading=f"{self.time_us / 1e3:,.2f} ms {self.error.words} on {where} ({self.run.provenance})",
             facts={
-                "tokens": f"{self.tokens_per_s_per_device:,.0f} a second and device" if self.tokens else "",
+                "tokens": f"{self.tokens_per_s_per_device:,.0f} per second and device" if self.tokens else "",
                 "MFU": f"{self.mfu:.1%}, with causal attention counted in half {self.mfu_causal:.1%}"
                 if self.flops
                 else "",

@@ -81,7 +81,7 @@ def is_there(file: Path) -> bool:
     except (OSError, ValueError) as error:
         raise StoreError(f"the trials in {shown_path(file)} cannot be read: {error}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise StoreError(f"{shown_path(file)} is no file that can hold trials; name another one")
+        raise StoreError(f"{shown_path(file)} is not a file that can hold trials; name another one")
     return status.st_size > 0
 
 
@@ -97,7 +97,7 @@ def connection(file: Path, *, writing: bool, thorough: bool = True) -> sqlite3.C
       thorough: read all of it to check that it is whole.
 
     Raises:
-      StoreError: it is no store, or another version's.
+      StoreError: it is not a store, or another version's.
       StoreDamagedError, sqlite3.Error, OSError: see `named_errors`.
     """
     _check_ours(file)
@@ -186,7 +186,7 @@ def _address(file: Path, *, writing: bool) -> str:
 
 
 def _check_ours(file: Path) -> None:
-    """Refuse a file that is no store: it is neither written nor set aside, whatever is wrong with it.
+    """Refuse a file that is not a store: it is neither written nor set aside, whatever is wrong with it.
 
     Ours bears three marks: SQLite's, the application's, and the text of a table. Two of them are enough to tell a
     damaged store from a stranger's file.
@@ -202,7 +202,7 @@ def _check_ours(file: Path) -> None:
         return  # half made: SQLite takes that back
     marks = (head.startswith(_SQLITE), head[68:72] == _APPLICATION.to_bytes(4, "big"), _SCHEMA_MARK in head)
     if sum(marks) < 2:
-        raise StoreError(f"{shown_path(file)} is no store of trials; name another file")
+        raise StoreError(f"{shown_path(file)} is not a store of trials; name another file")
     # A damaged version of the format (bytes 18 and 19) reads as "attempt to write a readonly database".
     if not (marks[0] and marks[1]) or head[18:20] not in (b"\1\1", b"\2\2"):
         raise StoreDamagedError(f"{shown_path(file)} is damaged: its first bytes are not those of a store")

@@ -41,7 +41,9 @@ def read_trials_file(file: Path) -> list[tuple[Subject, list[Trial]]]:
     except OSError as error:
         raise TrialsFileError(f"cannot read {name}: {error.strerror}") from error
     except (StoreError, UntrustedError) as error:
-        raise TrialsFileError(f"{name} is no store, and nothing that systolic table export wrote: {error}") from error
+        raise TrialsFileError(
+            f"{name} is not a store, and nothing that systolic table export wrote: {error}"
+        ) from error
 
 
 def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
@@ -54,14 +56,14 @@ def read_exported(document: Any) -> list[tuple[Subject, list[Trial]]]:
         raise UntrustedError(f"schema {shown(schema)} is of another version of systolic; here it is {EXPORT_SCHEMA}")
     rows = document.get("rows")
     if not isinstance(rows, list):
-        raise UntrustedError(f"rows is no list but {shown(rows)}")
+        raise UntrustedError(f"rows is not a list but {shown(rows)}")
     result = []
     for number, row in enumerate(rows, 1):
         where = f"row {number}"
         row = mapping(row, where)
         trials = row.get("trials")
         if set(row) != {"subject", "trials"} or not isinstance(trials, list):
-            raise UntrustedError(f"{where} is no subject with a list of trials")
+            raise UntrustedError(f"{where} is not a subject with a list of trials")
         try:
             where = f"row {number}, subject"
             subject = read_subject(row["subject"])

@@ -38,7 +38,7 @@ class Keyword:
     def __post_init__(self) -> None:
         parts = self.name.split(".")
         if len(parts) > 2 or not all(part.isidentifier() and part.isascii() for part in parts):
-            raise FunctionConfigError(f"{self.name!r} is no name of an argument")
+            raise FunctionConfigError(f"{self.name!r} is not a name of an argument")
         try:
             same = len(self.value) <= _LONGEST and repr(ast.literal_eval(self.value)) == self.value
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -34,8 +34,8 @@ def read_subject(record: Any) -> Subject:
     """Return a subject from the values of `read_json`.
 
     Raises:
-      UntrustedError: it is none; or its op, its chip, its slice or a dtype is not known, a number is no count, a text
-        is not of its form.
+      UntrustedError: it is not a subject; its op, chip, slice or a dtype is unknown; a number is not a count; or a text
+        does not have its form.
     """
     subject = structured(record, Subject)
     subject = dataclasses.replace(subject, spec=read_spec(subject.op, subject.spec))
@@ -73,7 +73,7 @@ def read_trial(record: Any, subject: Subject) -> Trial:
     for name in ("modelled_us", "simulated_us", "measured_us"):
         value = getattr(trial, name)
         if value is not None and value <= 0:
-            raise UntrustedError(f"{name}={shown(value)} is no time above 0")
+            raise UntrustedError(f"{name}={shown(value)} is not a time above 0")
         if value is not None and value >= _LONGEST_US:
             raise UntrustedError(f"{name}={shown(value)} is no time: it is {_LONGEST_US:g} µs or more")
     for name in ("prefetch_us", "vmem_bytes", "hbm_bytes", "bundles", "compile_s"):

@@ -1,4 +1,4 @@
-"""Write rows of a store, and read them with checks of each."""
+"""Write rows of a store, and read and check them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = Sequence[Any]  # of SQLite, whose texts are bytes
 
 
 def write(connection: sqlite3.Connection, records: Records) -> None:
-    """Add trials, replacing the same configurations' unless these know more: a time, or a measured one."""
+    """Add trials; they replace trials of the same configuration unless those know more: a time, or a measured one."""
     for subject, trials in records:
         sizes = kept_as(subject.spec).words(subject.spec)[0]
         connection.execute(
@@ -49,7 +49,7 @@ def _write(connection: sqlite3.Connection, subject: Subject, trial: Trial) -> No
         # An unreadable trial is replaced, whatever its columns say.
         connection.execute("DELETE FROM trials WHERE subject = ? AND config = ?", key)
     connection.execute(
-        # A failure may be this machine's: it takes no time's place.
+        # A failure may be this machine's fault: it does not replace a time.
         "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (subject, config) DO UPDATE SET "
         "status = excluded.status, modelled_us = excluded.modelled_us, simulated_us = excluded.simulated_us, "
         "measured_us = excluded.measured_us, trial = excluded.trial, kept_at = excluded.kept_at "
@@ -66,7 +66,7 @@ def read_subjects(connection: sqlite3.Connection) -> list[Subject]:
 
 
 def read_all(connection: sqlite3.Connection, bad: list[str]) -> list[tuple[Subject, list[Trial]]]:
-    """Return everything by chip and product; add a line to `bad` for each row that cannot be read."""
+    """Return all trials by chip and product; add a line to `bad` for each row that cannot be read."""
     subjects = connection.execute(f"SELECT {_SUBJECT_COLUMNS} FROM subjects NOT INDEXED")
     trials = connection.execute(f"SELECT {TRIAL_COLUMNS} FROM trials NOT INDEXED")
     return _joined(subjects, trials, bad)
@@ -82,7 +82,7 @@ def read_trials(rows: Iterable[Row], subject: Subject, bad: list[str]) -> Iterat
 
 
 def salvaged(file: Path) -> list[tuple[Subject, list[Trial]]]:
-    """Return the readable rows of a damaged store: from either end, up to the first page that is broken."""
+    """Return the readable rows of a damaged store: from both ends, up to the first broken page."""
     subjects: dict[int, Row] = {}
     trials: dict[int, Row] = {}
     with suppress(StoreDamagedError), named_errors(file), closing(database.wreck(file)) as connection:
@@ -106,7 +106,7 @@ def _joined(subjects: Iterable[Row], trials: Iterable[Row], bad: list[str]) -> l
         if row[1] in result:
             result[row[1]][1].append(row)
         else:
-            bad.append(f"trial {row[0]}: what it is of cannot be read")
+            bad.append(f"trial {row[0]}: its subject cannot be read")
     pairs = [(subject, best_first(read_trials(rows, subject, bad))) for subject, rows in result.values()]
     return sorted(pairs, key=lambda pair: (pair[0].chip, pair[0].as_json()))
 
@@ -130,11 +130,11 @@ def _trial(row: Row, subject: Subject) -> Trial:
 
 
 def _config_text(config: Any) -> str:
-    """Return a configuration as the column of that name has it; XLA's program has none."""
+    """Return the text of the column `config`; XLA's program has no configuration."""
     return "" if config is None else json.dumps(config, sort_keys=True)
 
 
 def _json(text: Any) -> Any:
     if not isinstance(text, bytes):
-        raise UntrustedError("its record is no text")
+        raise UntrustedError("its record is not text")
     return mapping(read_json(text), "its record")

@@ -91,7 +91,7 @@ def is_own(error: BaseException) -> bool:
     """True if an exception is a bug of systolic.
 
     The innermost frame of the user's or of systolic decides; frames of JAX, of the standard library and of other
-    packages do not count. Errors that systolic names are answers. A full disk is no bug.
+    packages do not count. Errors that systolic names are answers. A full disk is not a bug.
 
     Args:
       error: with its traceback, which does not travel between processes: to be asked where it was raised.

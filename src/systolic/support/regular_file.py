@@ -18,7 +18,7 @@ _KINDS = (
 
 
 class NoRegularFileError(OSError):
-    """A name that is no regular file but a folder, a pipe, a socket or a device; `strerror` says which, and what to do.
+    """A path is a folder, pipe, socket or device and not a regular file; `strerror` says which, and what to do.
 
     It is an `OSError`, so that code that handles read errors handles this one too.
     """
@@ -48,7 +48,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise OSError, as `open_regular`, for a path that is there and no regular file: for readers such as SQLite."""
+    """Raise OSError, as `open_regular`, for a path that exists and is not a regular file, for SQLite."""
     try:
         _check(path, path.stat())
     except ValueError as error:  # a null character, or half of a surrogate pair
@@ -58,5 +58,5 @@ def check_regular(path: Path) -> None:
 def _check(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = next((name for test, name in _KINDS if test(status.st_mode)), "something else")
-        words = f"it is {kind} and no regular file: copy what it holds into one"
+        words = f"it is {kind} and not a regular file: copy what it holds into one"
         raise NoRegularFileError(errno.EINVAL, words, str(path))

@@ -45,13 +45,13 @@ def read_json(text: str | bytes) -> Any:
     except UntrustedError:
         raise
     except RecursionError as error:
-        raise UntrustedError("no JSON that is read here: it is nested too deep") from error
+        raise UntrustedError("not JSON that can be read: it is nested too deep") from error
     except UnicodeDecodeError as error:
-        raise UntrustedError(f"no JSON: byte {error.start + 1} is not UTF-8") from error
+        raise UntrustedError(f"not JSON: byte {error.start + 1} is not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise UntrustedError(f"no JSON: {printable(str(error))}") from error
+        raise UntrustedError(f"not JSON: {printable(str(error))}") from error
     except ValueError as error:
-        raise UntrustedError("no JSON that is read here: a number has thousands of digits") from error
+        raise UntrustedError("not JSON that can be read: a number has thousands of digits") from error
 
 
 def read_json_file(path: Path, error: type[ValueError], *, wanted: str = "") -> Any:
@@ -65,7 +65,7 @@ def read_json_file(path: Path, error: type[ValueError], *, wanted: str = "") -> 
 
 
 def structured(value: Any, kind: type[_T]) -> _T:
-    """Return a record made from values of `read_json`. Nothing is converted: "5.0" and true are no numbers.
+    """Return a record made from values of `read_json`. Nothing is converted: "5.0" and true are not numbers.
 
     A number is finite and in the `Range` of its field, a whole number is below 2⁶³ either way, text has no half of a
     surrogate pair, no field is missing or unknown.
@@ -96,7 +96,7 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
       error: the exception to raise.
 
     Raises:
-      ValueError: as `error`: the text is no such record, or has another format.
+      ValueError: as `error`: the text is not such a record, or has another format.
     """
     try:
         document = read_json(text)
@@ -106,7 +106,7 @@ def read_record(text: str, kind: type[_T], what: str, error: type[ValueError] = 
             raise UntrustedError(f"format {expected_format} is read here, and not that of {shown(found_format)}")
         return structured(document, kind)
     except UntrustedError as reason:
-        raise error(f"this is no {what}: {reason}") from reason
+        raise error(f"this is not {'an' if what[0] in 'aeiou' else 'a'} {what}: {reason}") from reason
 
 
 def shown(value: Any) -> str:
@@ -119,7 +119,7 @@ def shown(value: Any) -> str:
 
 
 def _no_number(name: str) -> None:
-    raise UntrustedError(f"no JSON: {name} is no number there")
+    raise UntrustedError(f"not JSON: {name} is not a number there")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = next(name for name, count in counts.items() if count > 1)
-        raise UntrustedError(f"no JSON that is read here: the key {shown(twice)} is there twice")
+        raise UntrustedError(f"not JSON that can be read: the key {shown(twice)} is there twice")
     return result
 
 
@@ -225,7 +225,7 @@ def _exactly(value: Any, kind: type[_T], name: str) -> _T:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not -_LARGEST <= value < _LARGEST:
-        raise UntrustedError(f"{shown(value)} is no whole number below 2^63")
+        raise UntrustedError(f"{shown(value)} is not an integer below 2^63")
     return value
 
 
@@ -235,7 +235,7 @@ def _number(value: Any) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise UntrustedError(f"{shown(value)} is no finite number")
+        raise UntrustedError(f"{shown(value)} is not a finite number")
     return number
 
 
@@ -244,7 +244,7 @@ def _text(value: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UntrustedError(f"{shown(value)} is no Unicode text") from error
+        raise UntrustedError(f"{shown(value)} is not Unicode text") from error
     return text
 
 
@@ -277,5 +277,5 @@ def _places(error: BaseException) -> list[str]:
 def mapping(value: Any, what: str) -> Mapping[str, Any]:
     """Return the value if it is a JSON object; raise UntrustedError if it is none."""
     if not isinstance(value, dict):
-        raise UntrustedError(f"{what} is no object but {shown(value)}")
+        raise UntrustedError(f"{what} is not an object but {shown(value)}")
     return value

@@ -1,4 +1,4 @@
-"""The time of a function on a chip: modelled, simulated or measured, and labelled so in every result."""
+"""The time of a function on a chip: modelled, simulated or measured, as every result states."""
 
 from systolic.timing.call import Call
 from systolic.timing.compiled import prepare_program, target_of, vmem_buffers

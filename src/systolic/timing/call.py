@@ -1,4 +1,4 @@
-"""The one pipeline of a simulated call, on one chip or on a slice: compile, read, compute contents, run."""
+"""The pipeline of every simulated call, on one chip or a slice: compile, read, compute contents, run."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class CallContents:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """A call of a JAX function, and the chip or slice that it is simulated on. It travels to a worker."""
+    """A call of a JAX function, and the chip or slice that it is simulated on. It is sent to a worker."""
 
     fn: Callable[..., Any] | NamedFunction
     args: Sequence[Any]  # shapes of its arguments
     values: Sequence[np.ndarray | None]  # the flat arguments' values; None: not known
-    chip: Chip  # also the slice's
-    settings: Mapping[str, Any]  # JAX's, to trace under; see `compiler.tracing_settings`
+    chip: Chip  # on a slice, the chip of the slice
+    settings: Mapping[str, Any]  # JAX's settings while it is traced; see `compiler.tracing_settings`
     shape: SliceShape | None = None  # the slice that it is sharded over; None: it runs on one device
 
     @staticmethod
@@ -68,7 +68,7 @@ class Call:
 
     @staticmethod
     def of(fn: Callable[..., Any] | NamedFunction, args: Sequence[Any], chip: Chip, topology: str | None) -> Call:
-        """Check and describe a call of `fn(*args)`; raise SliceError if it is sharded over no such slice."""
+        """Check and describe a call of `fn(*args)`; raise SliceError if it is not sharded over the slice."""
         shape = None if topology is None else slice_of(chip, topology)
         check_sharded_call(fn, args, None if shape is None else topology_of(shape))
         if shape is None:
@@ -86,7 +86,7 @@ class Call:
         return compile_function(self.fn, self.args, self.target, cache=cache, settings=self.settings, lines=lines)
 
     def read(self, compiled: CompiledProgram) -> PreparedProgram:
-        """Read the compiler's output; raise SimulationError if it holds something not understood or not simulated."""
+        """Read the compiler's output; raise SimulationError if it contains something unknown or not simulated."""
         if self.shape is not None:
             check_offloading(compiled)
         return prepare_program(compiled, self.chip)

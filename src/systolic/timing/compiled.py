@@ -90,7 +90,7 @@ def parameter_name(prepared: PreparedProgram, number: int) -> str:
 
 
 def vmem_buffers(report: str) -> list[VmemBuffer]:
-    """Return the compiler's account of VMEM as records. Entries of an unknown form are left out."""
+    """Return the compiler's report of VMEM as records. Entries of an unknown form are left out."""
     try:
         fields = json.loads(report) if report else {}
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def vmem_buffers(report: str) -> list[VmemBuffer]:
     return [
         buffer
         for op, breakdown in (fields.items() if isinstance(fields, dict) else ())
-        if not op.startswith("<")  # the callers of inlined operations, which are listed by themselves
+        if not op.startswith("<")  # the callers of inlined operations, which are listed separately
         for block in _records(breakdown, "blocks")
         for buffer in _buffers(op, block)
     ]
@@ -108,7 +108,7 @@ def _buffers(op: str, block: Mapping[str, Any]) -> Iterator[VmemBuffer]:
     kind, block_size = str(block.get("block_type", "")), block.get("block_size", 0)
     for allocation in _records(block, "allocations") or [{"size": block_size}]:
         tag, size = str(allocation.get("tag", "")), str(allocation.get("size", 0))
-        if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also where it was written as text
+        if re.fullmatch(r"\d{1,18}", size, re.ASCII):  # also if it was written as text
             what = tag or str(allocation.get("shape", ""))
             yield VmemBuffer(op=op, kind=kind, size_bytes=int(size), is_spill=tag.upper() == "SPILL", what=what)
 

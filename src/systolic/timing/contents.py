@@ -14,7 +14,7 @@ import numpy as np
 from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperands
 from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
 
-# Arrays that decide control flow are small; larger ones are not turned into words in vain.
+# Arrays that decide control flow are small; larger ones are not converted to words.
 _MAX_ELEMENTS = 1 << 20
 
 _Key = tuple[tuple[int, ...], ...]  # shapes of a kernel's operands
@@ -38,7 +38,7 @@ class DeviceContents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProgramContents:
-    """Everything about its arguments that a compiled program needs to run again: plain words."""
+    """The contents of arguments that a compiled program needs to run again, as words."""
 
     parameters: tuple[Words | Unknown, ...]  # contents of the program's arguments
     # Contents of kernels' operands that the program's own copies do not bring.
@@ -51,7 +51,7 @@ class ProgramContents:
 
 
 def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) -> list[Words | Unknown]:
-    """Return the program's arguments as words of memory; a value of None is one of which only the shape was given."""
+    """Return the program's arguments as words of memory; None is an argument with a shape only."""
     result: list[Words | Unknown] = []
     for number, value in enumerate(values):
         parameter = hlo.parameters.get(number)
@@ -80,13 +80,13 @@ def parameter_contents(hlo: TopLevelHlo, values: Sequence[np.ndarray | None]) ->
 class KernelContents:
     """Contents of kernels' operands.
 
-    A kernel is known in the compiled program by the name of its operation, and in the traced function by its place
-    there. Calls with the same shapes of operands are matched in their order: the compiler mostly numbers operations in
-    the function's order. If the compiler has more or fewer of them than the function, or calls one more often, only an
-    operand that is the same in all is known.
+    The compiled program identifies a kernel by the name of its operation, the traced function by its position. Calls
+    with the same operand shapes are matched in order, because the compiler mostly numbers operations in the function's
+    order. If the compiler has more or fewer of them than the function, or calls one more often, an operand is known
+    only if it is the same in all of them.
 
-    `executions` gives every execution of a Pallas call on this device, when the first kernel runs. Of `first`, another
-    device's contents, those that are the same on all are computed once.
+    `executions` returns every execution of a Pallas call on this device, when the first kernel runs. Contents that are
+    the same on all devices are computed once, by `first`, the contents of another device.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class KernelContents:
         self._local: set[OperandKey] = set()
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
-        """Contents of operand `index` of the operation `name` when it is called for the time `call`, from 0.
+        """Contents of operand `index` of the operation `name` in its call number `call`, from 0.
 
         None if the program's own copies bring the contents.
         """
@@ -109,7 +109,7 @@ class KernelContents:
             if key not in self._first._local:
                 return words
             if words is not None and not self._first._executed.local and key not in self._found:
-                # The same call with an operand of its own, for which this device's are computed on request.
+                # The same call, but its operand differs by device: this device's operand is computed on request.
                 self._found[key] = functools.cache(lambda: self._contents(*key))
         if key not in self._found:
             self._found[key] = self._looked_up(*key)
@@ -138,7 +138,7 @@ class KernelContents:
         elif not self._executed.complete:
             return None
         else:
-            # The compiler has joined, copied, or numbered calls in another order (the bodies of loops are numbered from
+            # The compiler has merged, copied or reordered calls (the bodies of loops are numbered from
             # the last one on): which one this is is not known, but the contents that all agree on are.
             operand = _alike([call.operands[index] for calls in sites for call in calls])
         if operand is None:

@@ -18,18 +18,18 @@ _MAX_SHOWN = 5  # planes in a message
 
 
 class TraceFileError(WrongCallError, ValueError):
-    """A file or folder that holds no profile of a TPU; the message says what it holds and what to do."""
+    """A file or folder without a profile of a TPU; the message says what it contains and what to do."""
 
 
 def is_trace(path: Path) -> bool:
-    """True for what `read_trace` takes: a folder, or a file with the profiler's suffix."""
+    """True for a path that `read_trace` accepts: a folder, or a file with the profiler's suffix."""
     return path.is_dir() or path.name.endswith(_SUFFIXES)
 
 
 def read_trace(path: Path) -> DeviceTrace:
     """Read a profile: a file NAME.xplane.pb, also with gzip, or the folder that was given to the profiler.
 
-    Of a folder with several runs the newest is read, and all of its hosts.
+    If a folder has several runs, the newest is read, with all of its hosts.
 
     Raises:
       TraceFileError: there is none, it cannot be read, or it has no programs on TPUs.

@@ -17,10 +17,10 @@ class Experiment:
     fn: Callable[..., Any] | NamedFunction  # a JAX function; static arguments are bound with `functools.partial`
     # Arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
     args: Sequence[Any]
-    chip: Chip  # to compile for and to simulate
-    label: str  # its name in errors and in progress
+    chip: Chip
+    label: str  # its name in errors and progress
     topology: str | None = None  # a slice of such chips, "2x4"; None: it runs on one device
-    # Number of the timeline's to keep, of each kind, from its beginning and from its end.
+    # Number of timeline spans of each kind to keep, from the beginning and from the end.
     spans: int = 0
-    cached: bool = True  # use a program that was compiled before, and keep this one
+    cached: bool = True  # reuse a stored program, and store a new one
     lines: bool = False  # record the source lines of each region's instructions

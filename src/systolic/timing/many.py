@@ -15,7 +15,7 @@ from systolic.timing.runner import Progress, Runner
 
 
 class CallError(ValueError):
-    """A call to simulate is no function with a tuple of its arguments."""
+    """A call to simulate is not a function with a tuple of its arguments."""
 
 
 class _Told(Progress):
@@ -41,18 +41,18 @@ def simulate_many(
     memory_limit_bytes: int | None = None,
     done: Callable[[str], object] = lambda _: None,
 ) -> list[Outcome]:
-    """Do for many calls what `simulate` does for one, several at a time.
+    """Simulate many calls as `simulate` does one, several at a time.
 
     Args:
       calls: functions, each with its arguments: `[(fn, (x, y)) for x, y in sizes]`, or
         `[(functools.partial(fn, tile_m=tile), (x, y)) for tile in tiles]`.
-      chip: a name such as "v6e", or a record of your own.
-      topology: of a slice of such chips, "2x4", over which the functions are sharded; None: they run on one device.
-      workers: processes that compile and simulate at the same time; each keeps about one core busy.
-      spans: of each timeline to keep, of each kind, from its beginning and from its end.
-      cached: use programs compiled before, and keep these.
+      chip: a name such as "v6e", or your own record.
+      topology: a slice of such chips, such as "2x4", over which the functions are sharded; None: one device.
+      workers: number of processes that compile and simulate; each keeps about one core busy.
+      spans: number of timeline spans of each kind to keep, from the beginning and from the end.
+      cached: reuse stored programs, and store new ones.
       time_limit_s: seconds of CPU time after which the compiler is stopped, for each call.
-      memory_limit_bytes: of a compiler process and its children; None: an equal share of what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: an equal share of the machine's memory.
       done: called for each call that has ended, with text such as "matmul for v6e (3 of 20)", from any thread.
 
     Returns:
@@ -61,7 +61,7 @@ def simulate_many(
       gives the run or raises what `simulate` would.
 
     Raises:
-      CallError: a call is no pair of a function and its arguments.
+      CallError: a call is not a pair of a function and its arguments.
       UnknownChipError: no such chip.
       SliceError: no such slice of it.
       CompilerMissing: there is no TPU compiler on the machine.
@@ -72,9 +72,9 @@ def simulate_many(
         SliceShape.parse(target_chip, topology)
     all_calls = list(calls)
     for number, call in enumerate(all_calls, 1):
-        # An array in place of the tuple would be taken for as many arguments as it has rows.
+        # An array in place of the tuple would count as one argument per row.
         if not (isinstance(call, tuple) and len(call) == 2 and callable(call[0]) and isinstance(call[1], tuple | list)):
-            raise CallError(f"call {number} is no function with a tuple of its arguments, as in (fn, (x, y))")
+            raise CallError(f"call {number} is not a function with a tuple of its arguments, as in (fn, (x, y))")
     experiments = [
         Experiment(
             fn=fn,

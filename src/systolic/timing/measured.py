@@ -1,4 +1,4 @@
-"""Measure a function on an attached TPU by the device's own clock, from the profiler and not the host's clock."""
+"""Measure a function on an attached TPU by the device's clock, which the profiler reads, not the host's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def measure(fn: Callable[..., Any], args: Sequence[Any], chip: Chip, *, repeats:
 
     Args:
       args: arrays, or `jax.ShapeDtypeStruct`s, which are filled with random numbers; or pytrees of them.
-      repeats: calls after two that are not counted.
+      repeats: number of timed calls, after two calls that are not timed.
 
     Raises:
       NoDeviceError: no such device, or the profiler has seen nothing on it.

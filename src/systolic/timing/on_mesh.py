@@ -14,10 +14,10 @@ from systolic.timing.experiment import Experiment
 def on_mesh(
     experiment: Experiment, mesh: SliceMesh | None, shardings: Shardings | None, *, explicit: bool
 ) -> Experiment:
-    """Return the experiment on a slice; on one device as it is.
+    """Return the experiment on a slice; unchanged if it is on one device.
 
     Args:
-      experiment: with whole arguments.
+      experiment: its arguments are whole arrays.
       explicit: the function has the mesh's axes in the types of its arguments, as users of `systolic.matmul` have them;
         else the axes are left to XLA, which gets the shardings of results.
 

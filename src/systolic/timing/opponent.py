@@ -1,4 +1,4 @@
-"""The opponent in every comparison: XLA with its default flags, or with 64 MiB of scoped VMEM where that is faster."""
+"""The opponent in every comparison: XLA with its default flags, or with 64 MiB of scoped VMEM if that is faster."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def faster_xla(outcomes: Sequence[Outcome], least_hbm_us: float) -> Outcome:
 
 
 def xla_repeated_us(outcome: Outcome, least_hbm_us: float) -> float | None:
-    """Return XLA's time in repeated calls, in which the copy that it starts before a call runs during the last one."""
+    """Return XLA's time in repeated calls, in which a copy that it starts before a call is part of the previous one."""
     if outcome.run is None or outcome.time_us is None:
         return None
     return repeated_us(outcome.time_us, outcome.run.prefetch_us or 0.0, least_hbm_us)
@@ -56,7 +56,7 @@ def opponent_flags(outcome: Outcome, chip: Chip) -> dict[str, str]:
 
 
 def opponent_words(flags: Mapping[str, str]) -> str:
-    """Return which flags the opponent was faster with, given those in addition to its defaults."""
+    """Name the flags with which the opponent was faster, from those in addition to its defaults."""
     return f"with {MORE_VMEM_WORDS}" if flags else "with its default flags"
 
 

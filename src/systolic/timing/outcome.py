@@ -39,11 +39,11 @@ _STATUSES: tuple[tuple[type[Exception], Status], ...] = (
     (TilesError, "illegal"),
     (SliceError, "illegal"),
 )
-# Their texts are sentences of this package's own; of other errors the type says as much as the text.
+# Their texts are this package's own sentences; for other errors the type is as informative as the text.
 _NAMED = (CompilerError, FunctionExit, *(kind for kind, _ in _STATUSES))
 
 
-_JAX_NOTE = "\n--------------------\n"  # behind it JAX says that its own frames were left out of the traceback
+_JAX_NOTE = "\n--------------------\n"  # JAX appends that its own frames were left out of the traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Outcome(Summarised):
     """The outcome of one experiment.
 
     Attributes:
-      label: the experiment's.
+      label: the label of the experiment.
       status: "ok" if there is a time.
       reason: why there is no time, in one line.
       where: the line of the user's source that the reason is about, "file.py:12 in name", or "".
@@ -77,12 +77,12 @@ class Outcome(Summarised):
         """
         try:
             return cls(label=label, measurement=_result(job))
-        except Exception as error:  # noqa: BLE001 -- whatever the function raises as it is traced is its outcome
+        except Exception as error:  # noqa: BLE001 -- an error of the traced function is its outcome
             return cls.failed(label, error)
 
     @classmethod
     def failed(cls, label: str, error: Exception) -> Outcome:
-        """Return the outcome of an experiment that raised; raise again what is no answer, see `of`."""
+        """Return the outcome of an experiment that raised; re-raise errors that are not outcomes, see `of`."""
         if isinstance(error, CompilerMissing | CompilerFlagError):
             raise error
         raise_own(error)
@@ -92,7 +92,7 @@ class Outcome(Summarised):
             text, where = _first_line(str(error)) or type(error).__name__, None
         else:
             text, where = f"{type(error).__name__}: {_first_line(str(error))}", source_line(error)
-        # Bytes of a compiler's text that are no UTF-8 have become halves of surrogate pairs, which no file takes.
+        # Bytes of a compiler's text that are not UTF-8 were decoded to surrogates, which no file accepts.
         reason = text.encode(errors="replace").decode()
         return cls(label=label, status=_status(error), reason=reason, where=where or "", error=error)
 
@@ -113,7 +113,7 @@ class Outcome(Summarised):
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds of the compiler, when it compiled the program."""
+        """Seconds that the compiler took when it compiled the program."""
         return self.measurement.compile_s if self.measurement is not None else None
 
     @property
@@ -146,7 +146,7 @@ class Outcome(Summarised):
 
     @property
     def lasting(self) -> bool:
-        """True if a repetition would end alike: a lost worker or a slow machine is not the function's fault."""
+        """True if a repetition would end the same way: a lost worker or a slow machine is not the function's fault."""
         return self.status not in ("timed out", "out of memory", "failed")
 
     def required(self) -> SimulatedRun:

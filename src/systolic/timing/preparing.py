@@ -101,12 +101,12 @@ def prepare(
       fn: any function that `jax.jit` takes, with or without Pallas calls. Bind static arguments with
         `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s, or pytrees of them.
-      chip: a name such as "v6e", or a record of your own.
+      chip: a name such as "v6e", or your own record.
       topology: the slice that the function is sharded over, "2x4"; None: it runs on one device.
       flags: compiler flags by name.
-      cached: use programs compiled before, and keep this one.
+      cached: reuse stored programs, and store new ones.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
     """
     target_chip = with_flags(chip_named(chip), flags)
     label = f"{function_name(fn)} for {target_chip.name}"

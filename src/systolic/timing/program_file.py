@@ -171,7 +171,7 @@ def read_program(path: Path, chip: Chip | None) -> SavedProgram:
     try:
         return _decoded(data, chip)
     except (UntrustedError, EntryError, ConstantsError, FlagError, SliceError, zlib.error) as error:
-        raise ProgramFileError(f"{path} is no program that can be read here: {error}") from error
+        raise ProgramFileError(f"{path} is not a program that can be read here: {error}") from error
 
 
 def _decoded(data: bytes, chip: Chip | None) -> SavedProgram:

@@ -16,16 +16,16 @@ Submit = Callable[[Experiment], Future[Measurement]]
 
 
 class Progress:
-    """Reports of running jobs; this one shows nothing."""
+    """Reports of running jobs; this base class shows nothing."""
 
     def planned(self, jobs: int) -> None:
         """Count `jobs` more."""
 
     def done(self, label: str) -> None:
-        """Count one that has ended; called from any thread."""
+        """Count a job that has ended; called from any thread."""
 
     def found(self, text: str) -> None:
-        """Report a part of the answer, while the rest is computed."""
+        """Report a part of the answer while the rest is computed."""
 
 
 QUIET = Progress()
@@ -49,7 +49,7 @@ class Running:
 
 
 def first_ended(running: Iterable[Running], timeout_s: float) -> list[Running]:
-    """Wait until at least one has ended; return none after the timeout."""
+    """Wait until at least one job has ended; return none after the timeout."""
     jobs = list(running)
     done = wait([experiment.job for experiment in jobs], timeout=timeout_s, return_when=FIRST_COMPLETED).done
     return [experiment for experiment in jobs if experiment.job in done]
@@ -59,7 +59,7 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C, with the results so far.
 
     Attributes:
-      finished: the return value, as far as it is known.
+      finished: the results so far.
     """
 
     def __init__(self, finished: Any) -> None:
@@ -71,8 +71,8 @@ class Runner:
     """Compile and simulate experiments.
 
     Args:
-      where: the processes that compile, or a function that sends an experiment elsewhere.
-      progress: counts every experiment that ends.
+      where: a pool of processes that compile, or a function that sends an experiment elsewhere.
+      progress: counts the experiments that have ended.
     """
 
     def __init__(self, where: WorkerPool | Submit, progress: Progress = QUIET) -> None:
@@ -84,7 +84,7 @@ class Runner:
         job: Future[Measurement]
         try:
             job = self._submit(experiment)
-        except Exception as error:  # noqa: BLE001 -- arguments that cannot be described or sent: an outcome as well
+        except Exception as error:  # noqa: BLE001 -- arguments that cannot be described or sent are an outcome, too
             job = Future()
             job.set_exception(error)
         label = experiment.label
@@ -95,7 +95,7 @@ class Runner:
         """Return the outcomes of experiments, in their order; all are submitted before the first is waited for.
 
         Raises:
-          Stopped: by Ctrl-C, with an outcome for each that has ended, None for the others.
+          Stopped: Ctrl-C was pressed; it has the outcomes of ended experiments, None for the others.
         """
         all_experiments = list(experiments)
         self.progress.planned(len(all_experiments))

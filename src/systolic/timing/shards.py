@@ -1,4 +1,4 @@
-"""The cut of a compiled program's arguments among devices, from its HLO, and the part of each device."""
+"""Read from HLO how a compiled program's arguments are cut among devices, and cut them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from systolic.simulator import SimulationError
 
 _PARAMETER = re.compile(r" parameter\((\d{1,9})\), sharding=\{([^{}]*)\}", re.ASCII)
-# Tiles along each dimension, then the devices that have them: a list, or a range that is reshaped and turned.
+# Tiles along each dimension, then the devices that hold them: a list, or a range, reshaped and transposed.
 _TILED = re.compile(
     r"devices=\[(?P<tiles>[\d,]+)\](?:<=\[(?P<range>[\d,]+)\](?:T\((?P<turned>[\d,]+)\))?|(?P<list>[\d,]+))"
     r"(?P<replicated> last_tile_dim_replicate)?(?P<rest>.*)",
@@ -28,7 +28,7 @@ class Sharding:
     place: Mapping[int, tuple[int, ...]]  # each partition's tile
 
     def part(self, array: np.ndarray, partition: int) -> np.ndarray:
-        """Return a partition's part of the array. The last tiles may reach past its end, and are filled with 0."""
+        """Return a partition's part of the array. The last tiles may extend past its end, and are filled with 0."""
         sizes = [math.ceil(size / tiles) for size, tiles in zip(array.shape, self.tiles, strict=True)]
         starts = [at * size for at, size in zip(self.place[partition], sizes, strict=True)]
         part = array[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
@@ -39,7 +39,7 @@ def parameter_shardings(hlo_text: str) -> dict[int, Sharding]:
     """Return the shardings of the entry computation's parameters that are cut, by number; the others are whole.
 
     Raises:
-      SimulationError: a sharding of another form than is known.
+      SimulationError: a sharding has an unknown form.
     """
     entry = hlo_text[max(0, hlo_text.rfind("\nENTRY ")) :]
     result = {int(match[1]): _sharding(match[2]) for match in _PARAMETER.finditer(entry)}

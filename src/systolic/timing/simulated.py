@@ -23,12 +23,12 @@ def simulate_in_worker(call: Call, cached: bool, spans: int, lines: bool = False
     """Compile and simulate a call. Only for a worker: compiling may abort the process.
 
     Args:
-      spans: of the timeline to keep; see `PreparedProgram.run`.
+      spans: number of timeline spans to keep; see `PreparedProgram.run`.
       lines: record the source lines of each region's instructions; not on a slice.
 
     Raises:
       CompilerRefusal: the compiler refused.
-      SimulationError: the program holds something that the simulator does not understand.
+      SimulationError: the program contains something that the simulator does not know.
     """
     program = call.compiled(cached=cached, lines=lines)
     measurement = measured_run(call, program, spans)
@@ -79,8 +79,8 @@ def submit_simulation(
       fn: a JAX function; bind static arguments with `functools.partial`.
       args: arrays or `jax.ShapeDtypeStruct`s; the contents of small arrays are known to the simulation.
       label: names the job in errors.
-      cached: use programs compiled before, and keep this one.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
+      cached: reuse stored programs, and store new ones.
+      spans: number of timeline spans of each kind to keep, from the beginning and from the end.
       topology: the slice that it is sharded over, "2x4"; None: it runs on one device.
       lines: see `simulate_in_worker`.
 
@@ -151,10 +151,10 @@ def simulate(
         own.
       topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device.
       flags: compiler flags by name, such as `{"xla_tpu_scoped_vmem_limit_kib": 65536}`.
-      spans: of the timeline to keep, of each kind, from its beginning and from its end.
-      cached: use programs compiled before, and keep this one.
+      spans: number of timeline spans of each kind to keep, from the beginning and from the end.
+      cached: reuse stored programs, and store new ones.
       time_limit_s: seconds of CPU time after which the compiler is stopped.
-      memory_limit_bytes: of a compiler process and its children; None: what the machine can bear.
+      memory_limit_bytes: for a compiler process and its children; None: chosen by the machine's memory.
       keywords: keyword arguments of `fn`, such as sizes of its blocks: they are static, as by `functools.partial`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A program that was compiled for a slice once and runs again with other constants of the chips' model and links."""
+"""A program that was compiled for a slice once, and runs again with other constants of chips and links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SliceProgram:
     `prepare` and `load_program` make one.
 
     Attributes:
-      name: the function's.
+      name: name of the function.
       shape: the slice that it was compiled for; `run` uses its chip's constants unless told otherwise.
       compiled: the compiler's output: listings, HLO, its account of memory.
       contents: each partition's values of arguments and kernels' operands that a run needs.
@@ -53,10 +53,10 @@ class SliceProgram:
           machine: the model of the chips with other constants; None: their own. See `Program.run`.
           links: the links' model with other constants, such as `dataclasses.replace(program.shape.links,
             bytes_per_s=100e9)`.
-          spans: of the timelines to keep, of each kind, from their beginning and from their end.
+          spans: number of timeline spans of each kind to keep, from the beginning and from the end.
 
         Raises:
-          ConstantsError: a constant that cannot change, or a value that no hardware has.
+          ConstantsError: a constant cannot be changed, or a value is impossible.
           SimulationError: with these constants the program reaches an instruction that is not understood.
         """
         chip = self.shape.chip

@@ -23,11 +23,11 @@ _OFFLOAD_FLAGS = {"all-to-all": "dense_all_to_all"}
 
 
 class SparseCoreCollectiveError(SimulationError):
-    """The compiler put communication of a kind on the SparseCores that is not simulated there."""
+    """The compiler put communication on SparseCores of a kind that is not simulated there."""
 
 
 def slice_of(chip: Chip, topology: str) -> SliceShape:
-    """Return a slice of such chips; raise SliceError if there is none."""
+    """Return a slice of such chips; raise SliceError if there is no such slice."""
     return SliceShape.parse(chip, topology)
 
 
@@ -35,7 +35,7 @@ def check_offloading(program: CompiledProgram) -> None:
     """Check that all communication is in listings that are executed.
 
     Raises:
-      SparseCoreCollectiveError: some is not; the message says which flag keeps it on the TensorCore.
+      SparseCoreCollectiveError: some is not; the message names the flag that keeps it on the TensorCore.
     """
     kinds = sorted({match[1] for match in _OFFLOADED.finditer(program.top_level_hlo)})
     if kinds:
@@ -44,7 +44,7 @@ def check_offloading(program: CompiledProgram) -> None:
             for kind in kinds
         )
         raise SparseCoreCollectiveError(
-            f"the compiler hands {' and '.join(kinds)} to the SparseCores, whose part of it is not simulated; the "
+            f"the compiler runs {' and '.join(kinds)} on SparseCores, where it is not simulated; the "
             f"compiler flag {' '.join(flags)} keeps it on the TensorCore"
         )
 

@@ -23,20 +23,20 @@ MAX_BYTES = 2**31 - 1  # of one message; protobuf reads no more
 _MAGIC_OF_GZIP = b"\x1f\x8b"
 _MAX_NAME = 500  # characters; an operation's name is followed by its whole text
 _INSTRUCTION = re.compile(r"%?([^\s=%]+)(?: = (?:\(.*?\)|\S+) ([\w\-]+)\((.*))?", re.ASCII | re.DOTALL)
-_ROUNDED_NS = 1.0  # of the begin of an event
+_ROUNDED_NS = 1.0  # rounding of the begin of an event
 _DEVICE = re.compile(rf"{re.escape(DEVICE_PLANE)}\d+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedOp:
-    """One operation of a traced program. `time_us` is its own, without operations inside it, and per execution.
+    """One operation of a traced program. `time_us` is per execution, without operations inside it.
 
-    `category` is XProf's `hlo_category`, or what the operation's text says of it; "" if neither is there.
+    `category` is XProf's `hlo_category`, or the category in the operation's text; "" without both.
     """
 
     name: str
     category: str
-    calls: float  # an execution; the median, as `time_us` is
+    calls: float  # per execution; a median, like `time_us`
     time_us: float
 
 
@@ -71,7 +71,7 @@ class DeviceTrace:
 
 
 class UnreadableTraceError(Exception):
-    """The file is no profile; the text says what is wrong with it."""
+    """The file is not a profile; the text says what is wrong with it."""
 
 
 def read_modules(path: Path) -> DeviceTrace:
@@ -79,7 +79,7 @@ def read_modules(path: Path) -> DeviceTrace:
 
     Raises:
       OSError: it cannot be read.
-      UnreadableTraceError: it is no XSpace.
+      UnreadableTraceError: it is not an XSpace.
     """
     from jax.profiler import ProfileData
 
@@ -87,13 +87,13 @@ def read_modules(path: Path) -> DeviceTrace:
         profile = ProfileData.from_serialized_xspace(_contents(path))
         planes, modules = [], []
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.13 gives one of jaxlib's iterators
+            warnings.simplefilter("ignore", DeprecationWarning)  # jaxlib's iterators cause one on Python 3.13
             for plane in profile.planes:
                 planes.append(_shown(plane.name))
                 if _DEVICE.fullmatch(plane.name):
                     modules += _modules(plane)
     except (RuntimeError, UnicodeDecodeError) as error:
-        raise UnreadableTraceError(f"no XSpace, or a damaged one ({printable(str(error))[:100]})") from error
+        raise UnreadableTraceError(f"not an XSpace, or damaged ({printable(str(error))[:100]})") from error
     return DeviceTrace(planes=tuple(planes), modules=tuple(modules))
 
 

@@ -1,4 +1,4 @@
-"""Say which of a call's arguments decides what its program executes, and how to give its values."""
+"""Name the argument of a call that decides what its program executes, and say how to pass its values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from systolic.simulator.device_setup import TOP_LEVEL
 from systolic.simulator.hardware.values import COMPUTED
 from systolic.timing.call import Call
 
-_MAX_DECISIONS = 2  # that a message lists
+_MAX_DECISIONS = 2  # in a message
 
 
 @contextmanager
 def naming_arguments(call: Call) -> Iterator[None]:
-    """Add to errors about unknown values which argument decides, where in the function, and what to do.
+    """Add the deciding argument, its place in the function and a fix to errors about unknown values.
 
     Raises:
       UnknownValueError, UnknownWordsError: as the block raised it, with advice at the end of its message.
@@ -57,7 +57,7 @@ def _advice(error: UnknownValueError | UnknownWordsError, call: Call) -> str:
         places = [decision for decision in deciding if error.argument in decision.arguments]
         fixes = [_give(arguments[error.argument], is_named)] if call.values[error.argument] is None else []
         if places and all(place.kernel for place in places):
-            fixes.append("name typical values in the function by systolic.typical")
+            fixes.append("state typical values in the function with systolic.typical")
         reason = f", {_decides(places)}" if places else ""
         fix = ", or ".join(fixes)
         return f"{reason}. {fix[0].upper()}{fix[1:]}" if fix else reason
@@ -71,7 +71,7 @@ def _advice(error: UnknownValueError | UnknownWordsError, call: Call) -> str:
         return ""
     return (
         f", {_decides(loops)}. Results of XLA's own operations are not computed: simulate the loop's body or the "
-        "branch alone, or count rounds by jax.lax.fori_loop"
+        "branch alone, or count rounds with jax.lax.fori_loop"
     )
 
 
@@ -83,7 +83,7 @@ def _decides(places: Sequence[Decision]) -> str:
 
 
 def _give(argument: TracedArgument, is_named: bool) -> str:
-    """Return how to give an argument's values: on a command line if its function `is_named` there, or in Python."""
+    """Say how to pass an argument's values: on the command line if its function `is_named` there, else in Python."""
     if argument.size_bytes > MAX_ARGUMENT_BYTES:
         return f"give it at most {MAX_ARGUMENT_BYTES >> 20} MiB, or its values are not used"
     if is_named:

@@ -140,7 +140,7 @@ def _check(certificates: Certificates) -> None:
         context.load_cert_chain(certificates.certificate, certificates.key, password="")
     except (ssl.SSLError, ValueError) as error:
         raise ClusterError(
-            f"{certificates.certificate} and {certificates.key} are no certificate and its key, or the key has a "
+            f"{certificates.certificate} and {certificates.key} are not a certificate and its key, or the key has a "
             f"passphrase: {error}"
         ) from error
 

@@ -131,7 +131,7 @@ def combinations(over: Mapping[str, Sequence[Any]]) -> Iterator[Keywords]:
         raise FunctionConfigError("give static arguments and their values: over={'block_q': (128, 256)}")
     for name, values in over.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise FunctionConfigError(f"{name}={values!r} are no values to choose from; give several: (128, 256)")
+            raise FunctionConfigError(f"{name}={values!r} are not values to choose from; give several: (128, 256)")
     count = int(np.prod([len(values) for values in over.values()]))
     if count > MAX_COMBINATIONS:
         raise FunctionConfigError(f"{count:,} combinations; at most {MAX_COMBINATIONS:,} are looked at: give fewer")
@@ -227,7 +227,7 @@ def _reason(known: FunctionAnalysis | str, whole: FunctionAnalysis | None) -> st
     if isinstance(known, str):
         return known
     if whole is not None and known.out != whole.out:
-        return f"its results are {known.out} in place of {whole.out}: what changes the result is no tile size"
+        return f"its results are {known.out} in place of {whole.out}: what changes the result is not a tile size"
     return str(known.errors[0]) if known.errors else ""
 
 

@@ -59,7 +59,7 @@ class FunctionTuning(Summarised):
       considered: combinations that can be tried.
       compiled: trials of this search.
       seconds: duration of the search.
-      end: why it ended: number of trials, the time was over, nothing left could be faster, or all were tried.
+      end: why it ended: number of trials, time budget, nothing left could be faster, or all were tried.
     """
 
     fn: Callable[..., Any] | NamedFunction | None
@@ -125,7 +125,7 @@ class FunctionTuning(Summarised):
                 raise UntrustedError("it is of a product: systolic.TuningResult.from_json reads it")
             parts = structured({name: document.get(name) for name in ("default", "left_out")}, _Parts)
         except UntrustedError as error:
-            raise SavedTuningError(f"this is no result of tuning a function: {error}") from error
+            raise SavedTuningError(f"this is not a result of tuning a function: {error}") from error
         return FunctionTuning(
             fn=fn,
             args=args,

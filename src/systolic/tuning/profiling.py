@@ -1,6 +1,6 @@
 """Profile tiles: compile each once, and simulate it as if copies took no time, to get the cost of its steps.
 
-Tiles are chosen that the model ranks high for common sizes, weighted towards sizes that have few good tiles so far.
+It chooses tiles that the model ranks high for common sizes, and prefers sizes that have few good tiles so far.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from systolic.timing.runner import QUIET, Progress, Runner
 _BLOCKS, _STEPS_K = 2, 3
 _FILL_CHUNKS = 4
 _SPANS = 64
-# Of the model's times: a tile that is slower by this much than another one is worth e⁻¹ of it.
+# Relative difference of modelled times: a tile that is slower by this much is worth e⁻¹ of the faster one.
 _NEAR = 0.01
 
 # Hidden and intermediate sizes of common models, [k, n], and squares.
@@ -56,9 +56,9 @@ _ROWS = (8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 def profile_tiles(
     pool: WorkerPool, dtype: str, chip: Chip, *, count: int | None, progress: Progress = QUIET
 ) -> tuple[Profiles, dict[ProfiledTile, str]]:
-    """Return profiles of the `count` most valuable tiles, and why others have none.
+    """Return profiles of the `count` most valuable tiles, and the reasons why tiles have none.
 
-    Without a count they are the tiles that have a profile in the package. `progress` counts sizes while tiles are
+    Without a count, these are the tiles that have a profile in the package. `progress` counts sizes while tiles are
     ranked, then compiled tiles.
     """
     result: list[Profile] = []
@@ -95,7 +95,7 @@ def profile_tiles(
 
 
 def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUIET) -> list[ProfiledTile]:
-    """Return tiles that are near the best, by the model, for many of the common sizes."""
+    """Return tiles that the model ranks near the best for many of the common sizes."""
     times: list[dict[ProfiledTile, float]] = []
     common = list(_common(dtype))
     pipeline: Pipeline = "manual" if chip.cores_per_device == 1 else "auto"
@@ -127,14 +127,14 @@ def worth_profiling(dtype: str, chip: Chip, count: int, progress: Progress = QUI
 
 
 def step_cost(run: SimulatedRun, tile: ProfiledTile) -> StepCost:
-    """Return a kernel's step costs in `profile_experiment`; raise ValueError if its steps are no rounds of one loop."""
+    """Return a kernel's step costs in `profile_experiment`; raise ValueError if they are not rounds of one loop."""
     steps_k = 1 if tile.whole_k else _STEPS_K
     steps = 2 * _BLOCKS * _BLOCKS * _STEPS_K // 2
     core = run.later_core
     rounds = [span.end_cycles - span.begin_cycles for span in core.spans if span.kind == "round"]
     if tile.pipeline == "auto":
         rounds = rounds[1:]  # the first one only starts copies
-    # The last step may be after the loop.
+    # The last step may come after the loop.
     if len(rounds) < steps - 1:
         raise ValueError(f"{len(rounds)} rounds in place of {steps} steps")
     ends = [cycles for at, cycles in enumerate(rounds[: steps - 1]) if at and at % steps_k == steps_k - 1]
@@ -159,11 +159,11 @@ def without_copies(chip: Chip) -> Chip:
 
 
 def profile_experiment(dtype: str, chip: Chip, tile: ProfiledTile) -> Experiment:
-    """Return a tile's kernel for twelve steps a core, without copies; raise IllegalTilesError if it breaks rules."""
+    """Return a tile's kernel with 12 steps per core, without copies; raise IllegalTilesError if it is illegal."""
     from systolic.ops.matmul.programs import programs_of  # needs JAX, which `import systolic` does not import
 
     tiles, cores = tile.tiles, chip.cores_per_device
-    # 2 × 2 blocks of three steps on each core, or four of a product that has one row of blocks; or 12 of one step.
+    # Each core has 2 × 2 blocks of three steps (four in a row if there is one row of blocks), or 12 of one step.
     steps_k = 1 if tile.whole_k else _STEPS_K
     blocks = _BLOCKS * _BLOCKS * (_STEPS_K if tile.whole_k else 1)
     rows = 1 if tiles.tile_m <= SKINNY_ROWS else _BLOCKS * cores

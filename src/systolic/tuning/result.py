@@ -24,8 +24,7 @@ class TuningResult(KeptTrials, Summarised):
       considered: legal configurations that the model ranked.
       compiled: trials of this search.
       seconds: duration of the search.
-      end: why it ended: number of trials, the time was over, nothing left could be faster, all were
-        tried, or Ctrl-C.
+      end: why it ended: number of trials, time budget, nothing left could be faster, all tried, or Ctrl-C.
     """
 
     considered: int
@@ -66,7 +65,7 @@ class TuningResult(KeptTrials, Summarised):
             question = mapping(document.get("asked"), "asked")
             spec = read_spec(question.get("op"), question.get("spec"))
         except UntrustedError as error:
-            raise SavedTuningError(f"this is no tuning result: {error}") from error
+            raise SavedTuningError(f"this is not a tuning result: {error}") from error
         return TuningResult.of(spec, chip(subject.chip), trials, **dataclasses.asdict(ended))
 
     @property

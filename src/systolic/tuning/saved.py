@@ -18,7 +18,7 @@ End = Literal["trials", "time", "bound", "all", "stopped"]
 
 
 class SavedTuningError(WrongCallError, ValueError):
-    """A text is no result of a search, or one of another version's format; the message says what is wrong."""
+    """A text is not a result of a search, or one of another version's format; the message says what is wrong."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,5 +49,5 @@ def read_result(text: str) -> tuple[Subject, list[Trial], Ended, dict[str, Any]]
     subject = read_subject(document.get("subject"))
     rows = document.get("trials")
     if not isinstance(rows, list):
-        raise UntrustedError(f"trials is no list but {shown(rows)}")
+        raise UntrustedError(f"trials is not a list but {shown(rows)}")
     return subject, [read_trial(row, subject) for row in rows], structured(document.get("ended"), Ended), document

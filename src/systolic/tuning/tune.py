@@ -24,7 +24,7 @@ _EFFORT = {field.name for field in dataclasses.fields(Effort)}
 
 
 class TuneCallError(WrongCallError, TypeError):
-    """`tune` was called with an argument that it does not take."""
+    """`tune` was called with an argument that it does not accept."""
 
 
 @overload
@@ -69,9 +69,9 @@ def tune(
 
 @reports_bugs
 def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = None, **options: Any) -> Any:
-    """Return the fastest way to compute something on a chip that is not there, by simulated time.
+    """Return the fastest way to compute something on an absent chip, by simulated time.
 
-    Of a product it is a configuration of this package's kernels; of any JAX function with static arguments, such as
+    For a product, it is a configuration of this package's kernels; for any JAX function with static arguments, such as
     block sizes, it is a choice of these:
 
         systolic.tune(systolic.MatmulSpec.of(2048, 2048, 2048, "bfloat16"), "v6e").config
@@ -81,42 +81,42 @@ def tune(what: Any, /, *args: Any, over: Mapping[str, Sequence[Any]] | None = No
     are left out before anything is compiled, and listed in the result.
 
     Args:
-      what: a spec of any op, of a product with an activation that systolic has a name for; or a function that
+      what: a spec of any op, with an activation that systolic has a name for; or a function that
         `jax.jit` takes, whose keyword arguments named in `over` are static.
-      args: of a function, arrays or `jax.ShapeDtypeStruct`s; of a spec, the chip.
-      over: of a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
-      chip: a name such as "v6e" (`systolic chips` lists them), or a record of your own.
-      trials: the most, including the store's and the function as it is.
-      time_budget_s: seconds after which no trial is begun.
-      exhaustive: try all that is legal, however long it takes; `trials` and `time_budget_s` do not count.
-      against_xla: of a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM; the
-        faster counts; it is no trial.
+      args: for a function, arrays or `jax.ShapeDtypeStruct`s; for a spec, the chip.
+      over: for a function, the values to choose from, by keyword argument: numbers, text, booleans, None, or tuples.
+      chip: a name such as "v6e" (`systolic chips` lists them), or your own record.
+      trials: maximal number of trials, with stored ones and the unchanged function.
+      time_budget_s: seconds after which no trial is started.
+      exhaustive: try everything legal, however long it takes; `trials` and `time_budget_s` are ignored.
+      against_xla: for a product, compile XLA's program too, with its default flags and with 64 MiB of scoped VMEM; the
+        faster counts; it is not a trial.
       xla_default_flags: compile XLA's program with its default flags only; the store does not keep its time then.
-      workers: processes that compile.
+      workers: number of processes that compile.
       time_limit_s: seconds of CPU time for one trial.
-      memory_limit_bytes: of one of the processes; None: an equal share of what the machine has free.
-      store: keeps every trial; None: the planner's in use, or else the user's.
-      submit: compiles and simulates somewhere else; None: in worker processes here.
-      measured: of a product, this number of the best, and XLA's program, are run at the end on the attached TPU;
-        the winner is then the best of these, by the device's own clock.
+      memory_limit_bytes: for each process; None: an equal share of the machine's free memory.
+      store: stores every trial; None: the store of the planner in use, or else the user's.
+      submit: compiles and simulates elsewhere; None: in worker processes here.
+      measured: for a product, the number of best trials to run, with XLA's program, on the attached TPU at the end;
+        the winner is then the best of these by the device's clock.
       watcher: called for every trial.
 
     Returns:
-      A `TuningResult` of a product, and a `FunctionTuning` of a function.
+      A `TuningResult` for a product, and a `FunctionTuning` for a function.
 
     Raises:
       TuneCallError: there is no such argument.
-      SpecError: what is fused cannot be built from its description.
-      FunctionConfigError: `over` is missing or names no values, too many, or some that cannot be kept.
+      SpecError: a fused function cannot be built from its description.
+      FunctionConfigError: `over` is missing, or names no values, too many, or values that cannot be stored.
       UnknownChipError, UnsupportedDtypeError: no such chip, or a record that is not registered (`chips.register`); the
         chip does not multiply these dtypes.
-      FlagError: the chip has compiler flags of a user's.
+      FlagError: the chip has the user's own compiler flags.
       IllegalTilesError: no configuration of a product is legal.
-      StoreError: the store cannot be read or written; before anything is compiled.
-      NoDeviceError: `measured` is asked for, and no such chip is attached.
-      StalledError: no trial has ended for far longer than one may take, as when all workers of a cluster are lost.
-      Stopped: by Ctrl-C; it is a `KeyboardInterrupt`, whose `finished` is the result so far.
-      SystolicBug: this package is at fault, and not what was asked.
+      StoreError: the store cannot be read or written; raised before anything is compiled.
+      NoDeviceError: `measured` was passed, and no such chip is attached.
+      StalledError: no trial has ended for far longer than one may take, because all workers of a cluster are lost.
+      Stopped: Ctrl-C was pressed; it is a `KeyboardInterrupt`, whose `finished` is the result so far.
+      SystolicBug: this package is at fault, not the caller.
     """
     effort = Effort(**{name: options.pop(name) for name in _EFFORT & set(options)})
     if over is not None:

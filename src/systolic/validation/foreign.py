@@ -37,7 +37,7 @@ _HEADS = re.compile(r"(\d{1,5}) seqs? x (\d{1,4}) q heads \((\d{1,4}) kv\)", re.
 
 
 def foreign_program(row: PublishedRow) -> Rebuilt:
-    """Return the program of a row that is no product.
+    """Return the program of a row that is not a product.
 
     Raises:
       OpError: its kind is not known, it lacks a value, or a package is missing.
@@ -165,7 +165,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         raise OpError(f"dtype {name!r} is not known") from None
     if dtype.itemsize > 4:
-        raise OpError(f"{name} is no dtype of at most 32 bits that a TPU computes with")
+        raise OpError(f"{name} is not a dtype of at most 32 bits that a TPU computes with")
     return dtype
 
 

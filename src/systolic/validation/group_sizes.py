@@ -54,7 +54,7 @@ class GroupSizes:
         if sizes is None:
             raise GroupSizesError(f"group_sizes={shown(name)} is neither {_DRAWN} nor named in {self._file}")
         if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes):
-            raise GroupSizesError(f"group_sizes={shown(name)} of {self._file} is no list of whole numbers from 0 up")
+            raise GroupSizesError(f"group_sizes={shown(name)} of {self._file} is not a list of whole numbers from 0 up")
         if len(sizes) != groups or sum(sizes) > rows:
             raise GroupSizesError(
                 f"group_sizes={shown(name)} of {self._file} are {len(sizes)} groups of {sum(sizes)} rows; the row of "

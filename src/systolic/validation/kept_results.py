@@ -1,7 +1,7 @@
 """Keep simulated programs in a file of JSON lines, so that a comparison that was stopped goes on where it was.
 
-A result is used again only for the same program, chip record, packages and simulator. A line that is no result, as the
-last one of a process that was killed, is left out.
+A result is reused only for the same program, chip record, packages and simulator. A line that is not a result, such as
+the last line of a process that was killed, is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from systolic.validation.errors import PublishedProgram
 
 # Of the package: a change in them may change a time, or what is timed.
 _ROOMS = ("compiler", "simulator", "timing", "validation/recorded")
-_MOST_BYTES = 2**26  # of a run's text
+_MAX_FILE_BYTES = 2**26  # of a run's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class KeptResults:
             return None if line is None else line.reason
         try:
             packed = zlib.decompressobj()
-            text = packed.decompress(base64.b64decode(line.run, validate=True), _MOST_BYTES)
+            text = packed.decompress(base64.b64decode(line.run, validate=True), _MAX_FILE_BYTES)
             if line.sliced:
                 slice_run = SliceRun.from_json(text.decode())
                 slice_run = replace(slice_run, error=time_error(chip, slice_run.traits))  # the interval of today

@@ -1,9 +1,9 @@
-"""Read times that others measured on real TPUs from a CSV file.
+"""Read published times of real TPUs from a CSV file.
 
-A row is one program: where it was published, the chip, what ran (`op`), sizes, dtypes, tiles, the time, and how it was
-taken. `wall_clock` is the mean of repeated calls as Python saw them, with the host's dispatch; `device` is the device's
-own time, and `bandwidth-derived` too, from a published rate. The file is checked strictly: a misread row would give a
-wrong error.
+A row is one program: its source, the chip, what ran (`op`), sizes, dtypes, tiles, the time, and how it was measured.
+`wall_clock` is the mean of repeated calls in Python, with the host's dispatch; `device` is the device's own time, as is
+`bandwidth-derived`, which comes from a published rate. The file is checked strictly: a misread row would give a wrong
+error.
 
 Three forms of file are known by their columns: products with three columns of tiles; operations of several kinds; and
 rows of tokamax' tuning cache of ragged products, whose group sizes may be in a file NAME_groups.json next to NAME.csv.
@@ -39,20 +39,20 @@ _DEVICE_ARRAY = re.compile(r"\b(f32|bf16)\[(\d{1,10}(?:,\d{1,10}){0,5})\]", re.A
 _LONGEST_LINE = 100_000  # characters
 _LARGEST_SIZE = 2**31  # a TPU counts with 32 bits
 _LARGEST_COPY = 2**40  # elements
-_SHOWN_ARRAYS = 3  # of a recorded operation
+_SHOWN_ARRAYS = 3  # arrays of a recorded operation in a message
 
 RAGGED_SOURCE = "openxla/tokamax tuning cache, ragged_dot"
 
 
 class PublishedFileError(WrongCallError, ValueError):
-    """A file of published times that cannot be read; the message names line and value."""
+    """A file of published times cannot be read; the message names line and value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRow:
-    """One published time. None and "" are missing values: the program has none, or the source does not say."""
+    """One published time. None and "" are missing values: the program has none, or the source does not state it."""
 
-    line: int  # of the file, the header being 1
+    line: int  # in the file; the header is line 1
     source: str
     chip: str
     op: str
@@ -77,7 +77,7 @@ class PublishedRow:
     grouping: str = ""
     group_sizes: tuple[int, ...] = ()  # rows of each group
     input_buffer_count: int | None = None  # a ragged kernel's
-    date: str = ""  # the compiler's, if the form of a program depends on it
+    date: str = ""  # date of the compiler, if the form of a program depends on it
     topology: str = ""  # the slice, or the machine, in the source's words
     shape_note: str = ""  # the arrays, in the source's words
     arguments: Mapping[str, Any] = field(default_factory=dict)  # a recorded operation's, by name; see `device_times`
@@ -95,7 +95,7 @@ class PublishedRow:
 
     @property
     def device_bytes(self) -> int | None:
-        """Bytes of each device's part of a collective's operand, if the note on arrays tells."""
+        """Bytes of each device's part of a collective's operand, if the note on arrays states them."""
         if self.kind != COLLECTIVE:
             return None
         if match := _DEVICE_BYTES.search(self.shape_note):
@@ -112,12 +112,12 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
 
     Raises:
       PublishedFileError: the file cannot be read, a column is missing, a line has more or fewer values than the header,
-        or a line is no text, or a value is not what it should be.
+        or a line is not text, or a value is not what it should be.
     """
     name = printable(path.name)
     groups = GroupSizes(path.with_name(f"{path.stem}_groups.json"))
     try:
-        # Bytes that are no UTF-8 are read as halves of surrogate pairs, so that their line can be named.
+        # Bytes that are not UTF-8 are read as halves of surrogate pairs, so that their line can be named.
         with TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             return tuple(_rows(_lines(file, name), name, groups))
     except OSError as error:
@@ -125,12 +125,12 @@ def read_published(path: Path) -> tuple[PublishedRow, ...]:
 
 
 def _lines(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines of a file, checked to be text with an end."""
+    """Yield the lines of a file; raise if one is too long or not text."""
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
         if len(line) == _LONGEST_LINE:
             raise PublishedFileError(f"{name}, line {number} has {_LONGEST_LINE:,} characters or more")
         if not line.isascii() and any("\ud800" <= letter <= "\udfff" for letter in line):
-            raise PublishedFileError(f"{name}, line {number} is no UTF-8 text")
+            raise PublishedFileError(f"{name}, line {number} is not UTF-8 text")
         if not line.strip().replace("\t", "").isprintable():
             raise PublishedFileError(f"{name}, line {number} has a control character: {shown(line.strip())}")
         yield line
@@ -170,7 +170,7 @@ class _Cells:
         digits = text.isascii() and text.isdecimal() and len(text) <= len(str(below))
         if not digits or not 1 <= int(text) < below:
             raise PublishedFileError(
-                f"{self.where}: {column}={shown(text)} is no whole number of at least 1, below "
+                f"{self.where}: {column}={shown(text)} is not an integer of at least 1, below "
                 f"2^{below.bit_length() - 1}"
             )
         return int(text)
@@ -184,7 +184,7 @@ class _Cells:
         except ValueError:
             time_us = math.nan
         if not (math.isfinite(time_us) and time_us > 0):
-            raise PublishedFileError(f"{self.where}: time_us={shown(self.values['time_us'])} is no time above 0")
+            raise PublishedFileError(f"{self.where}: time_us={shown(self.values['time_us'])} is not a time above 0")
         return time_us
 
     def flags(self) -> dict[str, str]:

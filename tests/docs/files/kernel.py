@@ -1,4 +1,4 @@
-"""What the pages call `kernel.py`: a kernel of the reader's own, and what it is compared with."""
+"""The `kernel.py` of the pages: a reader's kernel, and the function that it is compared with."""
 
 from __future__ import annotations
 

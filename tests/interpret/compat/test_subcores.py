@@ -40,7 +40,7 @@ def test_rows_go_there_and_back() -> None:
 
 
 def across_lanes(x, mask):
-    """What lanes of a vector do with each other, a row for each operation."""
+    """Cross-lane operations of a vector, one row each."""
 
     def body(x_hbm, mask_hbm, out_hbm, x_vmem, mask_vmem, out_vmem):
         pltpu.sync_copy(x_hbm, x_vmem)

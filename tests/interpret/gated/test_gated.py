@@ -238,7 +238,7 @@ def test_gradients_with_every_pipeline(name: str, side_by_side: bool) -> None:
     assert_same(found, jax.grad(lambda *a: (formula(*a) ** 2).sum(), argnums=(0, 1, 2))(*arrays), 4e-6)
 
 
-# Name, and n: where it is no multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
+# Name, and n: where it is not a multiple of 256 the halves are copied; v5p's two cores write outputs of their own.
 @pytest.mark.exhaustive
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "n"), [("v6e", 256), ("v5p", 512), ("v6e", 100)])

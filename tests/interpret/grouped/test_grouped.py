@@ -349,7 +349,7 @@ def test_operands_of_two_dtypes(implementation: Any) -> None:
 
 @pytest.mark.exhaustive
 def test_three_passes() -> None:
-    """What one pass of bfloat16 loses of float32 is there again."""
+    """Three passes recover the float32 digits that one pass of bfloat16 loses."""
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]
     lhs, rhs = (random.standard_normal(shape).astype(np.float32) for shape in ((48, 128), (4, 128, 256)))
     expected = reference.product(lhs, rhs, sizes)

@@ -35,7 +35,7 @@ def test_tiles_end_where_the_array_ends(n: int, tile_n: int, columns: list[int])
     its = GroupedSchedule.of(spec, config(32, tile_n, 16), systolic.chip("v6e"))
     assert [its.step_n] * (its.grid_n - 1) + [its.tile_n] == columns
     assert sum(columns) == n
-    with pytest.raises(IllegalTilesError, match="no multiple of tile_n"):
+    with pytest.raises(IllegalTilesError, match="not a multiple of tile_n"):
         GroupedSchedule.of(spec, config(32, tile_n - 4, 16), systolic.chip("v6e"))
 
 

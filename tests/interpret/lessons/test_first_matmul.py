@@ -24,7 +24,7 @@ ACTIVATIONS: dict[str, tuple[Function, Function, float]] = {
 
 
 def evaluation_error(exact: np.ndarray, dtype_out: str) -> float:
-    """What evaluating the activation itself may add: four float32 roundings of a value, and that of the output."""
+    """Return the error that evaluating the activation may add: four float32 roundings of a value, and the output's."""
     units = 4 * 2.0**-24 + (2.0**-8 if dtype_out == "bfloat16" else 2.0**-24)
     return units * float(np.max(np.abs(exact)))
 

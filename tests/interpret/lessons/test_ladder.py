@@ -132,13 +132,13 @@ ILLEGAL = {
     "tile above the matrix": (TILED, (128, 128, 128), Tiles(tile_m=256, tile_k=128, tile_n=512), "float32",
                               ("tile_m=256 is above m=128", "tile_n=512 is above n=128", "tile_m≤128")),
     "a tail of k": (TILED, (128, 200, 128), Tiles.cube(128), "float32",
-                    ("k=200 is no multiple of tile_k=128", "the last 72 of k would be lost", "256")),
+                    ("k=200 is not a multiple of tile_k=128", "the last 72 of k would be lost", "256")),
     "every side ragged": (TILED, (200, 300, 400), Tiles.cube(128), "bfloat16",
                           ("the last 72 of m", "the last 44 of k", "the last 16 of n")),
     "tile of 100": (TILED, (200, 200, 200), Tiles.cube(100), "float32",
-                    ("tile_m=100 is no multiple of 8", "tile_k=100 is no multiple of 128", "tile_n=200")),
+                    ("tile_m=100 is not a multiple of 8", "tile_k=100 is not a multiple of 128", "tile_n=200")),
     "8 rows of int8": (TILED, (64, 128, 128), Tiles(tile_m=8, tile_k=128, tile_n=128), "int8",
-                       ("tile_m=8 is no multiple of 32",)),
+                       ("tile_m=8 is not a multiple of 32",)),
     "tiles for v1": (("v1",), (256, 256, 256), Tiles.cube(128), "float32", ("128/128/128 of 256/256/256", "v3")),
     "a tile above the matrix for v1": (("v1",), (256, 256, 256), Tiles.cube(512), "float32",
                                        ("tile_m=512 is above m=256", "v1 takes 256/256/256 only")),
@@ -161,11 +161,11 @@ def test_refused(name: str, case: str) -> None:
 @pytest.mark.parametrize(
     ("m", "n", "splits", "said"),
     [
-        (100, 128, 3, ("m=100 is no multiple of tile_m=34", "use N=1")),
-        (512, 500, 3, ("n=500 is no multiple of tile_n=167",)),
-        (72, 128, 10, ("m=72 is no multiple of tile_m=10",)),  # 8 and 9 rows divide 72, but are no tenth of it
+        (100, 128, 3, ("m=100 is not a multiple of tile_m=34", "use N=1")),
+        (512, 500, 3, ("n=500 is not a multiple of tile_n=167",)),
+        (72, 128, 10, ("m=72 is not a multiple of tile_m=10",)),  # 8 and 9 rows divide 72, but are not a tenth of it
         (1, 1, 4, ("tile_m=2 is above m=1", "tile_n=2 is above n=1", "use N=1")),
-        (256, 256, 4, ("tile_n=64 is no multiple of 128", "use N=1 or 2")),
+        (256, 256, 4, ("tile_n=64 is not a multiple of 128", "use N=1 or 2")),
     ],
 )
 def test_v2_refuses_an_n_that_does_not_divide(m: int, n: int, splits: int, said: tuple[str, ...]) -> None:

@@ -87,7 +87,7 @@ def test_neighbours_in_the_ring_are_neighbours_in_the_slice(extents: tuple[int, 
 
 
 def test_a_slice_that_is_no_ring() -> None:
-    with pytest.raises(ValueError, match="4×4×1 chips is no ring here; use one of 2×n"):
+    with pytest.raises(ValueError, match="4×4×1 chips is not a ring here; use one of 2×n"):
         in_ring_order([SimpleNamespace(coords=(x, y, 0), core_on_chip=0) for x in range(4) for y in range(4)])
 
 

@@ -1,12 +1,13 @@
 """The lesson on quantized weights in TPU interpret mode, against float64."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.lessons.kernels.unpacking import BLOCK, as_it_is, multiply, scaled_sums, scaled_weights, unpacked
-from systolic.lessons.unpacking import xla
+from systolic.lessons.unpacking import PARTS, xla
 
 M, K, N = 16, 256, 256
 
@@ -35,3 +36,11 @@ def test_right(product, dtype: str, blocks: int) -> None:
     np.testing.assert_array_equal(
         np.asarray(xla(jnp.asarray(x), jnp.asarray(w), jnp.asarray(scale))), wanted.astype(jnp.bfloat16)
     )
+
+
+def test_scales_reach_the_kernel_of_systolic_uncopied() -> None:
+    [part] = [part for part in PARTS if part.name == "int4 in blocks, systolic"]
+    scale = part.args[2]
+    equations = jax.make_jaxpr(part.fn)(*part.args).eqns
+    assert [equation for equation in equations if equation.outvars[0].aval.shape == scale.shape] == []
+    assert scale.shape == (part.args[1].shape[0] // BLOCK, part.args[1].shape[1])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.chips import V6E
 from systolic.kernels.epilogue import Functions
 from systolic.ops.matmul.kernel import manual_dma
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
@@ -88,6 +89,7 @@ def check(
             spec=spec,
             functions=Functions(lhs=fns[0], rhs=fns[1], activation=activation),
             config=how,
+            chip=V6E,
             vmem_limit_bytes=2**24,
             interpret=interpret,
         )

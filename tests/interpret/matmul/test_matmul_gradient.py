@@ -275,7 +275,7 @@ def test_jit() -> None:
 
 
 def test_checkpoint() -> None:
-    """By XLA; and of Pallas, whose interpret mode JAX does not let into a checkpoint, the calls in the jaxpr."""
+    """XLA runs it; for Pallas, whose interpret mode JAX refuses in a checkpoint, the calls in the jaxpr are counted."""
     arrays = normal(8, 32), normal(32, 24), normal(24)
     wanted = jax.grad(lambda *a: formula(*a).sum(), argnums=(0, 1, 2))(*arrays)
 

@@ -1,4 +1,4 @@
-"""What is not finite, or hardly: infinities, NaN, the largest and the smallest numbers, and integers that overflow."""
+"""Numbers at the limits: infinities, NaN, the largest and the smallest floats, and integers that overflow."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def planted(dtype: Any, seed: int) -> np.ndarray:
 
 
 def check(found: Any, lhs: np.ndarray, rhs: np.ndarray) -> None:
-    """As XLA multiplies float32 in full on a CPU, which flushes denormals as a TPU does."""
+    """The reference is XLA's full float32 product on a CPU, which flushes denormals as a TPU does."""
     wanted = wide(jnp.matmul(lhs.astype(F32), rhs.astype(F32), precision="highest"))
     found = wide(found)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
@@ -151,7 +151,7 @@ def test_floats_round_to_even_and_saturate(dtype: Any, fused: dict[str, Any]) ->
 
 
 def test_a_sum_of_int32_wraps_only_where_it_is_the_result() -> None:
-    """As XLA's, modulo 2^32: 2^18 products of 127·127. A float, or an int8, is made of a float32 sum of its parts."""
+    """2^18 products of 127·127 wrap modulo 2^32, as XLA's do. A float or int8 comes from a float32 sum of its parts."""
     k = 2**18
     lhs, rhs = np.full((32, k), 127, np.int8), np.full((k, 128), 127, np.int8)
     wrapped = (127 * 127 * k + 2**31) % 2**32 - 2**31

@@ -117,7 +117,7 @@ def test_every_number_of_a_format(name: str, chip: str) -> None:
     codes = jnp.arange(2**bits, dtype=jnp.uint8)
     values = jax.lax.bitcast_convert_type(codes.astype(jnp.uint4) if bits == 4 else codes, jnp.dtype(name))
     numbers = np.asarray(values).astype(np.float64)
-    values = jnp.where(np.isfinite(numbers), values.astype(jnp.float32), 0).astype(name)  # two floats are no numbers
+    values = jnp.where(np.isfinite(numbers), values.astype(jnp.float32), 0).astype(name)  # two floats are not numbers
     numbers = np.asarray(values).astype(np.float64)
     q = systolic.Quantized(jnp.tile(values, (128, 256 // len(codes))), jnp.ones((1, 256)))
     lhs = jnp.zeros((16, 128), jnp.bfloat16).at[3, 5].set(1)

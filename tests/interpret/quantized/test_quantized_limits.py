@@ -19,7 +19,7 @@ LONG_K = 139_264  # 128² times this is past 2³¹
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("chip", ["v6e", "v7x"])
 def test_sums_past_int32_do_not_wrap(chip: str, implementation: Any) -> None:
-    """As an int32 the first column would be negative."""
+    """In int32 the first column would be negative."""
     assert LONG_K > EXACT_INT32_PRODUCTS
     random = np.random.default_rng(0)
     values = random.integers(-128, 128, (LONG_K, 128), np.int8)

@@ -104,7 +104,7 @@ def alike(found: Any, wanted: Any) -> None:
 
 
 def counts(products: systolic.Matmuls) -> list[int]:
-    """How often products were met, those that were taken and all of them."""
+    """Count the products: the replaced ones, and all."""
     rows = products.summary().rows
     return [sum(row[1] for row in rows if row[2] == "systolic"), sum(row[1] for row in rows)]
 

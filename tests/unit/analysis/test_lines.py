@@ -1,4 +1,4 @@
-"""What each line of a kernel asks for."""
+"""The work of each line of a kernel."""
 
 from __future__ import annotations
 

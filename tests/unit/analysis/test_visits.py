@@ -1,4 +1,4 @@
-"""What a grid visits, and what follows from a call's text."""
+"""The blocks that a grid visits, and facts from a call's text."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def part(call: KernelCall, name: str) -> tuple[int, int]:
         ((3, 512), (3, 128), "float32", 2 * KIB),  # four rows
         ((3, 512), (3, 128), "int8", KIB // 2),
         ((5, 512), (5, 128), "int8", KIB),  # eight rows
-        ((24, 512), (8, 128), "int8", KIB),  # 24 rows are no tiles of 32
+        ((24, 512), (8, 128), "int8", KIB),  # 24 rows are not tiles of 32
         ((2, 64, 512), (2, 8, 128), "float32", 8 * KIB),
     ],
 )
@@ -89,7 +89,7 @@ def test_scratch_is_counted_once_and_padded() -> None:
 
 
 def test_scratch_of_four_bits_takes_a_byte_for_each_element() -> None:
-    """As libtpu 0.0.42.1 refuses it on v5e, v6e and v7x; blocks of windows are packed."""
+    """libtpu 0.0.42.1 refuses it on v5e, v6e and v7x; blocks of windows are packed."""
     call = copy_call((256, 512), (64, 128), "int4", scratch=[pltpu.VMEM((64, 128), jnp.int4)])
     assert [one.size_bytes for one in vmem_estimate(call, V5E).buffers if one.kind == "scratch"] == [8 * KIB]
     assert part(call, "in_vmem") == (2, 8 * KIB)

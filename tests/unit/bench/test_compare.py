@@ -229,13 +229,13 @@ def test_a_function_that_has_no_time_any_more(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[]", "is a JSON list"),
         ("{}", "is a JSON object that no command wrote"),
         ('{"command": "bench", "rows": [{"chip": "v5e"}]}', "the result of `systolic bench`"),
         ('{"command": "explain", "rows": []}', "holds no rows"),
         ('{"programs": [], "format": 99}', "of 99"),
-        ('{"clock_hz": 1}', "this is no simulated run"),
+        ('{"clock_hz": 1}', "this is not a simulated run"),
     ],
 )
 def test_a_file_that_is_none(run: Run, tmp_path: Path, text: str, says: str) -> None:

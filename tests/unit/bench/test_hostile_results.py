@@ -102,12 +102,12 @@ def saved(path: Path, place: Place, value: Any) -> Path:
 @pytest.mark.parametrize(
     ("place", "value", "says"),
     [
-        (("rows", 0, "run", "clock_hz"), "nan", "clock_hz: 'nan' is no finite number"),
+        (("rows", 0, "run", "clock_hz"), "nan", "clock_hz: 'nan' is not a finite number"),
         (("rows", 0, "run", "clock_hz"), 0, "clock_hz: 0 is not 1000 to 1e+15"),
         (("rows", 0, "run", "clock_hz"), -1, "clock_hz: -1 is not 1000 to 1e+15"),
         (("rows", 0, "run", "slots", "mxu"), 0, "slots.mxu: 0 is not 1 or more"),
-        (("rows", 0, "run", "cores", 0, "cycles"), 10**19, "cores.0.cycles: 10000000000000000000 is no whole number"),
-        (("rows", 0, "run", "cores", 0, "cycles"), 1.5, "cores.0.cycles: 1.5 is no whole number"),
+        (("rows", 0, "run", "cores", 0, "cycles"), 10**19, "cores.0.cycles: 10000000000000000000 is not an integer"),
+        (("rows", 0, "run", "cores", 0, "cycles"), 1.5, "cores.0.cycles: 1.5 is not an integer"),
         (("rows", 0, "run", "cores", 0, "cycles"), 0, "cores: there is none, or none has a cycle"),
         (
             ("rows", 0, "run", "cores", 0, "spans"),
@@ -116,7 +116,7 @@ def saved(path: Path, place: Place, value: Any) -> Path:
         ),
         (("rows", 0, "run", "made"), 1, "'made' is not known"),
         (("rows", 0, "time_us"), -5.0, "time_us: -5.0 is not"),
-        (("rows", 0, "stalls", "copy"), "0.1", "stalls.copy: '0.1' is no finite number"),
+        (("rows", 0, "stalls", "copy"), "0.1", "stalls.copy: '0.1' is not a finite number"),
         (("schema",), 0, "(schema 0, here 2)"),
     ],
 )

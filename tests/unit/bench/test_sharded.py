@@ -77,8 +77,9 @@ def test_many_rows_are_summed_by_a_kernel_across_chips() -> None:
         mine, _ = experiments(case.spec)
         fn: Any = mine.fn
         if case.spec.kind == "rows":
-            (choice,) = plan_across_chips(fn, *mine.args)
+            choice, *of_parts = plan_across_chips(fn, *mine.args)
             by_kernel[case.spec.m] = choice.by_kernel
+            assert [part.by_xla_alone for part in of_parts] == [True] * (not choice.by_kernel)
     assert by_kernel == {256: False, 2048: True, 8192: True}
 
 

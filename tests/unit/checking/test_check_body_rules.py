@@ -1,4 +1,4 @@
-"""What is read before anything has written it, found in the text of a kernel."""
+"""Reads of unwritten memory, found in the text of a kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found(
     scratch: Sequence[Any] = (),
     aliases: dict[int, int] | None = None,
 ) -> list[Finding]:
-    """What is found of a body with one input and one float32 output whose block follows the first two axes."""
+    """Return the findings on a body with one input and one float32 output whose block follows the first two axes."""
 
     def launched(x: jax.Array) -> jax.Array:
         return pl.pallas_call(

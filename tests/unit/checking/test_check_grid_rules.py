@@ -1,4 +1,4 @@
-"""What a grid visits, and the rules on it."""
+"""The rules on the blocks that a grid visits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether what a kernel keeps in VMEM and SMEM fits."""
+"""The rules on VMEM and SMEM."""
 
 from __future__ import annotations
 

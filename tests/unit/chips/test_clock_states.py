@@ -50,7 +50,7 @@ def test_a_state_stands_behind_any_name_of_its_chip(name: str, found: str) -> No
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("v5e@p7", "'v5e' has no clock state 'p7'; its clock is no setting: write v5e"),
+        ("v5e@p7", "'v5e' has no clock state 'p7'; its clock is not a setting: write v5e"),
         ("v7x@p5", "'v7x' has no clock state 'p5'; choose from v7x@p3, v7x@p7"),
         ("v7x@", "has no clock state ''"),
         ("v9@p7", "'v9@p7' is unknown"),
@@ -120,8 +120,8 @@ def test_the_limit_of_scoped_vmem_is_the_flags(limit_kib: Any, scoped_bytes: int
 @pytest.mark.parametrize(
     ("known", "flags", "said"),
     [
-        (V5E, {"vmem": 1}, "'vmem' is no flag"),
-        (V5E, {"xla_x y": 1}, "is no flag"),
+        (V5E, {"vmem": 1}, "'vmem' is not a flag"),
+        (V5E, {"xla_x y": 1}, "is not a flag"),
         (V5E, {"xla_tpu_x": ""}, "without spaces"),
         (V5E, {"xla_tpu_x": "a --xla_jf_dump_to=/tmp"}, "without spaces"),
         (V5E, {"xla_jf_dump_to": "/tmp"}, "leaves for systolic"),

@@ -29,7 +29,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def tpu(run: Run) -> Iterator[Run]:
-    """The same of `systolic tpu`."""
+    """Run `systolic tpu` in the same way."""
     with interrupts():
         yield lambda *arguments: run("tpu", *arguments)
 

@@ -33,11 +33,11 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ladder", "--sizes", "0"), "'0' is no size"),
-        (("ladder", "--sizes", "512,5x"), "'5x' is no size"),
-        (("ladder", "--sizes", ""), "is no size"),
+        (("ladder", "--sizes", "0"), "'0' is not a size"),
+        (("ladder", "--sizes", "512,5x"), "'5x' is not a size"),
+        (("ladder", "--sizes", ""), "is not a size"),
         (("ladder", "--chip", "v9"), "'v9' is unknown; choose from v4, v5e, v5p, v6e, v7x"),
-        (("ladder", "--tiles", "1,2"), "'1,2' is no tile"),
+        (("ladder", "--tiles", "1,2"), "'1,2' is not a tile"),
         (("ladder", "--tiles", "0,128,128"), "tile_m=0"),
         (("ladder", "--dtype", "float16"), "float16"),
         (("ladder", "v9"), "rung 'v9' is unknown; choose from v1"),
@@ -65,7 +65,7 @@ def test_a_wrong_call_is_one_line_and_exit_code_2(run: Run, arguments: tuple[str
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("v3", "--tiles", "100,100,100", "--sizes", "512"), "tile_m=100 is no multiple of 8"),
+        (("v3", "--tiles", "100,100,100", "--sizes", "512"), "tile_m=100 is not a multiple of 8"),
         (("v3", "--sizes", "1000"), "the last 104 of m would be lost"),
         (("v4", "--tiles", "1024,128,128", "--sizes", "512"), "tile_m=1024 is above m=512"),
         (("v2", "--splits", "3", "--sizes", "512"), "512"),

@@ -312,8 +312,8 @@ def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
     [
         ("ours_us", -5.0, "0.ours_us: -5.0 is not 1e-09 to 1e+15"),
         ("xla_us", 0, "0.xla_us: 0 is not"),
-        ("ours_us", "7", "0.ours_us: '7' is no finite number"),
-        ("bundles", 1.5, "0.bundles: 1.5 is no whole number"),
+        ("ours_us", "7", "0.ours_us: '7' is not a finite number"),
+        ("bundles", 1.5, "0.bundles: 1.5 is not an integer"),
         ("status", "fine", "0.status: 'fine' is none of"),
         ("made", 1, "'made' is not known"),
     ],

@@ -167,4 +167,4 @@ def test_a_trace_that_systolic_wrote_is_not_called_measured(run: Run, tmp_path: 
 def test_a_name_that_xprof_does_not_read_is_refused(run: Run, tmp_path: Path) -> None:
     code, _, err = run("simulate", "jax.numpy:sin", "--arg", "f32[8]", "--trace", tmp_path / "run.pb")
     assert code == 2
-    assert "run.pb is no name that XProf reads: call it run.xplane.pb" in " ".join(err.split())
+    assert "run.pb is not a name that XProf reads: call it run.xplane.pb" in " ".join(err.split())

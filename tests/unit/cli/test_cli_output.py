@@ -1,4 +1,4 @@
-"""What the command line does where its output cannot go, and with text that a terminal would obey."""
+"""Output that cannot be written, and text that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ KINDS = {
     '"text"': "is a JSON string",
     "5": "is a JSON number",
     "null": "is JSON's null",
-    "{": "is no JSON: ",
+    "{": "is not JSON: ",
     "[" * 100_000: "nested too deep",
 }
 
@@ -213,7 +213,7 @@ def test_constants_of_another_kind_are_named(tmp_path: Path, capfd: pytest.Captu
     assert main(["simulate", "jax.numpy:sin", "--arg", "f32[128]", "--constants", str(file)]) == 2
     err = capfd.readouterr().err
     assert len(err.splitlines()) == 1
-    assert ("is no JSON" if text.startswith("[") else "`systolic calibrate --out` writes but is the result of") in err
+    assert ("is not JSON" if text.startswith("[") else "`systolic calibrate --out` writes but is the result of") in err
 
 
 HUGE = "9" * 5000

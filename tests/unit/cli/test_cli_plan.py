@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -49,3 +50,23 @@ def test_tiles_that_break_rules_are_refused_with_each(run: Run) -> None:
     assert "tile_m=100" in err
     assert "tile_k=100" in err
     assert "tile_n=100" in err
+
+
+def test_a_layer_of_experts_part_by_part(run: Run, tmp_path: Path) -> None:
+    sizes = {"m": 512, "k": 1024, "n": 256, "experts": 16, "top_k": 2, "dtype": "bfloat16", "devices": 4}
+    file = tmp_path / "layer.json"
+    file.write_text(json.dumps({"op": "moe", "spec": sizes}))
+    code, out, _ = run("plan", "--spec", str(file), "--chip", "v6e")
+    assert code == 0
+    assert "512 tokens × 1,024, 2 of 16 experts × 256 over 4 devices, bfloat16 on v6e" in out
+    for part in ("form", "all-gather", "rows of tokens", "gate and up", "down", "sums of tokens", "reduce-scatter"):
+        assert any(line.startswith(part) for line in out.splitlines()), part
+    code, out, _ = run("plan", "--spec", str(file), "--chip", "v6e,v7x", "--json", "-")
+    rows = json.loads(out)["rows"]
+    assert [(row["chip"], row["spec"]["experts"], len(row["parts"])) for row in rows] == [
+        ("v6e", 16, 6),
+        ("v7x", 16, 6),
+    ]
+    code, _, err = run("plan", "--spec", str(file), "--tiles", "128,128,128")
+    assert code == 2
+    assert "several" in err

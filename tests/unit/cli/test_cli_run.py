@@ -16,9 +16,9 @@ from systolic.running import ScriptRun, TimedProgram
     ("name", "text", "words"),
     [
         ("missing.py", None, "cannot read missing.py: No such file"),
-        ("data.json", "{}", "data.json is no Python script"),
-        ("wrong.py", "x = 1\ndef (", "wrong.py:2 is no Python: invalid syntax"),
-        ("binary.py", "\0\1", "binary.py:1 is no Python"),
+        ("data.json", "{}", "data.json is not a Python script"),
+        ("wrong.py", "x = 1\ndef (", "wrong.py:2 is not Python: invalid syntax"),
+        ("binary.py", "\0\1", "binary.py:1 is not Python"),
         (".", None, "it is a folder"),
     ],
 )

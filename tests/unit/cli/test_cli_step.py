@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from systolic.chips import chip
 from systolic.cli import main
+from systolic.cli.step_output import AskedStep, StepAnswer, step_record
+from systolic.steps import DoesNotFitError, Step
+from systolic.timing.outcome import Outcome
 
 MAKER = f"{Path(__file__).parents[3] / 'examples' / 'transformer'}:train"
 
@@ -26,3 +30,10 @@ MAKER = f"{Path(__file__).parents[3] / 'examples' / 'transformer'}:train"
 def test_wrong_calls(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["step", *arguments, "--chip", "v6e", "-q"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_record_of_a_step_that_does_not_fit_has_its_need() -> None:
+    asked = AskedStep(label="large", chip=chip("v6e"), topology=None, source=Step(fn=abs, args=()))
+    refused = Outcome.failed("large", DoesNotFitError(40, 32, 8))
+    record = step_record(StepAnswer(asked=asked, run=None, outcome=refused), {})
+    assert (record["hbm_needed_bytes"], record["hbm_left_bytes"]) == (40, -8)

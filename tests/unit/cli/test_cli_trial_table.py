@@ -69,7 +69,7 @@ def test_a_file_of_something_else(store: TrialStore, tmp_path: Path, capsys: pyt
     for text in ("{}", '{"command": "bench", "rows": []}', "nonsense", '{"command": "table export", "rows": [{}]}'):
         wrong.write_text(text)
         assert main(["table", "import", str(wrong), "--store", str(store.file)]) == 2
-        assert "no store, and nothing that systolic table export wrote" in capsys.readouterr().err
+        assert "not a store, and nothing that systolic table export wrote" in capsys.readouterr().err
     assert len(store.subjects()) == 2
 
 
@@ -86,29 +86,29 @@ GONE = object()
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is no time above 0") for value in (-1, 0, -0.0)],
-        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is no time above 0") for value in (-1, 0)],
+        *[((*TRIAL, "measured_us"), value, "trial 2: measured_us=.* is not a time above 0") for value in (-1, 0, -0.0)],
+        *[((*TRIAL, "simulated_us"), value, "trial 2: simulated_us=.* is not a time above 0") for value in (-1, 0)],
         *[
-            ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is no finite number")
+            ((*TRIAL, "simulated_us"), value, "row 2, trial 2: simulated_us: .* is not a finite number")
             for value in ("5.0", True, 10**400, [5.0], {})
         ],
-        ((*TRIAL, "simulated_us"), float("inf"), "Infinity is no number"),
-        ((*TRIAL, "simulated_us"), float("nan"), "NaN is no number"),
-        ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is no whole number"),
-        ((*TRIAL, "vmem_bytes"), 2**63, "no whole number below"),
+        ((*TRIAL, "simulated_us"), float("inf"), "Infinity is not a number"),
+        ((*TRIAL, "simulated_us"), float("nan"), "NaN is not a number"),
+        ((*TRIAL, "vmem_bytes"), 1.5, "vmem_bytes: 1.5 is not an integer"),
+        ((*TRIAL, "vmem_bytes"), 2**63, "not an integer below"),
         ((*TRIAL, "vmem_bytes"), -1, "vmem_bytes=-1 is below 0"),
         ((*TRIAL, "stalls"), {"copy": -0.5}, "one is below 0"),
         ((*TRIAL, "stalls"), [["copy", 0.5]], "is not an object"),
         ((*TRIAL, "status"), "[/bold]", r"status: '\[/bold\]' is none of ok, unsupported"),
         ((*TRIAL, "status"), "failed", "that failed has a time"),
-        ((*TRIAL, "reason"), "\ud800", "is no Unicode text"),
+        ((*TRIAL, "reason"), "\ud800", "is not Unicode text"),
         ((*TRIAL, "reason"), None, "is not a text"),
         ((*TRIAL, "config"), "256/256/512", "is not an object"),
         ((*TRIAL, "config", "grid_order"), "k", "is none of m, n"),
         ((*TRIAL, "config", "num_stages"), 7, "num_stages=7: pipeline='auto' has 2"),
         ((*TRIAL, "config", "fill_chunks"), 2, "copies whole blocks"),
         ((*TRIAL, "config", "tiles", "tile_m"), 0, "tile_m=0"),
-        ((*TRIAL, "config", "tiles", "tile_m"), True, "True is no whole number"),
+        ((*TRIAL, "config", "tiles", "tile_m"), True, "True is not an integer"),
         ((*TRIAL, "config", "tiles"), GONE, "tiles is missing"),
         ((*TRIAL, "config", "\x1b[2J"), 1, r"'.x1b\[2J' is not known"),
         ((*SUBJECT_OF, "chip"), "v99", "chip 'v99' is unknown"),
@@ -116,7 +116,7 @@ GONE = object()
         ((*SUBJECT_OF, "jax"), "[/bold]", r"jax='\[/bold\]' is not of its form"),
         ((*SUBJECT_OF, "libtpu"), "1\n2", "is not of its form"),
         ((*SUBJECT_OF, "kernel_version"), -1, "below 0"),
-        ((*SUBJECT_OF, "spec", "m"), 10**400, "no whole number"),
+        ((*SUBJECT_OF, "spec", "m"), 10**400, "not an integer"),
         ((*SUBJECT_OF, "spec", "m"), 2**31, "above 2147483647"),
         ((*SUBJECT_OF, "spec", "dtype_lhs"), "O", "dtype 'O' is not known"),
         ((*SUBJECT_OF, "spec", "dtype_lhs"), "i4,i4", "is not known"),
@@ -125,14 +125,14 @@ GONE = object()
         ((*SUBJECT_OF, "spec", "epilogue", "bias"), [], "is not an object"),
         ((*SUBJECT_OF, "spec"), [], "is not an object"),
         ((*SUBJECT_OF, "more"), 1, "'more' is not known"),
-        (("rows", 1, "trials"), {}, "no subject with a list of trials"),
-        (("rows", 1, "note"), "x", "no subject with a list of trials"),
-        (("rows", 1), 5, "row 2 is no object but 5"),
-        (("rows",), {"a": 1}, "rows is no list"),
+        (("rows", 1, "trials"), {}, "not a subject with a list of trials"),
+        (("rows", 1, "note"), "x", "not a subject with a list of trials"),
+        (("rows", 1), 5, "row 2 is not an object but 5"),
+        (("rows",), {"a": 1}, "rows is not a list"),
         (("summary", "schema"), 1, "schema 1 is of another version"),
         (("summary", "schema"), 3, "schema 3 is of another version"),
         (("summary", "schema"), True, "schema True is of another version"),
-        (("summary",), 5, "summary is no object"),
+        (("summary",), 5, "summary is not an object"),
         (("command",), "bench", "made by 'bench'"),
         (("command",), ["[/bold]"], "made by"),
     ],
@@ -176,16 +176,16 @@ FILES = {
     "deep": (b"[" * 100_000, "nested too deep"),
     "deep within": (HEAD + b'[{"a": ' * 100_000, "nested too deep"),
     "a key twice": (HEAD + b'[], "rows": []}', "the key 'rows' is there twice"),
-    "NaN": (HEAD + b"[NaN]}", "NaN is no number"),
-    "infinity": (HEAD + b"[-Infinity]}", "-Infinity is no number"),
+    "NaN": (HEAD + b"[NaN]}", "NaN is not a number"),
+    "infinity": (HEAD + b"[-Infinity]}", "-Infinity is not a number"),
     "digits": (HEAD + b"9" * 5000 + b"}", "thousands of digits"),
     "no UTF-8": (HEAD + b'"\xff"}', "is not UTF-8"),
     "a surrogate in UTF-8": (HEAD + b'"\xed\xa0\x80"}', "is not UTF-8"),
     "UTF-16": (HEAD.decode().encode("utf-16"), "is not UTF-8"),
-    "empty": (b"", "no JSON"),
-    "a number": (b"5", "it is no object but 5"),
-    "null": (b"null", "no object"),
-    "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "no store of trials"),
+    "empty": (b"", "not JSON"),
+    "a number": (b"5", "it is not an object but 5"),
+    "null": (b"null", "not an object"),
+    "something like SQLite": (b"SQLite format 3\0" + b"x" * 5000, "not a store of trials"),
     "huge": (b" " * (64 * 2**20 + 1), "more than 64 MiB"),
 }
 
@@ -208,12 +208,12 @@ def test_a_store_of_somebody_else_is_taken_whole_or_not_at_all(
         connection.execute(
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 2"
         )
-    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is no time above 0")
+    refused(store.file, target, capsys, "trial 2: simulated_us=-1.0 is not a time above 0")
     assert not list(tmp_path.glob("*.damaged-*"))
 
 
 def test_what_a_compiler_said_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reason may hold anything: brackets are no markup, and control characters reach no terminal."""
+    """A reason may hold anything: brackets are not markup, and control characters reach no terminal."""
     from systolic.cli.tune_table import show_product, show_searches
     from systolic.tuning import TuningResult
 

@@ -30,7 +30,7 @@ ERRORS = ["rows", "programs", "median_error", "p90_error", "worst_error", "bias"
 
 
 def time_us(known: Chip, m: int, k: int, n: int) -> float:
-    """What stands in for a simulation: bytes over the bandwidth, and a latency for every 128 of k."""
+    """Replace a simulation by bytes over the bandwidth, and a latency for every 128 of k."""
     copies = 2 * (m * k + k * n + m * n) / known.machine.hbm_bytes_per_s
     return (copies + k / 128 * known.machine.dma_latency_cycles / known.machine.clock_hz) * 1e6
 
@@ -198,7 +198,7 @@ def test_the_page_and_its_picture(run: Run, published: Callable[..., Path], tmp_
         (("--chip", "v9"), "'v9' is unknown"),
         (("--dispatch-us", "-1"), "--dispatch-us"),
         (("--constants", "{here}/missing.json"), "missing.json"),
-        (("--constants", "{here}/broken.json"), "is no JSON"),
+        (("--constants", "{here}/broken.json"), "is not JSON"),
         (("--constants", "{here}/v6e.json", "--chip", "v5e"), "holds constants of v6e, of which no row is asked for"),
         (("--constants", "{here}/v9.json"), "holds constants of v9"),
         (("--constants", "{here}/unknown.json"), "constant 'mxu_count' is unknown"),

@@ -52,8 +52,8 @@ def test_no_price(text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--price", "v6e=free"], "no price"),
-        (["--grid", "remat"], "no values"),
+        (["--price", "v6e=free"], "not a price"),
+        (["--grid", "remat"], "not values"),
         (["--price", "v6=2.7"], "not among --chip v6e"),
         (["--topology", "v5p=2x2x1"], "no slice of v6e"),
         (["--topology", "v6e=2x2", "--grid", "mesh=fsdp=3|fsdp=4"], "fsdp=3"),

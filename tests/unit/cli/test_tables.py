@@ -141,6 +141,18 @@ def test_no_line_on_a_terminal_breaks_a_word(stream: str, monkeypatch: pytest.Mo
     assert " ".join(line.strip() for line in lines) == f"{LONG} {LONG}"
 
 
+def test_a_folded_rule_is_indented_to_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "36")
+    monkeypatch.setenv("TERM", "xterm")
+    console().print("  [dim]rule[/] every element of an input counts")
+    assert [line.rstrip() for line in click.unstyle(terminal.getvalue()).splitlines()] == [
+        "  rule every element of an input",
+        "       counts",
+    ]
+
+
 def test_a_column_is_not_folded_inside_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     out = Console(width=40, force_terminal=True, color_system=None, highlight=False)
     show_table(out, COLUMNS, [("rows of a product", 1.0, "convolution_fusion and tanh")])

@@ -220,7 +220,7 @@ def test_a_project_that_cannot_be_copied_is_one_line(
 )
 def test_an_answer_that_is_no_machine_is_one_line(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(gcloud, "call", lambda *_: text)
-    with pytest.raises(MachineError, match="which is no machine") as caught:
+    with pytest.raises(MachineError, match="which is not a machine") as caught:
         gcloud.state(WHERE)
     assert str(caught.value).isprintable()
 

@@ -1,4 +1,4 @@
-"""What differs between versions of JAX, with whichever is installed."""
+"""Differences between versions of JAX, with the installed version."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_mesh_is_that_of_every_thread_and_no_longer_afterwards() -> None:
 
 
 def test_a_mesh_of_cpus_is_taken_for_one_of_the_device() -> None:
-    """As `jax.shard_map` sets one on virtual devices."""
+    """Make a mesh as `jax.shard_map` sets it on virtual devices."""
     cpus = AbstractMesh((1,), ("x",), abstract_device=AbstractDevice(device_kind="cpu", num_cores=1, platform="cpu"))
     for kind, generation in (("TPU v5", 5), ("TPU v6 lite", 6)):
         with abstract_mesh_in_all_threads(mesh(kind)), jax.sharding.use_abstract_mesh(cpus):

@@ -91,7 +91,7 @@ def test_damage_to_an_entry_is_told(pristine: Path, tmp_path: Path, kind: str) -
 
 
 def test_a_journal_of_another_kind_removes_files_where_sqlite_reads_it(pristine: Path, tmp_path: Path) -> None:
-    """What the damage named "journal" would do, or the tests above would prove nothing."""
+    """The damage named "journal" is real; otherwise the tests above would prove nothing."""
     folder = tmp_path / "programs"
     shutil.copytree(pristine, folder)
     (folder / "precious").write_text("x")
@@ -214,14 +214,14 @@ def test_a_name_that_leads_elsewhere_is_not_followed(cache: ProgramCache, tmp_pa
     path = cache.file.with_name(cache.file.name + ending)
     path.unlink(missing_ok=True)
     path.symlink_to(elsewhere)
-    expect_no_cache(cache, "no regular file")
+    expect_no_cache(cache, "not a regular file")
     assert elsewhere.read_bytes() == b""
 
 
 def test_a_folder_in_the_place_of_the_file_is_not_used(cache: ProgramCache) -> None:
     cache.file.unlink()
     cache.file.mkdir()
-    expect_no_cache(cache, "no regular file")
+    expect_no_cache(cache, "not a regular file")
 
 
 def test_a_folder_that_cannot_have_that_name(tmp_path: Path) -> None:

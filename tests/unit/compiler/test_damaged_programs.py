@@ -1,4 +1,4 @@
-"""What reads a compiled program gives an error of its own, or a result, whatever has happened to the text."""
+"""Readers of a compiled program raise their own errors, or return a result, however the text is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operands of Pallas calls hold on one device of a mesh."""
+"""Contents of operands of Pallas calls on one device of a mesh."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def copied(*operands):
 
 
 def operands(fn, *args: object, partition: int) -> list[object]:
-    """What the operands of the only call hold, in a function of shards."""
+    """Return the contents of the operands of the only call in a function of shards."""
     shapes = [jax.ShapeDtypeStruct(np.shape(each), each.dtype) for each in args]  # type: ignore[attr-defined]
     names = [f"x{number}" for number in range(len(args))]
     (found,) = pallas_operands(jax.make_jaxpr(fn)(*shapes), args, names, partition=partition)
@@ -75,7 +75,7 @@ def test_a_shape_is_missing_on_every_device() -> None:
 
 
 def test_a_part_that_goes_from_shards_to_shards_stays_known() -> None:
-    """As what the backward pass of a kernel reads again: its forward pass made it inside of another `shard_map`."""
+    """Like a residual of a kernel's backward pass, which the forward pass made inside another `shard_map`."""
 
     def fn(sizes):
         made = sharded(lambda own: own * 2, P("model"), out=P(("data", "model")))(sizes)

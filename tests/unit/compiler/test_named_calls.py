@@ -58,9 +58,9 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ("mine", ("--arg", "f32[8]", "--arg", "f32[8]"), "takes at most 2 arguments, and 3 are given"),
         ("mine", ("--arg", "f32[8]", "--param", "tile_n=8"), "parameter 'tile_n' is unknown; did you mean tile_m?"),
         ("mine", ("--arg", "f32[8]", "--param", "x=8"), "x is given twice, as argument 1 and by name"),
-        ("mine", ("--arg", "f33[8]"), "'f33' is no element type"),
+        ("mine", ("--arg", "f33[8]"), "'f33' is not an element type"),
         ("blocked", (), "block is missing: add --param block=VALUE"),
-        ("blocked", ("--param", "block"), "'block' is no parameter: write NAME=VALUE"),
+        ("blocked", ("--param", "block"), "'block' is not a parameter: write NAME=VALUE"),
     ],
 )
 def test_a_wrong_call_ends_with_2_before_any_job(

@@ -1,4 +1,4 @@
-"""What a name of a function says before anything is imported: the commands ask before they start a worker."""
+"""Names of functions are checked before anything is imported, before a command starts a worker."""
 
 from pathlib import Path
 
@@ -97,9 +97,9 @@ def test_modules_are_found_without_an_import(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"x = 1\ndef f(:\n", ":2 is no Python: invalid syntax"),
-        (b"\0", " is no Python: "),
-        (b"\xff\xfe\xfd", " is no Python: "),
+        (b"x = 1\ndef f(:\n", ":2 is not Python: invalid syntax"),
+        (b"\0", " is not Python: "),
+        (b"\xff\xfe\xfd", " is not Python: "),
         (None, "there is no file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What `systolic.typical` refuses. How it decides a simulation: tests/unit/timing/test_contents.py."""
+"""Arguments that `systolic.typical` refuses. tests/unit/timing/test_contents.py has its effect on a simulation."""
 
 import jax.numpy as jnp
 import numpy as np

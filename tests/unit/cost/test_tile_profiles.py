@@ -62,7 +62,7 @@ def test_there_are_profiles_of_each_chip() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": {}}', '{"versions": 3}'])
 def test_what_is_no_profiles_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no profiles" if text else "Expecting value"):
+    with pytest.raises(ValueError, match="not profiles" if text else "Expecting value"):
         Profiles.from_json(text)
 
 

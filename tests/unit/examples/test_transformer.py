@@ -56,7 +56,10 @@ def gradients(**changes: Any) -> list[jax.Array]:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"remat": "none", "loss_chunks": 4, "one_hot": False}, marks=pytest.mark.exhaustive),
+        {"loss": "plain"},
+        pytest.param(
+            {"remat": "none", "loss": "plain", "loss_chunks": 4, "one_hot": False}, marks=pytest.mark.exhaustive
+        ),
         pytest.param({"remat": "query+key"}, marks=pytest.mark.slow),
         pytest.param({"remat": "minimal"}, marks=pytest.mark.slow),
     ],

@@ -1,4 +1,4 @@
-"""What is collected while a function is traced, and what is not undone for it."""
+"""Functions and constants that are collected while a function is traced, without side effects."""
 
 from __future__ import annotations
 

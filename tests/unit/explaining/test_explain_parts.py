@@ -59,7 +59,7 @@ def test_tile_sizes_are_keywords_that_are_sizes_of_blocks() -> None:
         "tile_n": (128, 768),
     }
     assert names(by_tuple) == {"blocks[0]": (512, 1024), "blocks[1]": (256, 512), "blocks[2]": (128, 768)}
-    # `passes` and the flag are no sizes of blocks. A block of 256 is along m and along k: the larger one counts.
+    # `passes` and the flag are not sizes of blocks. A block of 256 is along m and along k: the larger one counts.
     assert names(by_record) == {"sizes.rows": (256, 1024), "sizes.columns": (128, 768)}
 
 

@@ -1,4 +1,4 @@
-"""Tile sizes that are no keyword arguments of the function itself: found where they stand, and changed there."""
+"""Tile sizes that are not keyword arguments of the function itself: found where they stand, and changed there."""
 
 from __future__ import annotations
 

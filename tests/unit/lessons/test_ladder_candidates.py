@@ -1,4 +1,4 @@
-"""What the ladder knows of its rungs' tiles without compiling: buffers, traffic and candidates."""
+"""Facts about the rungs' tiles without compiling: buffers, traffic and candidates."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What lessons say of several chips at once."""
+"""Sentences of lessons about several chips."""
 
 from systolic.chips import chip
 from systolic.lessons import PartResult, Results

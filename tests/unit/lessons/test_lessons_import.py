@@ -1,4 +1,4 @@
-"""What can be read without JAX is read without JAX."""
+"""Lessons can be read without importing JAX."""
 
 import subprocess
 import sys

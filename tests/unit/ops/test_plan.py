@@ -177,17 +177,17 @@ ILLEGAL: dict[str, tuple[MatmulSpec, Tiles, list[tuple[str, str]]]] = {
         [("tile-within-matrix", f"tile_{letter}=512 is above {letter}=256") for letter in "mkn"]),
     "not aligned": (
         MatmulSpec.of(1024, 1024, 1024, "float32"), Tiles(tile_m=100, tile_k=100, tile_n=100),
-        [("tile-alignment", f"tile_{letter}=100 is no multiple of {multiple}")
+        [("tile-alignment", f"tile_{letter}=100 is not a multiple of {multiple}")
          for letter, multiple in (("m", 8), ("k", 128), ("n", 128))]),
     "rows of 8 bits": (
         MatmulSpec.of(1024, 1024, 1024, "int8"), Tiles(tile_m=8, tile_k=128, tile_n=128),
-        [("tile-alignment", "tile_m=8 is no multiple of 32")]),
+        [("tile-alignment", "tile_m=8 is not a multiple of 32")]),
     "lhs transposed": (
         dataclasses.replace(MatmulSpec.of(1024, 1024, 1024, "float32"), transpose_lhs=True),
-        Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_m=64 is no multiple of 128")]),
+        Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_m=64 is not a multiple of 128")]),
     "rhs transposed": (
         dataclasses.replace(MatmulSpec.of(1024, 1024, 1024, "float32"), transpose_rhs=True),
-        Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_k=64 is no multiple of 128")]),
+        Tiles(tile_m=64, tile_k=64, tile_n=256), [("tile-alignment", "tile_k=64 is not a multiple of 128")]),
     "no room": (
         MatmulSpec.of(8192, 8192, 8192, "float32"), Tiles.cube(8192), [("vmem", "MiB of VMEM (lhs ")]),
     "all at once": (
@@ -197,8 +197,8 @@ ILLEGAL: dict[str, tuple[MatmulSpec, Tiles, list[tuple[str, str]]]] = {
     # Computed as the product of the transposes; said in the caller's letters.
     "turned": (
         MatmulSpec.of(1536, 4096, 5, "bfloat16"), Tiles(tile_m=1000, tile_k=100, tile_n=6),
-        [("tile-within-matrix", "tile_n=6 is above n=5"), ("tile-alignment", "tile_k=100 is no multiple of 128"),
-         ("tile-alignment", "tile_m=1000 is no multiple of 128")]),
+        [("tile-within-matrix", "tile_n=6 is above n=5"), ("tile-alignment", "tile_k=100 is not a multiple of 128"),
+         ("tile-alignment", "tile_m=1000 is not a multiple of 128")]),
 }  # fmt: skip
 
 
@@ -221,11 +221,13 @@ def test_a_refusal_says_that_the_product_is_computed_transposed() -> None:
         systolic.plan(spec, "v5e", tiles=Tiles(tile_m=1000, tile_k=512, tile_n=100))
     said = "tiles 1000/512/100 of lhs · rhs, computed as rhsᵀ · lhsᵀ because XLA stores the output by columns: "
     assert str(caught.value).startswith(said)
-    assert "tile_m=1000 is no multiple of 128" in str(caught.value)
+    assert "tile_m=1000 is not a multiple of 128" in str(caught.value)
     # A whole configuration is of what the kernel computes, and so is what is said of it.
     whole = systolic.plan(spec, "v5e").config
     kernels = dataclasses.replace(whole, subtile_n=500, tiles=Tiles(tile_m=100, tile_k=512, tile_n=1000))
-    with pytest.raises(IllegalTilesError, match=r"of rhsᵀ · lhsᵀ, which the kernel computes: .*tile_n=1000 is no mult"):
+    with pytest.raises(
+        IllegalTilesError, match=r"of rhsᵀ · lhsᵀ, which the kernel computes: .*tile_n=1000 is not a mult"
+    ):
         systolic.plan(spec, "v5e", tiles=kernels)
     with pytest.raises(IllegalTilesError) as plain:
         systolic.plan(MatmulSpec.of(4096, 512, 4096, "bfloat16"), tiles=Tiles(tile_m=1001, tile_k=512, tile_n=128))

@@ -16,7 +16,7 @@ from systolic.spec import SpecError
     [
         ({"precision": "hihg"}, "precision='hihg' is unknown; did you mean high? choose from default, high, highest"),
         ({"implementation": "palas"}, "did you mean pallas? choose from pallas, xla, interpret, or leave it out"),
-        ({"chip": 5}, "chip=5 is no chip; use a name such as v5e"),
+        ({"chip": 5}, "chip=5 is not a chip; use a name such as v5e"),
     ],
 )
 def test_a_similar_name_is_suggested(keywords: dict[str, Any], message: str) -> None:

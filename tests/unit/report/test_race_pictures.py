@@ -1,4 +1,4 @@
-"""What of a race is drawn."""
+"""The parts of a race that are drawn."""
 
 from __future__ import annotations
 

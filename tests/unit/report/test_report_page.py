@@ -143,6 +143,19 @@ def test_the_roofline_has_every_program_with_a_rate(page: str, explanation: Expl
     assert mine["tflops"] == pytest.approx(2 * 2048**3 / explanation.time_us / 1e6)
 
 
+def test_names_of_points_at_the_right_edge_stay_inside_the_roofline(explanation: Explanation) -> None:
+    name = "XLA with 64 MiB of scoped VMEM"
+    programs = tuple(
+        dataclasses.replace(program, label=name, hbm_bytes=1000) if program.role == "xla" else program
+        for program in explanation.programs
+    )
+    spec = specs(read(explanation_page(dataclasses.replace(explanation, programs=programs))))["roofline"]
+    texts = [layer for layer in spec["layer"] if layer.get("encoding", {}).get("text", {}).get("field") == "label"]
+    sides = {next(rows(layer))["label"]: layer["mark"]["align"] for layer in texts}
+    assert sides[name] == "right"
+    assert sides["this kernel"] == "left"
+
+
 def test_nothing_is_loaded(page: str) -> None:
     found = read(page)
     for tag, attributes in found.tags:

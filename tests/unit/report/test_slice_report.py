@@ -1,4 +1,4 @@
-"""What is shown of a run on a slice: tables, timeline, trace and comparison, of a run by hand with round numbers."""
+"""Tables, timeline, trace and comparison of a run on a slice, made by hand with round numbers."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_links_that_all_carry_the_same_are_not_listed() -> None:
 def test_saved_and_reopened() -> None:
     run = a_slice()
     assert SliceRun.from_json(run.to_json()) == run
-    with pytest.raises(ValueError, match="no simulated run of a slice"):
+    with pytest.raises(ValueError, match="not a simulated run of a slice"):
         SliceRun.from_json(a_run().to_json())
 
 

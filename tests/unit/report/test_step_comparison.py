@@ -6,6 +6,8 @@ import pytest
 from test_step_page import a_step
 
 from systolic.report.step_comparison import ComparedStep, comparison_table
+from systolic.steps import DoesNotFitError
+from systolic.steps.records import GIB
 
 
 def compared(label: str, tokens: int, *, chips: int = 8, price: float | None = None) -> ComparedStep:
@@ -20,6 +22,15 @@ def order(*steps: ComparedStep) -> list[str]:
 def test_the_fastest_is_first_and_what_has_no_time_last() -> None:
     refused = ComparedStep(where="v6e", label="large", chips=1, run=None, reason="does not fit")
     assert order(refused, compared("slow", 1000), compared("fast", 4000)) == ["fast", "slow", "large"]
+
+
+def test_the_need_of_a_step_that_does_not_fit_is_in_its_line() -> None:
+    shortage = DoesNotFitError(40 * GIB, 32 * GIB, 8 * GIB)
+    large = ComparedStep(where="v6e", label="large", chips=1, run=None, reason="does not fit", shortage=shortage)
+    unknown = ComparedStep(where="v6e", label="unknown", chips=1, run=None, reason="not simulated")
+    table = comparison_table([large, unknown])
+    [hbm] = [column for column in table.columns if column.title == "HBM GiB"]
+    assert [hbm.text(step) for step in table.rows] == ["40.00 of 32.00", ""]
 
 
 def test_a_rate_is_for_a_chip_whatever_devices_it_has() -> None:

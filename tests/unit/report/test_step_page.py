@@ -111,9 +111,9 @@ def test_a_step_on_one_device_has_no_communication() -> None:
     [
         ('"tokens": 4096', '"tokens": -4096', "tokens: -4096 is not 0 or more"),
         ('"devices": 8', '"devices": 0', "devices: 0 is not 1 or more"),
-        ('"limit_share": 0.5', '"limit_share": NaN', "NaN is no number"),
-        ('"compile_s": 1.0', '"compile_s": "1.0"', "compile_s: '1.0' is no finite number"),
-        ('"exposed_cycles": 100', '"exposed_cycles": 0.5', "parts.0.exposed_cycles: 0.5 is no whole number"),
+        ('"limit_share": 0.5', '"limit_share": NaN', "NaN is not a number"),
+        ('"compile_s": 1.0', '"compile_s": "1.0"', "compile_s: '1.0' is not a finite number"),
+        ('"exposed_cycles": 100', '"exposed_cycles": 0.5', "parts.0.exposed_cycles: 0.5 is not an integer"),
     ],
 )
 def test_a_saved_step_is_read_strictly(before: str, after: str, says: str) -> None:

@@ -63,7 +63,7 @@ def test_size_rule_broken(letter: str) -> None:
     (found,) = size_violations(spec, Tiles.cube(128))
     assert found.rule == "tile-divides"
     assert str(found) == (
-        f"tile-divides: {letter}=200 is no multiple of tile_{letter}=128, the last 72 of {letter} would be lost; "
+        f"tile-divides: {letter}=200 is not a multiple of tile_{letter}=128, the last 72 of {letter} would be lost; "
         f"use a divisor of 200 or pad {letter} to 256"
     )
     (found,) = size_violations(spec, Tiles(**({"tile_m": 1, "tile_k": 1, "tile_n": 1} | {f"tile_{letter}": 256})))
@@ -101,7 +101,7 @@ def test_alignment_of_rows(dtype: str, tile_m: int, legal: bool) -> None:
     spec = MatmulSpec.of(96, 256, 256, dtype, "float32")
     found = alignment_violations(spec, Tiles(tile_m=tile_m, tile_k=128, tile_n=128))
     assert rules(found) == ([] if legal else ["tile-alignment"])
-    assert legal or f"tile_m={tile_m} is no multiple of {sublane_multiple(dtype)}" in str(found[0])
+    assert legal or f"tile_m={tile_m} is not a multiple of {sublane_multiple(dtype)}" in str(found[0])
 
 
 @pytest.mark.parametrize("letter", ["k", "n"])

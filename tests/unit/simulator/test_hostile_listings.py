@@ -152,7 +152,7 @@ def test_what_the_compiler_makes_is_code_of_the_same_kind() -> None:
 
 @pytest.mark.parametrize("name", ["", "s", "S1", "s1 ", "s1\n", "s-1", "t", "block", "import", "s1.s2", "m_é", "s١"])
 def test_what_is_no_register_is_refused(name: str) -> None:
-    with pytest.raises(SimulationError, match="is no register"):
+    with pytest.raises(SimulationError, match="is not a register"):
         variable(name)
 
 

@@ -8,14 +8,16 @@ import pytest
 from simulator_listings import V5E, listing, loop
 
 from systolic.chips import Chip, chip
-from systolic.simulator import SimulatedRun, prepare_listings, repeated_calls
+from systolic.simulator import SimulatedRun, prepare_listings
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
-from systolic.simulator.repeated_calls import RepeatedCalls
+from systolic.simulator.repeated_calls import Execution, RepeatedCalls
 
 TIMES = 7
 POP = "%v2_v2 = vpop.f32.mrf.mxu0 %7"
 MATMUL = ("%7 = vmatmul.bf16.gmra.mxu0 %v1_v1", POP, POP)
 ROUNDS = (*MATMUL, *MATMUL)
+BARRIER = ("%v1_v1 = vmov 77", "%7 = vpush.ccrf %v1_v1", "%v2_v2 = vpop.ccrf")  # of two cores
+V5P = chip("v5p")
 
 
 def copied(size: int | str, flag: str = "[#allocation8]") -> tuple[str, ...]:
@@ -28,16 +30,21 @@ def copied(size: int | str, flag: str = "[#allocation8]") -> tuple[str, ...]:
     )
 
 
+def in_whole_cycles(on: Chip) -> Chip:
+    """Return a chip whose HBM carries 16 granules of 32 bytes a cycle."""
+    return replace(on, machine=replace(on.machine, hbm_bytes_per_s=512 * on.machine.clock_hz))
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Lists for every call whether it was looked up."""
     found: list[bool] = []
     find = RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: object) -> repeated_calls.Execution | None:
-        execution = find(self, *args)  # type: ignore[arg-type]
-        found.append(execution is not None)
-        return execution
+    def noted(self: RepeatedCalls, *args: object) -> tuple[Execution, ...] | None:
+        executions = find(self, *args)  # type: ignore[arg-type]
+        found.append(executions is not None)
+        return executions
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     return found
@@ -58,15 +65,16 @@ def both_ways(
     return found
 
 
+@pytest.mark.parametrize("on", [V5E, V5P, chip("v4")], ids=lambda on: on.name)
 @pytest.mark.parametrize(
     "body",
     [copied(1000), ROUNDS, (*copied(100), *loop(5, *MATMUL, *copied(32)), *copied(10))],
     ids=["copy", "products", "a loop of both"],
 )
-def test_a_call_that_needs_nothing_is_executed_twice(alone: list[bool], body: tuple[str, ...]) -> None:
-    run = both_ways(*body)
-    assert alone == [False, *[True] * (TIMES - 1)]
-    assert run.cores[0].ops[0].calls == TIMES
+def test_a_call_that_needs_nothing_is_executed_twice(alone: list[bool], body: tuple[str, ...], on: Chip) -> None:
+    run = both_ways(*body, round_before=BARRIER if on.cores_per_device > 1 else (), on=on)
+    assert alone == [False, *[True] * (TIMES - 1)]  # one for both cores of a device
+    assert [core.ops[0].calls for core in run.cores] == [TIMES] * on.cores_per_device
 
 
 def test_a_pipe_that_is_still_busy_counts(alone: list[bool]) -> None:
@@ -95,11 +103,11 @@ def test_calls_that_begin_while_links_use_hbm_are_executed(alone: list[bool], mo
 
 def test_a_write_of_the_caller_before_a_call_counts(alone: list[bool]) -> None:
     write = "%7 = dma.vmem_to_hbm %s91_s91, 20000, %s92_s92, [#allocation1]"
-    exact = replace(V5E.machine, hbm_bytes_per_s=512 * V5E.machine.clock_hz)  # copies take whole cycles
-    costly = replace(V5E, machine=replace(exact, hbm_turn_cost=0.5))
+    exact = in_whole_cycles(V5E)
+    costly = replace(V5E, machine=replace(exact.machine, hbm_turn_cost=0.5))
     turned = both_ways(*copied(20000), round_before=(write,), on=costly)
     assert any(alone)
-    straight = both_ways(*copied(20000), round_before=(write,), on=replace(V5E, machine=exact))
+    straight = both_ways(*copied(20000), round_before=(write,), on=exact)
     assert turned.cycles > 1.1 * straight.cycles
 
 
@@ -139,9 +147,34 @@ def test_a_call_that_depends_on_others_is_executed(alone: list[bool], body: tupl
     assert not any(alone)
 
 
-def test_two_cores_execute_everything(alone: list[bool]) -> None:
-    both_ways(*copied(1000), on=chip("v5p"))
+BY_CORE = (
+    "%s21_s21 = sld [smem:[#allocation3]] /* core id */",
+    "%s22_s22 = smul.u32 3840, %s21_s21",
+    "%s23_s23 = sadd.s32 160, %s22_s22",
+    *copied("%s23_s23"),
+)
+
+
+def test_cores_that_copy_different_amounts_share_the_pipe(alone: list[bool]) -> None:
+    run = both_ways(*BY_CORE, *BARRIER, *copied(320), round_before=BARRIER, on=in_whole_cycles(V5P))
+    assert alone == [False, *[True] * (TIMES - 1)]
+    first, second = (core.hbm_read_bytes / V5P.machine.granule_bytes / TIMES for core in run.cores)
+    assert (first, second) == (160 + 320, 4000 + 320)
+
+
+def test_cores_that_begin_at_different_times_execute_everything(alone: list[bool]) -> None:
+    both_ways(*copied(1000), round_before=BY_CORE, on=V5P)
     assert not alone
+
+
+def test_after_a_barrier_the_cores_begin_together(alone: list[bool]) -> None:
+    both_ways(*copied(1000), round_before=(*BY_CORE, *BARRIER), on=V5P)
+    assert alone[:TIMES] == [False, *[True] * (TIMES - 1)]  # others are of the run with a prefetch
+
+
+def test_a_call_whose_message_the_next_one_takes_is_executed(alone: list[bool]) -> None:
+    both_ways(*copied(1000), *BARRIER[:2], before=BARRIER[:2], round_before=BARRIER[2:], on=V5P)
+    assert not any(alone)
 
 
 def test_constants_count() -> None:

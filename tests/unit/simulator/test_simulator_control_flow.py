@@ -132,7 +132,7 @@ def test_a_shadow_does_not_reach_out_of_its_loop_to_a_flag(branch_marked: bool) 
 
 
 def test_a_shadow_does_not_reach_over_a_signal_to_another_device() -> None:
-    """What is signalled is worked out for the path that is not taken alone: the `{}` ahead of it ends the shadow."""
+    """The signal is computed only for the path that is not taken: the `{}` before it ends the shadow."""
     program = parse_listing(
         "op",
         listing(

@@ -1,4 +1,4 @@
-"""How arrays lie in memory, against addresses worked out element by element; what the HLO's text says."""
+"""Layouts of arrays in memory, against addresses computed element by element; facts from the HLO's text."""
 
 from __future__ import annotations
 

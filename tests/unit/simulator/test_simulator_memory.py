@@ -1,4 +1,4 @@
-"""What the simulator knows of memory, and how values that it does not know behave."""
+"""The simulator's knowledge of memory, and unknown values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a program's allocations are constants, what they hold, and what a collective's table has to be."""
+"""Constants among a program's allocations, their contents, and the tables of collectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read off a program for many devices: collectives, flags by number, words of its identity."""
+"""Facts read from a program for many devices: collectives, flags by number, words of its identity."""
 
 from __future__ import annotations
 

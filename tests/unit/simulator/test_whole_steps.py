@@ -1,4 +1,4 @@
-"""What only programs as large as a training step show of the reader and of a slice's addresses."""
+"""Cases of the reader and of a slice's addresses that only programs as large as a training step have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a step took, and what would help: of a run made up for it."""
+"""Times of the parts of a step, and changes that would help, for a run made by hand."""
 
 from __future__ import annotations
 

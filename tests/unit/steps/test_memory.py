@@ -1,4 +1,4 @@
-"""Whether a step fits HBM: the compiler's words, and what would make it fit."""
+"""Steps that do not fit HBM: the compiler's message, and changes that would make them fit."""
 
 from __future__ import annotations
 

@@ -50,13 +50,13 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, content: bytes) 
     file = tmp_path / "mine.sqlite"
     file.write_bytes(content)
     for act in (TrialStore(file).subjects, lambda: TrialStore(file).keep(SUBJECT, trial())):
-        with pytest.raises(StoreError, match="no store of trials"):
+        with pytest.raises(StoreError, match="not a store of trials"):
             act()
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as other:
         other.execute("CREATE TABLE things (name TEXT)")
         other.commit()
     before = (tmp_path / "other.sqlite").read_bytes()
-    with pytest.raises(StoreError, match="no store of trials"):
+    with pytest.raises(StoreError, match="not a store of trials"):
         TrialStore(tmp_path / "other.sqlite").keep(SUBJECT, trial())
     assert (file.read_bytes(), (tmp_path / "other.sqlite").read_bytes()) == (content, before)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.sqlite", "other.sqlite"]

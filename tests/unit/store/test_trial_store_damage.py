@@ -100,7 +100,7 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
         ("UPDATE trials SET config = 'x' WHERE rowid = 1", "columns are not those"),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '-1.0'), simulated_us = -1 WHERE rowid = 1",
-            "no time above 0",
+            "not a time above 0",
         ),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '1e308'), simulated_us = 1e308 WHERE rowid = 1",
@@ -108,15 +108,15 @@ def test_a_byte_that_is_no_text_costs_one_row(store: TrialStore, capsys: pytest.
         ),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', '1e999'), simulated_us = 9e999 WHERE rowid = 1",
-            "no finite",
+            "not a finite",
         ),
         (
             "UPDATE trials SET trial = replace(trial, '10.0', 'true'), simulated_us = 1 WHERE rowid = 1",
-            "True is no finite",
+            "True is not a finite",
         ),
-        ("UPDATE trials SET trial = '5' WHERE rowid = 1", "is no object"),
+        ("UPDATE trials SET trial = '5' WHERE rowid = 1", "is not an object"),
         ("UPDATE trials SET trial = printf('%.*c', 200000, '[') WHERE rowid = 1", "nested too deep"),
-        ("UPDATE trials SET subject = 'nobody' WHERE rowid = 1", "what it is of cannot be read"),
+        ("UPDATE trials SET subject = 'nobody' WHERE rowid = 1", "its subject cannot be read"),
         ("UPDATE subjects SET chip = 'v5e'", "subject 1: its columns"),
         ("UPDATE subjects SET subject = '{}'", "subject 1: .* is missing"),
     ],
@@ -191,7 +191,7 @@ def _used(held: bytes) -> list[int]:
 
 
 def _orphaned(store: TrialStore) -> bool:
-    """Whether the damage has given the trials another subject, which only reading everything shows."""
+    """True if the damage has given the trials another subject, which only reading everything shows."""
     health = store.health()
     return bool(health.unreadable or health.problem)
 
@@ -226,7 +226,7 @@ def test_flipped_bits_never_raise_anything_else(tmp_path: Path, store: TrialStor
             assert len(refused) <= (2 if usable else 4)
             if not usable:
                 said = str(refused[-1])
-                assert "no store of trials" in said or "another version" in said
+                assert "not a store of trials" in said or "another version" in said
             else:
                 copy.keep(SUBJECT, trial(16 * 99))
                 assert trial(16 * 99) in copy.trials(SUBJECT)
@@ -283,7 +283,7 @@ def test_tune_leaves_a_file_of_something_else_alone(
     monkeypatch.setenv("SYSTOLIC_STORE", str(file))
     assert main(["tune", "512,512,512", *(("--store", str(file)) if how == "option" else ())]) == 2
     said = capsys.readouterr().err
-    assert said == f"systolic: {file} is no store of trials; name another file\n"
+    assert said == f"systolic: {file} is not a store of trials; name another file\n"
     assert [path.name for path in tmp_path.iterdir()] == ["mine.db"]
     assert file.read_bytes() == content
 

@@ -1,4 +1,4 @@
-"""What is no regular file is refused at once by everything that reads files of a user's."""
+"""Every reader of the user's files refuses paths that are not regular files at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def special(kind: str, folder: Path, name: str) -> Path:
 def test_each_kind_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = special(kind, tmp_path, "a")
-    with pytest.raises(OSError, match="levels of symbolic links" if kind == "loop" else "no regular file") as caught:
+    with pytest.raises(OSError, match="levels of symbolic links" if kind == "loop" else "not a regular file") as caught:
         read_regular(path)
     assert isinstance(caught.value, NoRegularFileError) == (kind != "loop")
 
@@ -62,7 +62,7 @@ def test_each_kind_is_refused_at_once(kind: str, tmp_path: Path, monkeypatch: py
 def test_a_pipe_is_not_waited_for(loader: str, tmp_path: Path) -> None:
     name = {"array": "a.npy", "function": "a.py"}.get(loader, "a")
     path = special("pipe", tmp_path, name)
-    with pytest.raises((ValueError, RuntimeError), match=r"regular file|is no file"):
+    with pytest.raises((ValueError, RuntimeError), match=r"regular file|is not a file"):
         LOADERS[loader](path)
 
 

@@ -74,10 +74,10 @@ def test_a_real_profile_of_a_cpu_has_no_tpu(tmp_path: Path) -> None:
     ("contents", "message"),
     [
         (b"", "is empty"),
-        (b'{"rows": []}', "is no XSpace, or a damaged one"),
+        (b'{"rows": []}', "is not an XSpace, or damaged"),
         (b"\x1f\x8b" + bytes(20), "is damaged gzip"),
         (gzip.compress(bytes(5000))[:-3], "is damaged gzip"),
-        (a_profile([[_execution(2.0)]])[:-1], "is no XSpace, or a damaged one"),
+        (a_profile([[_execution(2.0)]])[:-1], "is not an XSpace, or damaged"),
     ],
 )
 def test_other_files_are_refused_by_name(contents: bytes, message: str, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_an_empty_folder_and_a_pipe(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match=r"has no \*\.xplane\.pb, nor has a run in .*plugins/profile"):
         read_trace(tmp_path)
     os.mkfifo(tmp_path / "host.xplane.pb")
-    with pytest.raises(TraceFileError, match="it is a named pipe and no regular file"):
+    with pytest.raises(TraceFileError, match="it is a named pipe and not a regular file"):
         read_trace(tmp_path)
 
 

@@ -136,7 +136,7 @@ def test_a_chip_whose_copies_take_no_time() -> None:
 
 
 def test_a_chip_is_no_machine_model() -> None:
-    with pytest.raises(ConstantsError, match="is no `MachineModel`"):
+    with pytest.raises(ConstantsError, match="is not a `MachineModel`"):
         everything().run(machine=V5E)  # pyright: ignore[reportArgumentType]
 
 
@@ -233,7 +233,7 @@ def resealed(data: bytes, change: object) -> bytes:
         (lambda head: head.update(entry_bytes=-1), "lengths"),
         (lambda head: head.update(entry_bytes=10**12), "lengths"),
         (lambda head: head["machine"].update(clock_hz=0), "clock_hz=0"),
-        (lambda head: head.update(compiler_flags={"vmem": "1"}), "'vmem' is no flag"),
+        (lambda head: head.update(compiler_flags={"vmem": "1"}), "'vmem' is not a flag"),
         (lambda head: head.update(compiler_flags={"--xla_tpu_x": "1"}), "flags are none"),
         (lambda head: head.update(compiler_flags={"xla_tpu_x": 1}), "compiler_flags"),
         (lambda head: head["machine"].update(clock_hz="1"), "clock_hz"),

@@ -1,4 +1,4 @@
-"""What each device of a slice has of an argument: read from the HLO, and held against JAX."""
+"""Each device's part of an argument, read from the HLO and compared with JAX."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_without_encryption_nobody_gets_in(scheduler: Any) -> None:
         ("tls://127.0.0.1:1", "gone", "me", "me", "cannot read .*gone.pem: No such file"),
         ("tls://127.0.0.1:1", "ours", "me", "gone", "cannot read .*gone.key: No such file"),
         ("tls://127.0.0.1:1", "empty", "me", "me", "empty.pem holds no certificate"),
-        ("tls://127.0.0.1:1", "ours", "me", "stranger", "me.pem and .*stranger.key are no certificate and its key"),
+        ("tls://127.0.0.1:1", "ours", "me", "stranger", "me.pem and .*stranger.key are not a certificate and its key"),
         ("tls://127.0.0.1:1", "ours", "me", "locked", "or the key has a passphrase"),
         ("tcp://127.0.0.1:1", "ours", "me", "me", "certificates go with an address such as tls://"),
     ],

@@ -157,9 +157,9 @@ def test_a_result_is_written_and_read_again_without_the_function() -> None:
     ("old", "new", "said"),
     [
         ('"format": 1', '"format": 9', "format 1 is read here"),
-        ('"trials": [', '"trials": 5, "more": [', "trials is no list"),
+        ('"trials": [', '"trials": 5, "more": [', "trials is not a list"),
         ('"end": "all"', '"end": "bored"', "is none of"),
-        ('"simulated_us": 1000.0', '"simulated_us": -1.0', "no time above 0"),
+        ('"simulated_us": 1000.0', '"simulated_us": -1.0', "not a time above 0"),
         ('"op": "function"', '"op": "sorcery"', "is unknown"),
     ],
 )

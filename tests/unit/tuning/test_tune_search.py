@@ -108,7 +108,7 @@ def test_a_result_is_written_and_read_again(tmp_path: Path) -> None:
     assert again.ratio_to_xla == found.ratio_to_xla is not None
     with pytest.raises(SavedTuningError, match="format"):
         TuningResult.from_json(found.to_json().replace('"format": 1', '"format": 2'))
-    with pytest.raises(SavedTuningError, match="no JSON"):
+    with pytest.raises(SavedTuningError, match="not JSON"):
         TuningResult.from_json("{")
 
 

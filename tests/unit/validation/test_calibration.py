@@ -172,11 +172,11 @@ def test_constants_replace_their_own_and_nothing_else() -> None:
         ({"hbm_bytes_per_s": 0}, "hbm_bytes_per_s=0 has to be above 0"),
         ({"dma_latency_cycles": -1}, "dma_latency_cycles=-1: cycles are whole numbers"),
         ({"dma_latency_cycles": 7.5}, "dma_latency_cycles=7.5: cycles are whole numbers"),
-        ({"clock_hz": math.nan}, "clock_hz=nan is no number"),
-        ({"clock_hz": True}, "clock_hz=True is no number"),
-        ({"clock_hz": 10**400}, "clock_hz=1000.* is no number"),
-        ({"clock_hz": -math.inf}, "clock_hz=-inf is no number"),
-        ({"clock_hz": "fast"}, "clock_hz='fast' is no number"),
+        ({"clock_hz": math.nan}, "clock_hz=nan is not a number"),
+        ({"clock_hz": True}, "clock_hz=True is not a number"),
+        ({"clock_hz": 10**400}, "clock_hz=1000.* is not a number"),
+        ({"clock_hz": -math.inf}, "clock_hz=-inf is not a number"),
+        ({"clock_hz": "fast"}, "clock_hz='fast' is not a number"),
     ],
 )
 def test_constants_that_cannot_be_are_named(constants: dict[str, float], said: str) -> None:
@@ -187,13 +187,13 @@ def test_constants_that_cannot_be_are_named(constants: dict[str, float], said: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON that is read here: it is nested too deep"),
-        ('{"chip": "v5e", "constants": {"clock_hz": NaN}}', "is no JSON: NaN"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON that can be read: it is nested too deep"),
+        ('{"chip": "v5e", "constants": {"clock_hz": NaN}}', "is not JSON: NaN"),
         ("[]", "does not hold one JSON object"),
         ('{"chip": "v5e"}', "does not hold one JSON object"),
         ('{"chip": "v5e", "constants": {}}', "does not hold one JSON object"),
-        ('{"chip": "v5e", "constants": {"clock_hz": 1e9}, "fitted_on": 3}', "fitted_on=3 is no list"),
+        ('{"chip": "v5e", "constants": {"clock_hz": 1e9}, "fitted_on": 3}', "fitted_on=3 is not a list"),
     ],
 )
 def test_files_that_hold_no_constants(tmp_path: Path, text: str, said: str) -> None:

@@ -100,7 +100,7 @@ def test_an_operation_is_in_one_half_on_every_chip_with_any_tiles() -> None:
     ("change", "said"),
     [
         ({"arguments": {**RECORD["arguments"], "weights": "bf16[64,2,256]"}}, "no .* and .k, 2, n."),
-        ({"arguments": {**RECORD["arguments"], "x": "bf17[8,128]"}}, "x='bf17.8,128.' is no array"),
+        ({"arguments": {**RECORD["arguments"], "x": "bf17[8,128]"}}, "x='bf17.8,128.' is not an array"),
         ({"arguments": {**RECORD["arguments"], "x": "bf16[999999999,999999999]"}}, "more elements than any device"),
         ({"arguments": {**RECORD["arguments"], "activation": "tanh"}}, "activation='tanh' is unknown"),
         ({"arguments": {**RECORD["arguments"], "bias": "bf16[8]"}}, "bias='bf16.8.' is not known for this operation"),
@@ -120,7 +120,7 @@ def test_a_row_that_is_not_understood_says_why(change: dict[str, object], said: 
         ("{}", "line 2: .*op"),
         (json.dumps({**RECORD, "time_us": 0}), "line 2: .*time_us"),
         (json.dumps({**RECORD, "arguments": []}), "line 2: .*arguments"),
-        ("{", "line 2: no JSON"),
+        ("{", "line 2: not JSON"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(line: str, said: str, tmp_path: Path) -> None:

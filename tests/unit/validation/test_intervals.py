@@ -85,7 +85,7 @@ def test_of_few_programs_it_is_students() -> None:
 
 @pytest.mark.parametrize("count", [3, 5, 8, 9, 20])
 def test_it_holds_for_nine_in_ten(count: int) -> None:
-    """Of planted errors, drawn anew again and again, the next lies within in nine cases of ten, or a few more."""
+    """With planted errors drawn many times, the next one lies in the interval in nine cases of ten, or a few more."""
     chance = random.Random(count)
     held = 0
     for _ in range(4000):

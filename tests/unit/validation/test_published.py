@@ -54,9 +54,9 @@ def test_reading(tmp_path: Path) -> None:
         (LINE + ",more", "line 2 has 16 values"),
         (LINE.replace("12.5", "1e999"), "line 2: time_us='1e999'"),
         (LINE.replace("12.5", "-0.0"), "line 2: time_us='-0.0'"),
-        (LINE.replace(",8,", f",{2**31},"), "line 2: m='2147483648' is no whole number"),
-        (LINE.replace(",8,", "," + "9" * 5000 + ","), "line 2: m='9999.*… is no whole number"),
-        (LINE.replace(",8,", ",٣,"), "line 2: m=.* is no whole number"),
+        (LINE.replace(",8,", f",{2**31},"), "line 2: m='2147483648' is not an integer"),
+        (LINE.replace(",8,", "," + "9" * 5000 + ","), "line 2: m='9999.*… is not an integer"),
+        (LINE.replace(",8,", ",٣,"), "line 2: m=.* is not an integer"),
         (LINE + "\0", "line 2 has a control character"),
         (LINE + "\x1b[2J", r"line 2 has a control character: 'me,.*"),
         (LINE + '\n"' + "x" * 100_000, "line 3 has 100,000 characters or more"),
@@ -71,8 +71,8 @@ def test_a_wrong_file_names_line_and_value(tmp_path: Path, line: str, says: str)
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        (LINE.encode() + b"\n\xff\xfe,x\n", r"line 3 is no UTF-8 text"),
-        (LINE.encode() + b"\xed\xa0\x80\n", r"line 2 is no UTF-8 text"),
+        (LINE.encode() + b"\n\xff\xfe,x\n", r"line 3 is not UTF-8 text"),
+        (LINE.encode() + b"\xed\xa0\x80\n", r"line 2 is not UTF-8 text"),
         (b"\0" * 200_000, "line 2 has 100,000 characters"),
     ],
 )

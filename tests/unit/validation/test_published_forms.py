@@ -200,7 +200,7 @@ def test_without_tokamax_the_row_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     [
         (LINE.format(kind="fwd", sizes="theirs", date=""), "line 2: group_sizes='theirs' is neither rng nor named"),
         (LINE.format(kind="fwd", sizes="short", date=""), "name a list of 4 sizes that add up to 64 at most"),
-        (LINE.format(kind="fwd", sizes="odd", date=""), "'odd' of t_groups.json is no list of whole numbers"),
+        (LINE.format(kind="fwd", sizes="odd", date=""), "'odd' of t_groups.json is not a list of whole numbers"),
         (LINE.format(kind="fwd", sizes="rng", date="").replace(",4,", ",0,"), "line 2: groups='0'"),
         (LINE.format(kind="fwd", sizes="rng", date="").replace(",4,", ",2000000,"), "64 rows in 2000000 groups"),
         (LINE.format(kind="fwd", sizes="rng", date="").replace(",2,", ",,"), "line 2: input_buffer_count=''"),

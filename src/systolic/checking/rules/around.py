@@ -1,4 +1,4 @@
-"""Rules on what stands around a Pallas call: copies that an index map would save, and what the compiler is not told."""
+"""Rules on the surroundings of a Pallas call: copies that an index map would save, and missing hints for XLA."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from systolic.compat.jaxprs import functions_inside
 from systolic.compiler import written_at
 from systolic.spec import dtype_bytes
 
-# Below this a copy is not worth a word: a microsecond at an HBM's speed is about a MB.
+# Smaller copies are not worth reporting: HBM moves about a MB in a microsecond.
 _WORTH_BYTES = 1 << 20
 
-# Operations that cost a pass over HBM in front of a kernel, since XLA can't fuse them into its operands.
+# Operations that cost a pass over HBM before a kernel, because XLA can't fuse them into its operands.
 _COPIES = {
     "transpose": (
         "transposed-operand",
@@ -25,7 +25,7 @@ _COPIES = {
         "lax.dot_general",
     ),
     "pad": ("padded-operand", "let the grid end in an edge block (pl.cdiv) and mask what is summed over"),
-    "convert_element_type": ("cast-operand", "pass it as it is and cast the block inside of the kernel"),
+    "convert_element_type": ("cast-operand", "pass it unchanged and cast the block inside the kernel"),
 }
 
 
@@ -35,7 +35,7 @@ def around_findings(closed_jaxpr: Any, calls: list[KernelCall], chip: Chip) -> l
     findings: list[Finding] = []
 
     def step(equation: Any, sources: list[Any]) -> list[Any]:
-        """Returns the equations that made the results: this one, or those inside of a function that it calls."""
+        """Return the equations that made the results: this one, or those inside of a function that it calls."""
         results: list[Any] = [equation] * len(equation.outvars)
         if equation.primitive.name == "pallas_call":
             call = by_equation[id(equation)]
@@ -67,9 +67,9 @@ def _copy(call: KernelCall, source: Any) -> Iterator[Finding]:
             call,
             rule,
             "warning",
-            value=f"{source.primitive.name} in front of the kernel makes {described(made)}: {moved / 1e6:,.1f} MB "
+            value=f"{source.primitive.name} before the kernel makes {described(made)}: {moved / 1e6:,.1f} MB "
             "through HBM",
-            limit="XLA does not fuse it into a Pallas call: it is a copy of its own, before every call",
+            limit="XLA does not fuse it into a Pallas call: it is a separate copy before every call",
             fix=fix,
             where=written_at(source),
         )
@@ -82,7 +82,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             "cost-estimate",
             "note",
             value="the call has no cost_estimate",
-            limit="XLA takes a kernel without one for a small one, and schedules copies around it badly",
+            limit="without one XLA takes the kernel for a small one, and schedules copies around it badly",
             fix="pass cost_estimate=pl.CostEstimate(flops=…, bytes_accessed=…, transcendentals=…)",
         )
     splits = any(axis_semantics in ("parallel", "core_parallel") for axis_semantics in call.semantics)
@@ -92,7 +92,7 @@ def _untold(call: KernelCall, chip: Chip) -> Iterator[Finding]:
             "one-core",
             "warning",
             value=f"no grid axis is parallel: one of the {chip.cores_per_device} cores of a {chip.name} idles",
-            limit="only a parallel axis is shared out among cores",
+            limit="only a parallel axis is divided among cores",
             fix='dimension_semantics=("parallel", …) on axes whose steps write different output blocks',
             chip=chip.name,
         )

@@ -1,7 +1,7 @@
 """Rules on grid and blocks: how the compiler cuts arrays, and which cuts it refuses.
 
-The compiler's own words on each are in `docs/check_configurations.md`, with how often these rules agree with it. The
-rules are alike on all chips: blocks were compiled for v4, v5e, v6e and v7x with libtpu 0.0.42.1.
+`docs/check_configurations.md` has the compiler's messages, and how often these rules agree with it. The rules are the
+same on all chips: blocks were compiled for v4, v5e, v6e and v7x with libtpu 0.0.42.1.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _empty_grid(call: KernelCall) -> Iterator[Finding]:
             call,
             "empty-grid",
             value=f"the grid {call.grid} has no steps: axis {call.grid.index(0)} is 0",
-            limit="it compiles, runs no step and returns what was in memory",
+            limit="it compiles, runs no step and returns the old contents of memory",
             fix="a block above its dimension makes size // block zero: use a smaller block, or pl.cdiv(size, block)",
         )
 
 
 def _buffering(call: KernelCall, operand: Operand) -> Iterator[Finding]:
-    if operand.memory == "vmem" and is_whole(call, operand):  # gets one copy, whatever was asked for
+    if operand.memory == "vmem" and is_whole(call, operand):  # gets one copy, whatever was requested
         return
     if operand.is_cut and (operand.buffers or 0) > _MAX_BUFFERS:
         yield call_finding(
@@ -55,7 +55,7 @@ def _buffering(call: KernelCall, operand: Operand) -> Iterator[Finding]:
             "buffering",
             value=f"{operand.name}: pl.Buffered({operand.buffers})",
             limit="a pipeline of pallas_call keeps one or two copies of a block; more is refused",
-            fix="use pl.Buffered(2), or pltpu.emit_pipeline inside of the kernel, which takes more",
+            fix="use pl.Buffered(2), or pltpu.emit_pipeline inside the kernel, which takes more",
         )
     if getattr(block_mapping_of(call, operand).pipeline_mode, "use_lookahead", False):
         yield call_finding(
@@ -63,7 +63,7 @@ def _buffering(call: KernelCall, operand: Operand) -> Iterator[Finding]:
             "buffering",
             value=f"{operand.name}: a pipeline that looks ahead",
             limit="the pipeline of pallas_call does not",
-            fix="leave use_lookahead out, or use pltpu.emit_pipeline inside of the kernel",
+            fix="leave use_lookahead out, or use pltpu.emit_pipeline inside the kernel",
         )
 
 
@@ -175,7 +175,7 @@ def _rows(call: KernelCall, operand: Operand) -> Iterator[Finding]:
 
 
 def _element_indices(call: KernelCall, operand: Operand) -> Iterator[Finding]:
-    """Finds blocks by element that do not begin with a tile, or not as far as the compiler can tell."""
+    """Find blocks by element that do not begin with a tile, or not as far as the compiler can tell."""
     if not operand.by_element or operand.memory != "vmem":
         return
     rank = len(operand.shape)
@@ -200,7 +200,7 @@ def _misaligned(call: KernelCall, operand: Operand, value: str, limit: str, fix:
 
 
 def _nearest(block: int, multiple: int, size: int) -> str:
-    """Names the two legal sizes around a block."""
+    """Name the two legal sizes around a block."""
     below, above = block // multiple * multiple, -(-block // multiple) * multiple
     choices = [str(length) for length in (below, above) if 0 < length < size]
     return " or ".join([*choices, f"all {size}"])

@@ -80,7 +80,7 @@ def _dot(equation: Any, chip: Chip, finding: _Found) -> Iterator[Finding]:
 
 
 def _is_refused_row(equation: Any) -> bool:
-    """Finds products with one row, transposed: Pallas multiplies elementwise and sums, and does not convert well."""
+    """Find products with one row, transposed: Pallas multiplies elementwise, sums, and does not convert well."""
     lhs, rhs = (atom.aval for atom in equation.invars)
     dimensions, _ = equation.params["dimension_numbers"]
     if tuple(map(tuple, dimensions)) != ((1,), (1,)) or len(lhs.shape) != 2 or rhs.shape[0] != 1:

@@ -1,4 +1,4 @@
-"""Rules on what the grid visits: nothing outside, all of the output, each output block in one go, no shared ones."""
+"""Rules on the blocks that the grid visits: inside the array, all of the output, each block in one go, none shared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def grid_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
         return
     outputs = [at for at, operand in enumerate(call.operands) if operand.role == "output"]
     aliased = {outputs[out] for _, out in call.aliases}
-    # Memory that a launcher asks for as an output whose contents it throws away: each core may have its own.
+    # Memory that a launcher requests as an output and then discards: each core may have its own.
     unused = {outputs[at] for at in call.unused}
     for at, visits in grid_visits.visits.items():
-        if 0 in visits.operand.shape:  # there is nothing to be outside of
+        if 0 in visits.operand.shape:  # no block can be outside
             continue
         yield from _outside(call, visits)
         if visits.operand.role == "input":
@@ -34,7 +34,7 @@ def grid_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
 
 
 def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
-    """Yields blocks that begin outside of the array, and blocks that only end there."""
+    """Yield blocks that begin outside the array, and blocks that only end there."""
     operand = visits.operand
     shape, block = np.array(operand.shape), np.array(operand.block)
     begins = np.any((visits.starts < 0) | (visits.starts >= shape), axis=1)
@@ -45,9 +45,9 @@ def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
         yield call_finding(
             call,
             "block-outside",
-            value=f"{operand.name}: the block of step {step} begins at element {start} of {operand.described}, as "
-            f"those of {int(begins.sum()):,} of {len(begins):,} steps do",
-            limit="a block must begin inside of its array: what is there is read or overwritten otherwise",
+            value=f"{operand.name}: the block of step {step} begins at element {start} of {operand.described}; "
+            f"{int(begins.sum()):,} of {len(begins):,} steps have such blocks",
+            limit="a block must begin inside its array, or other memory is read or overwritten",
             fix="mend the index map, or make the grid smaller (an index map gives blocks, not elements)",
         )
     elif over.any():
@@ -69,7 +69,7 @@ def _outside(call: KernelCall, visits: Visits) -> Iterator[Finding]:
 
 
 def _unread(call: KernelCall, visits: Visits) -> Iterator[Finding]:
-    """Yields ends of an input that no block reaches: sizes that the block does not divide, rounded down."""
+    """Yield ends of an input that no block reaches: sizes that the block does not divide, rounded down."""
     operand = visits.operand
     ends = visits.starts.max(axis=0) + np.array(operand.block)
     for dimension, (end, size, block) in enumerate(zip(ends, operand.shape, operand.block, strict=True)):
@@ -96,13 +96,13 @@ def _unwritten(call: KernelCall, visits: Visits) -> Iterator[Finding]:
             "unwritten-output",
             value=f"{operand.name}: {total - covered:,} of {total:,} elements of {operand.described} "
             f"({(total - covered) / total:.1%}) are written by no step; {_first_missing(visits)}",
-            limit="what no step writes is whatever was in memory",
+            limit="elements that no step writes hold whatever was in memory",
             fix="make the grid cover the output (pl.cdiv(size, block) steps), or pass it in with input_output_aliases",
         )
 
 
 def _first_missing(visits: Visits) -> str:
-    """Names the place of the first block that is not visited, in elements."""
+    """Return the position of the first block that is not visited, in elements."""
     operand: Operand = visits.operand
     if operand.by_element:
         return "its blocks are given by element"
@@ -130,13 +130,13 @@ def _revisited(call: KernelCall, visits: Visits) -> Iterator[Finding]:
         value=f"{visits.operand.name}: its {len(visits.distinct):,} blocks are written {visits.fetches:,} times; the "
         f"block of step {first} comes back at step {again}, after others",
         limit="all steps that write one output block must follow each other: a block that comes back is not read "
-        "in again, so what was summed up is lost",
+        "in again, so its earlier sums are lost",
         fix="put the axis that is summed over last in the grid",
     )
 
 
 def _shared(call: KernelCall, grid: tuple[int, ...], visits: Visits, chip: Chip) -> Iterator[Finding]:
-    """Yields output blocks that several steps of a parallel axis write: two cores would, each its part of the sum."""
+    """Yield output blocks that several steps of a parallel axis write: two cores would overwrite each other's sums."""
     parallel = [
         axis
         for axis, axis_semantics in enumerate(call.semantics[: len(grid)])

@@ -16,7 +16,7 @@ from systolic.schedule import MIB
 
 
 def memory_findings(call: KernelCall, chip: Chip) -> list[Finding]:
-    """Finds VMEM and SMEM that a kernel needs and does not get."""
+    """Find kernels that need more VMEM or SMEM than they get."""
     return [*_vmem(call, chip), *_smem(call, chip)]
 
 

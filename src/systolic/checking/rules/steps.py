@@ -15,7 +15,7 @@ _MANY_STEPS = 256
 
 
 def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iterator[Finding]:
-    """Yields a warning for a kernel that multiplies in steps of less work than a step costs."""
+    """Yield a warning for a kernel that multiplies in steps of less work than a step costs."""
     steps = math.prod(grid_visits.grid)
     dots = [equation for equation in equations(call.body) if equation.primitive.name == "dot_general"]
     count = op_count(call.body)
@@ -32,7 +32,7 @@ def step_findings(call: KernelCall, grid_visits: GridVisits, chip: Chip) -> Iter
             "warning",
             value=f"{steps:,} steps of {count.flops / 1e6:,.1f} Mflop and {moved / 1e3:,.0f} kB: "
             f"{seconds * 1e6:.2f} µs of work each on a {chip.name}",
-            limit=f"a step of the pipeline costs about {chip.code_costs.grid_step_s * 1e6:.2f} µs beside its work",
+            limit=f"a step of the pipeline costs about {chip.code_costs.grid_step_s * 1e6:.2f} µs more than its work",
             fix="take larger blocks: systolic explain tries some, if they are keyword arguments",
             chip=chip.name,
         )

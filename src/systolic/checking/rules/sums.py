@@ -50,7 +50,7 @@ class _Value(NamedTuple):
 
 
 def sum_findings(call: KernelCall) -> list[Finding]:
-    """Finds running sums in narrow types, and running sums of parts that were rounded to one."""
+    """Find running sums in narrow types, and running sums of parts that were rounded to one."""
     return list(dict.fromkeys(_Walk(call).findings))
 
 

@@ -3,8 +3,8 @@
     out = lhs @ rhs        lhs as a list of its blocks, with the row and the column of each (COO)
 
 The list is sorted by rows, so the steps of one row of blocks follow each other: the first of them clears the sum, the
-last one writes it. Rows without a block are never visited. Their part of the result keeps the contents of its memory,
-which is `zeros`: an argument whose memory becomes the result (`input_output_aliases`).
+last one writes it. Rows without a block are never visited. Their part of the result keeps the contents of `zeros`, an
+argument whose memory becomes the result (`input_output_aliases`).
 
 Grid: (j, b) over columns of out and blocks of lhs, b innermost. In VMEM: a block of lhs, rhs and out, twice each, and
 the sum once. In SMEM: a row and a column for each block.
@@ -31,7 +31,7 @@ def sparse_kernel(
     out_vmem,  # [bm, bn] bfloat16
     acc_vmem,  # [bm, bn] float32
 ):
-    """Adds one block's product; clears the sum where a row of blocks begins, and writes it where the row ends."""
+    """Add one block's product; clear the sum where a row of blocks begins, and write it where the row ends."""
     del columns_smem, zeros
     b, last = pl.program_id(1), pl.num_programs(1) - 1
 

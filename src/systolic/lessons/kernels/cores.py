@@ -44,7 +44,7 @@ def add_matrices_kernel(
     y_vmem,  # the same
     z_vmem,  # the same
 ):
-    """Adds two blocks."""
+    """Add two blocks."""
     z_vmem[...] = x_vmem[...] + y_vmem[...]
 
 

@@ -47,7 +47,7 @@ def first_matmul_kernel(
     transpose_rhs: bool,
     activation: Callable[[Array], Array],
 ):
-    """Adds one product of blocks to the accumulator; activates and rounds it at the last k step."""
+    """Add one product of blocks to the accumulator; activate and round it at the last k step."""
 
     @pl.when(pl.program_id(2) == 0)
     def _clear():
@@ -73,7 +73,7 @@ def requantized(scale: float) -> Callable[[Array], Array]:
       ValueError: a scale that is not a positive number.
     """
     if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale} is no positive number; use one near 127 / the largest sum")
+        raise ValueError(f"scale={scale} is not a positive number; use one near 127 / the largest sum")
     return lambda acc: jnp.clip(jnp.round(acc.astype(jnp.float32) * scale), -128, 127).astype(jnp.int32)
 
 

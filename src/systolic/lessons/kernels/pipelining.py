@@ -30,7 +30,7 @@ def add_matrices_kernel(
     y_vmem,  # the same
     z_vmem,  # the same
 ):
-    """Loads x and y into registers, adds, stores z; Pallas has copied the blocks."""
+    """Load x and y into registers, add them, store z; Pallas has copied the blocks."""
     z_vmem[...] = x_vmem[...] + y_vmem[...]
 
 

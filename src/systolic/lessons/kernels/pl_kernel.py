@@ -42,7 +42,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 # JAX 0.10 has a function for the mesh, later versions a class.
 _tensorcore_mesh: Any = getattr(pltpu, "TensorCoreMesh", None) or pltpu.create_tensorcore_mesh
-_VMEM_LIMIT_BYTES = 40 * 2**20  # blocks of all of k take 31.4 MiB, and kernels are given 16 to 32 unasked
+_VMEM_LIMIT_BYTES = 40 * 2**20  # blocks of all of k take 31.4 MiB, and the default limit is 16 to 32 MiB
 
 
 def multiply_blocks_kernel(
@@ -82,11 +82,11 @@ def matmul_kernel(
     """x @ y by blocks.
 
     Args:
-      x, y: of sizes that the blocks divide.
+      x, y: the blocks divide their sizes.
       bm, bk, bn: rows, depth and columns of the blocks; `bk=None`: all of k.
-      buffers: of blocks of x and of y.
+      buffers: number of buffers for blocks of x, and of y.
       lookahead: fetch x's next different block as soon as a buffer is free.
-      cores: of the mesh; None: all cores of the device.
+      cores: number of cores of the mesh; None: all cores of the device.
     """
     (m, k), n = x.shape, y.shape[1]
     depth = bk or k

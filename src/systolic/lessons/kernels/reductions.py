@@ -50,7 +50,7 @@ def sum_kernel(
     *,
     axis: int = 0,
 ):
-    """Clears the block at the first step of `axis`, and adds at every one."""
+    """Clear the block at the first step of `axis`, and add at every one."""
 
     @pl.when(pl.program_id(axis) == 0)
     def _clear():

@@ -53,7 +53,7 @@ def add_matrices_kernel(
     y_vmem,  # the same
     z_vmem,  # the same
 ):
-    """Adds two blocks."""
+    """Add two blocks."""
     z_vmem[...] = x_vmem[...] + y_vmem[...]
 
 
@@ -77,7 +77,7 @@ def piece_kernel(
     out_hbm,  # [rows, n] float32
     at_smem,  # [2] int32, scratch
 ):
-    """Copies block at[0] + at[1] of x, or the last one where that is beyond the end."""
+    """Copy block at[0] + at[1] of x, or the last one where that is beyond the end."""
     rows, blocks = out_hbm.shape[0], x_hbm.shape[0] // out_hbm.shape[0]
     pltpu.sync_copy(at_hbm, at_smem)
     block = jnp.minimum(at_smem[0] + at_smem[1], blocks - 1)

@@ -14,7 +14,7 @@ Two faults can be switched on. Both move a wait by a few lines, and the time sho
 
 In VMEM: all chunks, w, and two blocks of the result.
 
-Use `systolic.all_gather_matmul` for sizes that are no multiples of these, for rings that the mesh does not follow, and
+Use `systolic.all_gather_matmul` for sizes that are not multiples of these, for rings that the mesh does not follow, and
 where a chunk should go both ways whole, in half as many hops.
 """
 

@@ -49,7 +49,7 @@ def in_ring_order(devices: Sequence[Any]) -> list[Any]:
         return list(devices)
     extents = [max(axis) + 1 for axis in zip(*places, strict=True)]
     if 2 not in extents or sum(extent > 1 for extent in extents) > 2:
-        raise ValueError(f"a slice of {'×'.join(map(str, extents))} chips is no ring here; use one of 2×n")
+        raise ValueError(f"a slice of {'×'.join(map(str, extents))} chips is not a ring here; use one of 2×n")
     across = extents.index(2)
 
     def position(device: Any) -> tuple[int, int, int]:

@@ -85,7 +85,7 @@ def _verdict(
         return "refused", cell.foregone
     outcome = fastest(cell, outcomes)[1]
     reason = _sweep_verdict(cell, outcomes) if cell.swept and outcomes else outcome.reason
-    if wrong := _wrong(checked):  # which is worse than to have no time
+    if wrong := _wrong(checked):  # worse than having no time
         return "wrong", wrong if outcome.status == "ok" else f"{wrong}; {outcome.status} as well: {reason}"
     return outcome.status, reason or (f"no XLA time: {xla.reason}" if xla.reason else "")
 
@@ -100,7 +100,7 @@ def _wrong(checked: Accuracy | ResultError | None) -> str:
 
 
 def _vmem_bytes(cell: Cell, outcome: Outcome) -> tuple[int | None, int | None]:
-    """Return requested and available VMEM, if that is why there is no time."""
+    """Return requested and available VMEM if there is no time because of them."""
     if cell.foregone:
         return total_bytes(cell.rung.buffers(cell.spec, cell.tiles)), cell.vmem_limit_bytes
     if isinstance(outcome.error, CompilerRefusal) and not cell.swept:
@@ -127,7 +127,7 @@ def _swept(cell: Cell, tiles: Tiles, outcome: Outcome) -> SweptTiles:
 
 
 def _sweep_verdict(cell: Cell, outcomes: Mapping[Tiles, Outcome]) -> str:
-    """Name the tiles that won, over what, and what made the difference."""
+    """Name the tiles that won, the second best, and what differs between them."""
     ranking = _ranking(outcomes)
     if not ranking:
         tiles, first = next(iter(outcomes.items()))

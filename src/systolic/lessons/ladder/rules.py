@@ -12,7 +12,7 @@ from systolic.spec import MatmulSpec, accumulator_dtype
 
 
 def operand_rules(spec: MatmulSpec) -> list[Violation]:
-    """Refuse dtypes that no rung takes: two different operands, or integers summed into other dtypes than int32."""
+    """Refuse dtypes that no rung takes: operands of different dtypes, or integers with a result other than int32."""
     result = []
     if spec.dtype_lhs != spec.dtype_rhs:
         result.append(
@@ -29,7 +29,7 @@ def operand_rules(spec: MatmulSpec) -> list[Violation]:
             Violation(
                 rule="dtype-out",
                 value=f"{spec.dtype_lhs} operands and a {spec.dtype_out} result",
-                limit="integers are summed in int32, floats in float32, and neither turns into the other",
+                limit="integers are summed in int32, floats in float32, and neither is converted to the other",
                 fix=f"use dtype_out={spec.dtype_accumulator}"
                 + ", or the lesson first_matmul, which rescales to int8" * integers[0],
             )
@@ -38,7 +38,7 @@ def operand_rules(spec: MatmulSpec) -> list[Violation]:
 
 
 def block_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Check that no tile is larger than the matrix, leaves a rest, or is misaligned."""
+    """Check that no tile is larger than the matrix, leaves a remainder, or is misaligned."""
     return [*operand_rules(spec), *size_violations(spec, tiles), *alignment_violations(spec, tiles)]
 
 
@@ -56,8 +56,8 @@ def whole_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
 def bands(spec: MatmulSpec, splits: int) -> Tiles:
     """Return N = `splits` bands of rows and N of columns, each over all of k.
 
-    If N does not divide a size, the tile is the least one above size / N that does not divide it either: the rules then
-    refuse it; a divisor nearby would silently be a grid of another N.
+    If N does not divide a size, the tile is the smallest above size / N that does not divide it either, so the rules
+    refuse it. A divisor would silently make a grid with another N.
 
     Raises:
       TilesError: N is below one.
@@ -74,7 +74,7 @@ def bands(spec: MatmulSpec, splits: int) -> Tiles:
 
 
 def band_rules(spec: MatmulSpec, tiles: Tiles) -> list[Violation]:
-    """Check that bands are equal, aligned, of equal number in rows and columns, and over all of k; the fix is an N."""
+    """Check that bands are equal, aligned, as many in rows as in columns, and cover all of k; the fix names an N."""
     result = [*size_violations(spec, tiles), *alignment_violations(spec, tiles)]
     grid_m, grid_n, grid_k = tiles.grid(spec)
     if not result and (grid_m != grid_n or grid_k != 1):

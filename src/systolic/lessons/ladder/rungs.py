@@ -228,7 +228,7 @@ def multiply_by(
     """Return `lhs @ rhs` by a rung, after checking every rule.
 
     Raises:
-      SpecError: the operands are no matrices, do not fit each other, or are empty.
+      SpecError: the operands are not matrices, do not fit each other, or are empty.
       IllegalTilesError: the tiles or dtypes break a rule; the message lists every one.
     """
     if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[1] != rhs.shape[0]:

@@ -30,7 +30,7 @@ def kernel(
     rhs_vmem,  # [k, n] like lhs
     out_vmem,  # [m, n] dtype_out
 ):
-    """Multiplies everything at once."""
+    """Multiply everything at once."""
     # Floats are summed in float32 and integers in int32, whatever the dtype of the result.
     sum_dtype = jnp.int32 if jnp.issubdtype(lhs_vmem.dtype, jnp.integer) else jnp.float32
     product = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=sum_dtype)
@@ -43,7 +43,7 @@ def matmul(lhs: jax.Array, rhs: jax.Array, *, dtype_out=None, interpret=False) -
     `interpret=True`, or `pltpu.InterpretParams()`, runs the kernel on a CPU.
     """
     if lhs.shape[1] != rhs.shape[0] or 0 in (*lhs.shape, *rhs.shape):
-        raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape} is no product")
+        raise ValueError(f"lhs{lhs.shape} @ rhs{rhs.shape} is not a product")
     dtype_out = dtype_out or (jnp.int32 if lhs.dtype == jnp.int8 else lhs.dtype)
     return pl.pallas_call(
         kernel,

@@ -30,7 +30,7 @@ def kernel(
     rhs_vmem,  # [k, n/N] like lhs
     out_vmem,  # [m/N, n/N] dtype_out
 ):
-    """Multiplies one band of rows by one band of columns."""
+    """Multiply one band of rows by one band of columns."""
     sum_dtype = jnp.int32 if jnp.issubdtype(lhs_vmem.dtype, jnp.integer) else jnp.float32
     product = jnp.dot(lhs_vmem[...], rhs_vmem[...], preferred_element_type=sum_dtype)
     out_vmem[...] = product.astype(out_vmem.dtype)

@@ -31,7 +31,7 @@ def kernel(
     rhs_vmem,  # [bk, bn] like lhs
     out_vmem,  # [bm, bn] dtype_out, also the running sum
 ):
-    """Adds one product of blocks to the output block."""
+    """Add one product of blocks to the output block."""
 
     @pl.when(pl.program_id(2) == 0)
     def _clear():

@@ -36,7 +36,7 @@ def kernel(
     out_vmem,  # [bm, bn] dtype_out
     acc_vmem,  # [bm, bn] float32 or int32, scratch
 ):
-    """Adds one product of blocks to the accumulator, and rounds the sum into the output at the last step along k."""
+    """Add one product of blocks to the accumulator, and round the sum into the output at the last step along k."""
 
     @pl.when(pl.program_id(2) == 0)
     def _clear():

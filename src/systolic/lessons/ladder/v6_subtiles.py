@@ -37,7 +37,7 @@ def kernel(
     out_vmem,  # [bm, bn] dtype_out
     acc_vmem,  # [bm, bn] float32 or int32, scratch
 ):
-    """Adds one product of blocks to the accumulator, one subtile after the other."""
+    """Add one product of blocks to the accumulator, one subtile after the other."""
     kk, last, bn = pl.program_id(2), pl.num_programs(2) - 1, acc_vmem.shape[1]
     sn = SUBTILE if bn % SUBTILE == 0 else bn
 

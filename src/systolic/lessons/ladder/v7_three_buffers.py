@@ -49,7 +49,7 @@ def step(
     acc_vmem,  # [bm, bn] float32 or int32, scratch of the kernel around the pipeline
     steps_k: int,
 ):
-    """Adds one product of blocks to the accumulator, one subtile after the other."""
+    """Add one product of blocks to the accumulator, one subtile after the other."""
     kk, bn = pl.program_id(2), acc_vmem.shape[1]
     sn = SUBTILE if bn % SUBTILE == 0 else bn
 

@@ -34,9 +34,9 @@ def all_gather_matmul(
 ) -> Shaped[Array, "all_rows *between columns"]:
     """Return `activation(all_gather(x) @ w + bias)`: the rows of all devices of a mesh axis times this device's w.
 
-    In a Pallas kernel rows go round a ring of devices both ways, while those that have arrived are multiplied. It runs
-    on a TPU if bfloat16 or float32 are multiplied, k and columns are multiples of 128, and x of all devices and w fit
-    in VMEM; otherwise, and elsewhere, XLA gathers and multiplies. Any number of rows is padded in the call.
+    In a Pallas kernel rows travel round a ring of devices both ways, while those that have arrived are multiplied. It
+    runs on a TPU if operands are bfloat16 or float32, k and columns are multiples of 128, and x of all devices and w
+    fit in VMEM. Otherwise XLA gathers and multiplies. Any number of rows is padded in the call.
 
     Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is a
     `matmul_reduce_scatter`. Under `vmap` one call follows another.
@@ -48,19 +48,19 @@ def all_gather_matmul(
       axis_name: the mesh axis over which x is gathered.
       bias: [columns].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
-      precision: of float32 operands. The kernel has DEFAULT and HIGHEST, one and six bfloat16 passes.
-      preferred_element_type: of the result. Default: the dtype of the operands. The sum is taken in float32.
-      ring: axis indices in the order of a ring. Any order is right; a copy between devices that are no neighbors takes
+      precision: for float32 operands. The kernel supports DEFAULT and HIGHEST, one and six bfloat16 passes.
+      preferred_element_type: dtype of the result. Default: the dtype of the operands. Sums are float32.
+      ring: axis indices in the order of a ring. Any order is right; a copy between devices that are not neighbors takes
         longer. None: a ring of neighbors by the devices' coordinates, if there is one.
       collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
         of the axis in the mesh.
       implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on virtual
         devices of a CPU, in TPU interpret mode, or your own `pltpu.InterpretParams`.
-      chip: for whose VMEM and links rows are cut in pieces. None: the chip of the program being traced.
+      chip: its VMEM and links decide how rows are cut. None: the chip of the program that is traced.
 
     Raises:
-      SpecError: axis_name is no axis of the surrounding `shard_map`, shapes or dtypes do not match, or ring is no order
-        of the axis.
+      SpecError: axis_name is not an axis of the surrounding `shard_map`, shapes or dtypes do not match, or ring is not
+        an order of the axis.
       IllegalTilesError: implementation="pallas" or "interpret", and the kernel cannot compute it; the message has each
         reason.
     """
@@ -101,8 +101,8 @@ def matmul_reduce_scatter(
     reduces.
 
     Sums travel in the dtype of the result, as XLA's do: a device adds in float32 and rounds what it sends. For bfloat16
-    on 8 devices the relative error is √3 times that of a result that is rounded once; preferred_element_type=float32
-    rounds nothing and doubles what is sent.
+    on 8 devices the relative error is √3 times the error of rounding once; preferred_element_type=float32 avoids it
+    and doubles the bytes that are sent.
 
     Call it in `jax.shard_map`. It is differentiable in both modes, to any order: the cotangent of x is an
     `all_gather_matmul`. Under `vmap` one call follows another.
@@ -172,7 +172,8 @@ def plan_across_chips(fn: Callable[..., Any], *args: Any) -> tuple[RingChoice, .
     """Return the choice for each product of a function that a kernel could compute across chips, in traced order.
 
     These are products of `systolic.matmul` and `systolic.gated_matmul`, and of their gradients, whose operands are cut
-    over a mesh with explicit axes so that rows of all devices are gathered, or sums of all devices added.
+    over a mesh with explicit axes so that rows or weights of all devices are gathered, or sums of all devices added. A
+    product of one device's parts that is left to XLA has a choice of its own.
 
     Args:
       fn: the function, as it is called under `jit`.

@@ -1,4 +1,4 @@
-"""Checks the arguments of products across chips, and brings them into canonical form."""
+"""Check the arguments of products across chips, and bring them into canonical form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Call:
     x: Array  # [rows, k]
     w: Array  # [k, columns]
     bias: Array | None  # [columns]
-    shape: tuple[int, ...]  # that the caller expects
+    shape: tuple[int, ...]  # of the result that the caller expects
     dtype: str
 
     @property
@@ -105,7 +105,7 @@ def canonical(
 
 
 def axis_size(axis_name: Any) -> int:
-    """Return the devices along a mesh axis; raise SpecError if it is none of the surrounding `jax.shard_map`."""
+    """Return the devices along a mesh axis; raise SpecError if the surrounding `jax.shard_map` has no such axis."""
     mesh = get_abstract_mesh()
     if not isinstance(axis_name, str):
         raise SpecError(f"axis_name={axis_name!r}; use the name of one axis of the mesh")
@@ -135,7 +135,7 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     except TypeError as error:
         raise SpecError(f"ring={ring!r}; use a sequence of axis indices") from error
     if sorted(order) != list(range(devices)):
-        raise SpecError(f"ring={order} is no order of the {devices} devices of the axis, 0 to {devices - 1}")
+        raise SpecError(f"ring={order} is not an order of the {devices} devices of the axis, 0 to {devices - 1}")
     return order
 
 

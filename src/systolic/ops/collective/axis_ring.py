@@ -1,4 +1,4 @@
-"""The ring of a mesh axis: from the coordinates of its devices."""
+"""Find the ring of a mesh axis from the coordinates of its devices."""
 
 from __future__ import annotations
 

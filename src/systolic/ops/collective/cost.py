@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
@@ -23,16 +24,16 @@ _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes
 _MAX_PASS_ROWS = 1024
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
 # rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
-_WEIGHT_ROWS = 45
+WEIGHT_ROWS = 45
 # A block of columns takes this time in addition, and so does each copy of its result: 14 blocks more in each of 8
 # passes took 17 µs longer on v6e, and 4 blocks more with 16 copies each 2 µs. Simulated with libtpu 0.0.42.1.
-_BLOCK_US = 0.2
-_COPY_US = 0.12
+BLOCK_US = 0.2
+COPY_US = 0.12
 # Until weights flow from HBM: the first block came 2.5 µs later than its bytes take, in a trace of reduce-scatter on
 # v6e.
-_START_US = 2.5
+START_US = 2.5
 # libtpu 0.0.42.1 has 2,048 bytes for semaphores, 8 for each, and needs some itself.
-_MAX_SEMAPHORES = 224
+MAX_SEMAPHORES = 224
 # VMEM for the compiler, for values between a product and its store: at least, and as much as is asked for. libtpu
 # 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
 _MIN_COMPILER_BYTES = 3 * MIB
@@ -49,6 +50,7 @@ class RingSizes:
       k: of x. For reduce-scatter with two weights, each has half of it.
       scatters: True for matmul × reduce-scatter.
       weights, outs, transpose_rhs: as in `RingSchedule`.
+      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
     """
 
     devices: int
@@ -61,6 +63,7 @@ class RingSizes:
     weights: int = 1
     outs: int = 1
     transpose_rhs: bool = False
+    turned_bytes: int = 0
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
@@ -73,6 +76,20 @@ class RingSizes:
         return 1 if self.scatters else self.weights
 
     @property
+    def sent_bytes(self) -> float:
+        """Bytes that a link carries in each direction: half of all other devices' chunks."""
+        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.k * dtype_bytes(self.dtype)
+        return (self.devices - 1) / 2 * self.rows * width
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.devices * self.rows * self.k * self.columns * self.sums
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.k * self.columns * self.sums * dtype_bytes(self.dtype)
+
+    @property
     def padded_rows(self) -> int:
         return padded(max(self.rows, 1), 2 * max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
 
@@ -83,7 +100,7 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
     Raises:
       IllegalTilesError: there is none, with the reason.
     """
-    violations = _violations(sizes, chip)
+    violations = violations_of(sizes, chip)
     schedules = [] if violations else list(_schedules(sizes, chip))
     if not violations and not schedules:
         elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
@@ -102,8 +119,11 @@ def usable_bytes(chip: Chip) -> int:
 
 def vmem_limit_bytes(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> int:
     """Return the limit to ask the compiler for."""
-    need = vmem_bytes(schedule, sizes) + _COMPILER_BYTES
-    return min(max(need, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
+    return compiler_limit_bytes(vmem_bytes(schedule, sizes), chip)
+
+
+def compiler_limit_bytes(buffer_bytes: int, chip: Chip) -> int:
+    return min(max(buffer_bytes + _COMPILER_BYTES, chip.scoped_vmem_bytes), chip.usable_vmem_bytes_per_core)
 
 
 def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
@@ -132,7 +152,7 @@ class _Times:
 
     @staticmethod
     def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
-        assert chip.links is not None  # a rule of `_violations`
+        assert chip.links is not None  # a rule of `violations_of`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
         # One TensorCore of the device runs the kernel.
         row = 2 * sizes.k * multiplied * sizes.sums / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
@@ -141,8 +161,8 @@ class _Times:
         )
         return _Times(
             row=row,
-            block=_WEIGHT_ROWS * row + sizes.sums * _BLOCK_US,
-            copy=sizes.outs * _COPY_US,
+            block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
+            copy=sizes.outs * COPY_US,
             weights=sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
@@ -175,7 +195,7 @@ def _gather_us(schedule: RingSchedule, times: _Times) -> float:
                     arrivals.append(link.arrival(now))
         if group == 0:  # its last part waits for the last weights
             parts = schedule.columns // schedule.first_block
-            now = max(now, _START_US + schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
+            now = max(now, START_US + schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
         now += pass_us
     return now
 
@@ -186,7 +206,7 @@ def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
     arrivals: dict[tuple[int, int], float] = {}
     for block in range(schedule.blocks):
         product = schedule.first_slots * slot_rows * times.row + times.block
-        now = max(now, _START_US + (block + 1) * times.weights) + product
+        now = max(now, START_US + (block + 1) * times.weights) + product
         for slot in range(schedule.fresh_slots):
             now += WAYS * times.copy
             arrivals[slot, block] = link.arrival(now)
@@ -238,12 +258,27 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     continue
                 fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)
                 if sizes.scatters:
-                    fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= _MAX_SEMAPHORES
+                    fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= MAX_SEMAPHORES
                 if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
                     yield schedule
 
 
-def _violations(sizes: RingSizes, chip: Chip) -> list[Violation]:
+class ProductSizes(Protocol):
+    """Sizes that decide if a product across chips can have a kernel."""
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def dtype_out(self) -> str: ...
+
+
+def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
     """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
     violations: list[Violation] = []
 

@@ -1,4 +1,4 @@
-"""Computes products across chips, by Pallas or by XLA, and their derivatives: each is the other's.
+"""Compute products across chips by Pallas or XLA, and their derivatives: each product is the other's derivative.
 
 The cotangent of the x of all-gather × matmul is a matmul × reduce-scatter with the transposed weights, and the other
 way round. The cotangent of the weights needs rows of all devices, which XLA gathers.

@@ -20,7 +20,7 @@ mlir.register_lowering(_noted, lambda _context, array, *, choice: [array])
 
 
 def noted(array: Array, choice: RingChoice) -> Array:
-    """Return the array, in a program that says how the product of it was chosen."""
+    """Return the array, and note in the traced program how its product was chosen."""
     return _noted.bind(array, choice=choice)
 
 

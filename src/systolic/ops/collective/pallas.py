@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+from typing import TypedDict
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from systolic.chips import Chip
 from systolic.compat.mesh_values import mesh_value
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.collective.axis_ring import AxisRing
 from systolic.ops.collective.cost import RingSizes, fastest_schedule, vmem_limit_bytes
 from systolic.ops.collective.kernel.gather import all_gather_matmul
-from systolic.ops.collective.kernel.launch import RingKernel, RingOperands
+from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, S
 from systolic.ops.collective.kernel.scatter import matmul_reduce_scatter
+from systolic.ops.collective.kernel.weights import matmul_gathered_weight
 from systolic.ops.collective.product import RingProduct
+from systolic.ops.collective.weight_cost import WeightSizes, fastest_weight_schedule, weight_vmem_limit_bytes
 from systolic.schedule.legality import IllegalTilesError, Violation
 
 
@@ -24,23 +28,64 @@ def by_pallas(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array 
     """Return the results of `product`, the gathered rows last if it keeps them."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
+    _require_support(product, x.dtype.name)
+    columns = w[0].shape[0 if product.transpose_rhs else 1]
+    shared: Shared = {
+        "devices": product.devices,
+        "k": x.shape[1],
+        "columns": columns,
+        "dtype": x.dtype.name,
+        "dtype_out": product.dtype_out,
+        "weights": len(w),
+        "outs": product.outs,
+        "transpose_rhs": product.transpose_rhs,
+    }
+    x, ring = product.backend.on_tpu(x), _ring(product)
+    compute = _gathered_weight if product.weight_cut else _on_ring
+    with tracing_for(chip):
+        return compute(product, shared, chip, RingOperands(x=x, w=w, ring=ring, bias=bias))
+
+
+class Shared(TypedDict):
+    """Sizes that all kernels have."""
+
+    devices: int
+    k: int
+    columns: int
+    dtype: str
+    dtype_out: str
+    weights: int
+    outs: int
+    transpose_rhs: bool
+
+
+def _on_ring(product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands) -> tuple[Array, ...]:
+    """Return the results of a product whose rows are gathered, or whose sum is scattered."""
     scatters, devices = product.kind == "scatter", product.devices
-    chunks, rows = (devices, x.shape[0] // devices) if scatters else (1, x.shape[0])
-    sizes = RingSizes(
-        devices=devices,
-        rows=rows,
-        k=x.shape[1],
-        columns=w[0].shape[0 if product.transpose_rhs else 1],
-        dtype=x.dtype.name,
-        dtype_out=product.dtype_out,
-        scatters=scatters,
-        weights=len(w),
-        outs=product.outs,
-        transpose_rhs=product.transpose_rhs,
-    )
-    _require_support(product, sizes)
+    chunks, rows = (devices, operands.x.shape[0] // devices) if scatters else (1, operands.x.shape[0])
+    sizes = RingSizes(rows=rows, scatters=scatters, **shared)
     schedule = fastest_schedule(sizes, chip)
-    kernel = RingKernel(
+    kernel = _kernel(product, schedule, vmem_limit_bytes(schedule, sizes, chip))
+    bias = _bias(operands.bias, schedule.block)
+    operands = operands._replace(x=_with_rows(operands.x, chunks, schedule.rows), bias=bias)
+    results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
+    return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
+
+
+def _gathered_weight(product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands) -> tuple[Array, ...]:
+    """Return the results of a product whose weight is gathered."""
+    assert product.weight_cut is not None
+    rows = operands.x.shape[0]
+    sizes = WeightSizes(rows=rows, cut=product.weight_cut, **shared)
+    schedule = fastest_weight_schedule(sizes, chip)
+    kernel = _kernel(product, schedule, weight_vmem_limit_bytes(schedule, sizes, chip))
+    bias = _bias(operands.bias, schedule.width)
+    results = matmul_gathered_weight(operands._replace(x=_with_rows(operands.x, 1, schedule.rows), bias=bias), kernel)
+    return tuple(_with_rows(out, 1, rows) for out in results.outs)
+
+
+def _kernel(product: RingProduct, schedule: S, vmem_limit_bytes: int) -> RingKernel[S]:
+    return RingKernel(
         schedule=schedule,
         axis_name=product.axis_name,
         collective_id=product.collective_id,
@@ -48,20 +93,20 @@ def by_pallas(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array 
         precision=lax.Precision[product.precision.upper()],
         finish=product.finished,
         keeps_x=product.keeps_x,
-        vmem_limit_bytes=vmem_limit_bytes(schedule, sizes, chip),
+        vmem_limit_bytes=vmem_limit_bytes,
         interpret=product.backend.interpret,
     )
+
+
+def _ring(product: RingProduct) -> Array:
     if product.ring is not None:
-        ring = jnp.asarray(product.ring, jnp.int32)
-    else:
-        ring = mesh_value(AxisRing(axis_name=product.axis_name, size=devices), devices)
-    if bias is not None:
-        bias = bias.astype(jnp.float32).reshape(schedule.blocks, 1, schedule.block)
-    x = _with_rows(product.backend.on_tpu(x), chunks, schedule.rows)
-    with tracing_for(chip):
-        run = matmul_reduce_scatter if scatters else all_gather_matmul
-        results = run(RingOperands(x=x, w=w, ring=ring, bias=bias), kernel)
-    return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
+        return jnp.asarray(product.ring, jnp.int32)
+    return mesh_value(AxisRing(axis_name=product.axis_name, size=product.devices), product.devices)
+
+
+def _bias(bias: Array | None, block: int) -> Array | None:
+    """Return the bias in blocks of columns."""
+    return None if bias is None else bias.astype(jnp.float32).reshape(-1, 1, block)
 
 
 def _with_rows(array: Array, chunks: int, rows: int) -> Array:
@@ -73,9 +118,9 @@ def _with_rows(array: Array, chunks: int, rows: int) -> Array:
     return jnp.pad(cut, [(0, 0), (0, rows - cut.shape[1]), (0, 0)]).reshape(chunks * rows, width)
 
 
-def _require_support(product: RingProduct, sizes: RingSizes) -> None:
+def _require_support(product: RingProduct, dtype: str) -> None:
     violations: list[Violation] = []
-    if product.precision == "high" and sizes.dtype == "float32":
+    if product.precision == "high" and dtype == "float32":
         fix = "use default or highest"
         limit = "the kernel multiplies in one or six passes"
         violations.append(Violation(rule="precision", value="high", limit=limit, fix=fix))

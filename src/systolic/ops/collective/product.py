@@ -9,10 +9,13 @@ from typing import Any, Literal, Self
 from jax import Array
 
 from systolic.kernels.epilogue import Functions, outputs
+from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.ops.engine.backend import Computed
 from systolic.spec import Epilogue, Operands, Pairing, PrecisionName
 
-Kind = Literal["gather", "scatter"]  # all-gather × matmul, matmul × reduce-scatter
+# all-gather × matmul, matmul × reduce-scatter, and matmul × all-gathered weight, cut by k or by n
+Kind = Literal["gather", "scatter", "weight by k", "weight by n"]
+WEIGHT_CUTS: dict[Kind, WeightCut] = {"weight by k": "k", "weight by n": "n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,11 @@ class RingProduct(Computed):
     @property
     def plain(self) -> Self:
         return replace(self, activation="", function=None)
+
+    @property
+    def weight_cut(self) -> WeightCut | None:
+        """The dimension by which a gathered weight is cut; None if the weight is not gathered."""
+        return WEIGHT_CUTS.get(self.kind)
 
     @property
     def outs(self) -> int:

@@ -1,6 +1,6 @@
 """Rings of devices in which neighbors are one hop apart.
 
-The kernels walk a ring of their own: the devices of a mesh axis as `jax.make_mesh` orders them are often no ring.
+The kernels choose their own ring, because the order of a mesh axis by `jax.make_mesh` is often not a ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def ring_through(groups: Sequence[Sequence[Place]]) -> tuple[int, ...]:
     """Return an order of the axis indices in which all neighbors are one hop apart, in every group.
 
     The ring is a Hamiltonian cycle, found by depth-first search that tries devices with the fewest free neighbors
-    first (Warnsdorff's rule). If there is none, the order is that of the axis.
+    first (Warnsdorff's rule). If there is no ring, it is the order of the axis.
 
     Args:
       groups: the places of the devices along the axis, for each position along the mesh's other axes.

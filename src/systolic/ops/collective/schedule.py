@@ -104,6 +104,10 @@ class RingSchedule:
         return self.columns // self.block
 
     @property
+    def out_columns(self) -> int:
+        return self.columns
+
+    @property
     def first_block(self) -> int:
         """Columns that the first pass of all-gather × matmul multiplies at once: it waits for these weights."""
         return largest_divisor(self.block, LANES, _MAX_FIRST_BLOCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,11 @@ def by_xla(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | N
         dtype = accumulator_dtype(x.dtype.name)
         outs = product.finished(tuple(_dot(product, gathered, side, dtype) for side in w), bias)
         return (*outs, gathered) if product.keeps_x else outs
+    if product.weight_cut is not None:
+        is_first = (product.weight_cut == "k") != product.transpose_rhs
+        gather = functools.partial(lax.all_gather, axis_name=product.axis_name, axis=0 if is_first else 1, tiled=True)
+        dtype = accumulator_dtype(x.dtype.name)
+        return product.finished(tuple(_dot(product, x, gather(side), dtype) for side in w), bias)
     # The kernel's sums, too, travel in the dtype of the result.
     axis = 1 if product.transpose_rhs else 0
     partial_sum = _dot(product, x, w[0] if len(w) == 1 else jnp.concatenate(w, axis), product.dtype_out)

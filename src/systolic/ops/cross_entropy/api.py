@@ -40,8 +40,8 @@ def linear_cross_entropy(
     On a TPU one kernel computes the loss, and one both gradients, from logits that it computes again or that the first
     one kept. All sums are float32. Elsewhere XLA computes the same in chunks of tokens.
 
-    It is differentiable in reverse mode with regard to x, w and weights, and works under `jit`, `vmap`, `checkpoint`,
-    `scan` and `shard_map`.
+    It is differentiable with regard to x, w and weights, in forward and reverse mode and any number of times, and works
+    under `jit`, `vmap`, `checkpoint`, `scan` and `shard_map`. Only its value and its gradients come from kernels.
 
     The loss of a token with `lse = log Σ exp(logits)`, n logits, and the smoothing ε is
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of `linear_cross_entropy`, and brings them into canonical form."""
+"""Check the arguments of `linear_cross_entropy`, and bring them into canonical form."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def canonical(
         weights = jnp.broadcast_to(weights, tokens).reshape(-1).astype(jnp.float32)
     dtype = common_dtype(rows.dtype.name, columns.dtype.name)
     if dtype_bytes(dtype) == 1:
-        dtype = "bfloat16"  # gradients are products of errors, of which eight bits would lose most
+        dtype = "bfloat16"  # gradients are products of errors, and eight bits would lose most of an error
     loss = Loss(
         backend=backend,
         precision=precision_named(precision),
@@ -93,7 +93,7 @@ def canonical(
 
 
 def check_options(reduction: Any, label_smoothing: Any, z_loss: Any, ignore_index: Any) -> None:
-    """Raise SpecError if an option is none of its values."""
+    """Raise SpecError if an option has an illegal value."""
     if reduction not in REDUCTIONS:
         raise SpecError(unknown_name("reduction=", reduction, REDUCTIONS))
     if not _is_number(label_smoothing) or not 0 <= label_smoothing <= 1:

@@ -14,7 +14,7 @@ from systolic.schedule import LANES, KernelConfig, Tiles
 from systolic.schedule.sizes import padded
 from systolic.spec import dtype_bytes
 
-# The smallest last: if nothing is legal, its reasons are those that are reported.
+# The smallest comes last: if nothing is legal, its reasons are reported.
 _TILE_ROWS = (2048, 1024, 512, 256, 128)
 _TILE_COLUMNS = (1024, 512, 256, 128)
 _SUBTILES = (2048, 1024, 512, 256, 128)
@@ -98,5 +98,5 @@ def _max_rows(chip: Chip) -> int:
 
 
 def _max_cycles(spec: CrossEntropySpec) -> int:
-    """Return the most cycles of a stretch: the kernel of the gradients has three different ones."""
+    """Return the cycles of the longest stretch: the kernel of the gradients has three different ones."""
     return MAX_STRETCH_CYCLES if spec.kind == "forward" else MAX_STRETCH_CYCLES // 2

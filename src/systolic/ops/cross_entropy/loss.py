@@ -15,7 +15,7 @@ class Loss(Computed):
 
     precision: PrecisionName
     soft_cap: float | None
-    total: bool  # the sum of a row's logits is wanted
+    total: bool  # compute the sum of a row's logits
     kept_bytes: int = 0  # bytes of logits that may stay in memory for the gradients
 
     def keeps(self, m: int, n: int, dtype: str) -> bool:

@@ -29,7 +29,7 @@ def statistics_by_pallas(
     with tracing_for(loss.backend.chip):
         statistics, logits = loss_statistics(
             _operand(loss.backend.on_tpu(x), schedule.rows, schedule.depth),
-            _operand(w, schedule.depth, w.shape[1]),
+            _operand(w, schedule.stored_depth, w.shape[1]),
             labels[:, None],
             schedule=schedule,
             soft_cap=loss.soft_cap,
@@ -59,7 +59,7 @@ def gradients_by_pallas(
     with tracing_for(loss.backend.chip):
         dx, dw = loss_gradients(
             _operand(loss.backend.on_tpu(x), schedule.rows, schedule.depth),
-            _operand(w, schedule.depth, w.shape[1]),
+            _operand(w, schedule.stored_depth, w.shape[1]),
             _longer(rows, schedule.rows, 0),
             logits[0] if logits else None,
             schedule=schedule,

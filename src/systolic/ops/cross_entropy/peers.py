@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Iterator
@@ -22,12 +23,16 @@ def peers(spec: CrossEntropySpec) -> Iterator[Peer]:
         reason = "tokamax's loss has neither a soft cap nor label smoothing"
     elif importlib.util.find_spec("tokamax") is None:
         reason = "tokamax is not installed"
-    program = None if reason else differentiated(spec, _by_tokamax)
-    yield Peer(name="tokamax", program=program, reason=reason)
+    yield Peer(name="tokamax", program=None if reason else functools.partial(_by_tokamax, spec), reason=reason)
 
 
 @runs_user_code  # what a public kernel raises is what came of it
-def _by_tokamax(x: Array, w: Array, labels: Array) -> Array:
+def _by_tokamax(spec: CrossEntropySpec, x: Array, w: Array, labels: Array) -> Any:
     tokamax: Any = importlib.import_module("tokamax")  # raced if installed
-    with tokamax.config.cross_compile(True):  # no TPU is in sight: the kernel is for another machine
+
+    def loss(x: Array, w: Array, labels: Array) -> Array:
         return tokamax.linear_softmax_cross_entropy_loss(x, labels, w, reduction="mean", implementation="mosaic_tpu")
+
+    # No TPU is in sight: the kernels, that of the gradients too, are for another machine.
+    with tokamax.config.cross_compile(True):
+        return differentiated(spec, loss)(x, w, labels)

@@ -31,7 +31,8 @@ class LossSchedule:
 
     Attributes:
       rows: padded to whole tiles, for gradients as many on each core.
-      depth: k, in whole registers, for gradients in parts of equal size.
+      depth: k in VMEM, for gradients in whole registers and parts of equal size.
+      stored_depth: k of w and its gradient in HBM, in rows of whole registers: XLA copies an operand that is padded.
       columns: n, in whole registers.
     """
 
@@ -39,21 +40,24 @@ class LossSchedule:
     config: KernelConfig
     rows: int
     depth: int
+    stored_depth: int
     columns: int
-    cores: int  # that sum into gradients of w of their own
+    cores: int  # each sums its own gradient of w
 
     @classmethod
     def of(cls, spec: CrossEntropySpec, config: KernelConfig, chip: Chip) -> LossSchedule:
         """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
         tile_m = config.tiles.tile_m
-        # One tile of rows is one core's; the forward kernel's cores write to nothing that they share.
+        # A single tile of rows uses one core; in the forward kernel cores share no output.
         cores = chip.cores_per_device if spec.kind == "gradients" and spec.m > tile_m else 1
+        stored_depth = padded(spec.k, ROWS)
         schedule = cls(
             spec=spec,
             config=config,
             cores=cores,
             rows=padded(spec.m, tile_m * cores),
-            depth=padded(spec.k, _DEPTH if spec.kind == "gradients" and spec.k > _DEPTH else LANES),
+            depth=stored_depth if spec.kind == "forward" else padded(spec.k, _DEPTH if spec.k > _DEPTH else LANES),
+            stored_depth=stored_depth,
             columns=padded(spec.n, LANES),
         )
         require_none(config, [*schedule._violations(), *vmem_violations(schedule.buffers, buffer_bytes(chip))])
@@ -89,11 +93,11 @@ class LossSchedule:
     @property
     def sums_shape(self) -> tuple[int, int]:
         """Rows and columns of w's gradient in float32, between tiles of rows; a register if there is only one."""
-        return (self.cores * self.depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
+        return (self.cores * self.stored_depth, self.columns) if self.core_grid[1] > 1 else (8, LANES)
 
     @property
     def dw_dtype(self) -> str:
-        """The dtype of w's gradient from the kernel: of several cores it is still to be summed."""
+        """The dtype of w's gradient from the kernel: float32 if gradients of several cores must still be summed."""
         return self.spec.dtype if self.cores == 1 else "float32"
 
     @property
@@ -105,7 +109,7 @@ class LossSchedule:
     def hbm_bytes(self) -> int:
         """Bytes that the kernel reads and writes."""
         item, (grid_m, _) = dtype_bytes(self.spec.dtype), self.grid
-        x, w = self.rows * self.depth, self.depth * self.columns
+        x, w = self.rows * self.depth, self.stored_depth * self.columns
         forward = x * item + grid_m * w * item + 4 * LANES * 2 * self.rows + self.spec.logits_bytes
         if self.spec.kind == "forward":
             return forward
@@ -151,7 +155,7 @@ class LossSchedule:
             if size % LANES:
                 yield Violation(
                     rule="tile-alignment",
-                    value=f"{name}={size} is no multiple of {LANES}",
+                    value=f"{name}={size} is not a multiple of {LANES}",
                     limit="columns are computed by registers",
                     fix=f"use {name}={padded(size, LANES)}",
                 )
@@ -160,7 +164,7 @@ class LossSchedule:
         if self.config.subtile_m % ROWS:
             yield Violation(
                 rule="tile-alignment",
-                value=f"subtile_m={self.config.subtile_m} is no multiple of {ROWS}",
+                value=f"subtile_m={self.config.subtile_m} is not a multiple of {ROWS}",
                 limit="rows are computed by registers",
                 fix=f"use subtile_m={padded(self.config.subtile_m, ROWS)}",
             )

@@ -1,4 +1,4 @@
-"""Statistics of arrays whose types say how they are sharded, as on a mesh that `jax.make_mesh` makes.
+"""Statistics of arrays whose types state their shardings, as on a mesh that `jax.make_mesh` makes.
 
 Tokens and the vocabulary stay cut: devices combine the log-sum-exps of their columns, and one of them has a token's
 label. Features, as FSDP cuts them, are gathered first.

@@ -28,7 +28,7 @@ def statistics_by_xla(loss: Loss, keep_logits: bool, x: Array, w: Array, labels:
         kept = (products.astype(x.dtype),) if keep_logits else ()
         logits = _soft_capped(loss, kept[0] if kept else products)
         picked = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[:, None], axis=1, mode="clip")[:, 0]
-        total = logits.sum(1) if loss.total else jnp.zeros(len(x), jnp.float32)
+        total = logits.sum(1) if loss.total else varying_alike([jnp.zeros(len(x), jnp.float32), logits])[0]
         return carry, (jax.nn.logsumexp(logits, axis=1), jnp.where(labels < 0, 0.0, picked), total, *kept)
 
     return _by_chunks(chunk, (), w, (x, labels))[1]
@@ -39,17 +39,21 @@ def gradients_by_xla(
     x: Array,
     w: Array,
     labels: Array,
-    lse: Array,
+    lse: Array | None,
     cotangents: tuple[Array, Array, Array],
     *logits: Array,
 ) -> tuple[Array, Array]:
-    """Return the gradients of x and w for cotangents of the three statistics, from logits kept or computed again."""
+    """Return the gradients of x and w for cotangents of the three statistics, from logits kept or computed again.
+
+    Without a log-sum-exp it is computed from the logits, so that the gradients have derivatives of their own.
+    """
 
     def chunk(dw: Array, operands: Any) -> tuple[Array, Array]:
         x, labels, lse, (dlse, dpicked, dtotal), *kept = operands
         logits = _soft_capped(loss, kept[0] if kept else _dot(loss, x, w, (1, 0)))
         is_label = lax.broadcasted_iota(jnp.int32, logits.shape, 1) == labels[:, None]
-        errors = dlse[:, None] * jnp.exp(logits - lse[:, None]) + jnp.where(is_label, dpicked[:, None], 0.0)
+        probabilities = jax.nn.softmax(logits, axis=1) if lse is None else jnp.exp(logits - lse[:, None])
+        errors = dlse[:, None] * probabilities + jnp.where(is_label, dpicked[:, None], 0.0)
         errors = errors + dtotal[:, None] if loss.total else errors
         if loss.soft_cap is not None:
             errors = errors * (1 - jnp.square(logits / loss.soft_cap))
@@ -68,6 +72,7 @@ def _by_chunks(chunk: Any, carry: Any, w: Array, operands: Any) -> tuple[Any, An
     m = len(operands[0])
     rows = max(min(m, _CHUNK_BYTES // (4 * w.shape[1])), 1)
     whole = m // rows * rows
+    chunk = jax.checkpoint(chunk, prevent_cse=False)  # higher derivatives compute logits again, too
     chunks = jax.tree.map(lambda part: part[:whole].reshape(-1, rows, *part.shape[1:]), operands)
     carry, results = lax.scan(chunk, carry, chunks)
     results = jax.tree.map(lambda part: part.reshape(whole, *part.shape[2:]), results)

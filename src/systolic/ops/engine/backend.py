@@ -79,14 +79,14 @@ def backend_of(implementation: Implementation, chip: str | Chip | None, tiles: A
     """Check the arguments of a call that choose its backend.
 
     Raises:
-      SpecError: an unknown implementation, a chip that is no chip, or tiles that are not three numbers.
+      SpecError: an unknown implementation, a chip that is not a chip, or tiles that are not three numbers.
       UnknownChipError: no such chip.
     """
     if implementation not in _IMPLEMENTATIONS and not isinstance(implementation, pltpu.InterpretParams):
         names = (name for name in _IMPLEMENTATIONS if name is not None)
         raise SpecError(f"{unknown_name('implementation=', implementation, names)}, or leave it out")
     if chip is not None and not isinstance(chip, (str, Chip)):
-        raise SpecError(f"chip={chip!r} is no chip; use a name such as v5e, or a systolic.Chip")
+        raise SpecError(f"chip={chip!r} is not a chip; use a name such as v5e, or a systolic.Chip")
     named_chip = None if chip is None else chip_named(chip)
     if named_chip is None and implementation != "xla":
         named_chip = target_chip()

@@ -48,17 +48,15 @@ def _axes_of_spec(spec: PartitionSpec, rank: int) -> Iterator[Axes]:
         yield (axes,) if isinstance(axes, str) else tuple(axes or ())
 
 
-def out_cut_of(array: Array) -> tuple[Axes, Axes] | None:
-    """Return the axes that cut a matrix of a mesh with explicit axes; None for anything else."""
-    if array.ndim != 2 or not jax.typeof(array).sharding.mesh.explicit_axes:
-        return None
-    return cut_of_spec(jax.typeof(array).sharding.spec)
+def out_cut_of(array: Array) -> tuple[Axes, ...] | None:
+    """Return the axes that cut each dimension of an array on a mesh with explicit axes; None on any other."""
+    sharding = jax.typeof(array).sharding
+    return cut_of_spec(sharding.spec, array.ndim) if sharding.mesh.explicit_axes else None
 
 
-def cut_of_spec(spec: PartitionSpec) -> tuple[Axes, Axes]:
-    """Return the axes that cut a matrix."""
-    rows, columns = _axes_of_spec(spec, 2)
-    return rows, columns
+def cut_of_spec(spec: PartitionSpec, rank: int) -> tuple[Axes, ...]:
+    """Return the axes that cut each dimension of an array."""
+    return tuple(_axes_of_spec(spec, rank))
 
 
 def parts_of(mesh: Any, axes: Axes) -> int:

@@ -38,27 +38,28 @@ def dispatched(backend: Backend, pallas: Callable[..., T], xla: Callable[..., T]
     return kernel_or_xla(pallas, xla, *given)
 
 
-def one_at_a_time(call: Run, *given: Any) -> Array:
+def one_at_a_time(call: Callable[..., T], *given: Any) -> T:
     """Return `call` of these arrays; under `vmap` one call follows another, because each fills VMEM."""
 
     @custom_vmap
-    def once(*given: Any) -> Array:
+    def once(*given: Any) -> T:
         return call(*given)
 
     @once.def_vmap
-    def _(size: int, mapped: Any, *given: Any) -> tuple[Array, bool]:
-        return each_of_batch(call, size, mapped, given), True
+    def _(size: int, mapped: Any, *given: Any) -> tuple[T, Any]:
+        results = each_of_batch(call, size, mapped, given)
+        return results, jax.tree.map(lambda _: True, results)
 
     return once(*given)
 
 
-def each_of_batch(call: Run, size: int, mapped: Any, given: tuple[Any, ...]) -> Array:
+def each_of_batch(call: Callable[..., T], size: int, mapped: Any, given: tuple[Any, ...]) -> T:
     """Return the results of a batch of calls, one after another, as a rule of `custom_vmap` returns them."""
     leaves, structure = jax.tree.flatten(given)
     is_mapped = jax.tree.leaves(mapped)
     batched = [leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True) if is_batched]
 
-    def one(some: list[Any]) -> Array:
+    def one(some: list[Any]) -> T:
         batch_leaves = iter(some)
         all_leaves = [
             next(batch_leaves) if is_batched else leaf for leaf, is_batched in zip(leaves, is_mapped, strict=True)

@@ -12,7 +12,7 @@ from jax import Array
 from systolic.ops.quantized.array import Quantized
 from systolic.spec import MatmulSpec, SpecError
 
-# Dtypes that the matrix unit of some chip takes. The caller converts any other, and knows what is lost.
+# Dtypes that the matrix unit of some chip takes. Callers convert others, because they know what is lost.
 OPERAND_DTYPES = ("float32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 # Dtypes of fused arrays. A kernel computes with all of them in float32.
 _BESIDE_DTYPES = (*OPERAND_DTYPES, "int16", "int32")
@@ -54,7 +54,7 @@ def operand(value: Any, name: str) -> Array:
     Without `jax_enable_x64` a float64 array of NumPy is float32, as everywhere in JAX.
 
     Raises:
-      SpecError: the operand is no array, or has a dtype that is not multiplied.
+      SpecError: the operand is not an array, or has a dtype that is not multiplied.
     """
     dtype = given_dtype(value, name)
     if dtype == "float16":
@@ -73,7 +73,7 @@ def fused_array(value: Any, name: str) -> Array:
     """Return an additional operand of a kernel as an array. Python's numbers and lists become float32 or int32.
 
     Raises:
-      SpecError: the value is no array, or has a dtype with which a kernel does not compute.
+      SpecError: the value is not an array, or has a dtype with which a kernel does not compute.
     """
     if np.isscalar(value) or isinstance(value, (list, tuple)):
         try:
@@ -90,7 +90,7 @@ def fused_array(value: Any, name: str) -> Array:
 
 
 def given_dtype(value: Any, name: str) -> str:
-    """Return the dtype that JAX gives an array; raise SpecError if it is none."""
+    """Return the dtype that JAX gives an array; raise SpecError if it is not an array."""
     if isinstance(value, jax.ShapeDtypeStruct):
         raise SpecError(
             f"{name} is a ShapeDtypeStruct, which has no elements; use jax.eval_shape(systolic.matmul, ...) for the "
@@ -130,7 +130,7 @@ def refuse_quantized(value: Any, name: str) -> None:
 
 def _reason(dtype: str, use: str) -> str:
     if dtype.startswith("complex"):
-        return "and matmul multiplies real numbers; multiply .real and .imag apart"
+        return "and matmul multiplies real numbers; multiply .real and .imag separately"
     why, fix, then = _REFUSED.get(dtype, (_NO_TPU, "float32", "if that holds it"))
     return f"{why}; {use}astype(jnp.{fix}), {then}"
 
@@ -161,7 +161,7 @@ def result_dtype(dtypes: tuple[str, str], given: tuple[str, str], preferred: Any
     try:
         name = np.dtype(preferred).name
     except TypeError as error:
-        raise SpecError(f"preferred_element_type={preferred!r} is no dtype") from error
+        raise SpecError(f"preferred_element_type={preferred!r} is not a dtype") from error
     if name not in _RESULT_DTYPES:
         raise SpecError(f"preferred_element_type={name} is not supported; use one of {', '.join(_RESULT_DTYPES)}")
     return name

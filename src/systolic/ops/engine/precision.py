@@ -39,7 +39,7 @@ def precision_named(precision: Any) -> PrecisionName:
     """Return the name of a precision as `jax.numpy` takes it; for None, of `jax.default_matmul_precision`.
 
     Raises:
-      SpecError: this is no precision, or one that no TPU has.
+      SpecError: this is not a precision, or one that no TPU has.
     """
     source = "precision"
     if precision is None:

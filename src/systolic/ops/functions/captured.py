@@ -1,4 +1,4 @@
-"""Turns arrays of one element that a function closes over into numbers, because a kernel has no constants."""
+"""Turn arrays of one element that a function closes over into numbers, because a kernel has no constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides whether a function computes each element alone, from its jaxpr.
+"""Decide whether a function computes each element alone, from its jaxpr.
 
 A kernel applies a function to one block after the other. The result equals the function of the whole array only if no
 element depends on another one, on its place, or on the size of the argument. `following.py` follows the values of the

@@ -1,4 +1,4 @@
-"""Follows the dependence of a jaxpr's values on places in a block.
+"""Follow how a jaxpr's values depend on positions in a block.
 
 Every dimension of every value goes along a dimension of the block, or all elements along it are the same, or it is the
 function's own: an `iota`, a stack of candidates. Primitives that work along dimensions may do so along a function's own

@@ -44,7 +44,7 @@ def gated_matmul(
     Args:
       x: [..., m, k], or [k]; dtypes as in `systolic.matmul`.
       w_gate, w_up: [..., k, n], of the same shape and dtype. Or w_gate alone, [..., k, 2n], with the columns of w_up
-        after its own: then its gradient is one array too. Where n is no multiple of 256, XLA copies the two halves. Or
+        after its own: then its gradient is one array too. If n is not a multiple of 256, XLA copies the two halves. Or
         a `systolic.Quantized` of such shapes, or two with scales of the same shape: then x may be quantized too, and
         there is no `precision` and no derivative in forward mode.
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.

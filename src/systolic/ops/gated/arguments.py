@@ -1,4 +1,4 @@
-"""Checks the arguments of `gated_matmul`, and makes a product with a second right-hand side of them."""
+"""Check the arguments of `gated_matmul`, and turn them into a product with a second right-hand side."""
 
 from __future__ import annotations
 

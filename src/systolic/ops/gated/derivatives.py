@@ -1,13 +1,13 @@
-"""`gated_matmul` with its derivative, in forward and in reverse mode, by products of the same kernels.
+"""`gated_matmul` with its derivatives in forward and reverse mode, computed by the same kernels.
 
     gate = x @ w_gate          up = x @ w_up          out = activation(gate) · up
 
-The forward kernel of a derivative also writes both slopes, by which the cotangent is multiplied.
+When differentiated, the forward kernel also writes both slopes that the cotangent is multiplied by.
 
     dgate = dout · (up · activation'(gate))           dup = dout · activation(gate)
     dx = dgate @ w_gateᵀ + dup @ w_upᵀ                dw_gate = xᵀ @ dgate          dw_up = xᵀ @ dup
 
-dgate and dup are never stored: one kernel makes dx, and one both gradients of weights, from blocks of dout and slopes.
+dgate and dup are never stored: one kernel computes dx, another both weights' gradients, from blocks of dout and slopes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from systolic.spec import MatmulSpec, Operands
 
 
 def multiply(product: Product, operands: Operands) -> Array:
-    """Return the result, [*batch, m, n], differentiable with regard to every array."""
+    """Return the result, [*batch, m, n], differentiable with respect to every array."""
     return multiplied_by(_multiply, product, operands)
 
 
@@ -46,7 +46,7 @@ def _multiply(product: Product, operands: Operands) -> Array:
 
 
 def _complete(product: Product, operands: Operands) -> Operands:
-    """Return the operands of the kernel: an array of both weights is the right-hand side of either product."""
+    """Return the operands of the kernel: an array of both weights is the right-hand side of both products."""
     return operands._replace(up=operands.rhs) if product.side_by_side else operands
 
 
@@ -67,10 +67,10 @@ def _with_tangent(product: Product, primals: tuple[Operands], tangents: tuple[Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tangent(OfProduct):
-    """The derivative of `_multiply` for `ops.linear`, with regard to x and both weights; both slopes are residuals."""
+    """The derivative of `_multiply` for `ops.linear`, with respect to x and both weights; both slopes are residuals."""
 
     product: Product
-    x_cut: tuple[Axes, Axes] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
+    x_cut: tuple[Axes, ...] | None  # over a mesh with explicit axes; the residual may have the rows of all devices
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         x, *weights, gate_slope, up_slope = residuals
@@ -103,7 +103,7 @@ class _Tangent(OfProduct):
 def _dx(
     product: Product,
     x: Array,
-    cut: tuple[Axes, Axes] | None,
+    cut: tuple[Axes, ...] | None,
     weights: Sequence[Array],
     dout: Array,
     slopes: tuple[Array, ...],
@@ -117,7 +117,7 @@ def _dx(
             activation="",
             pairing="added",
             counts_cast=False,
-            out_cut=cut,
+            out_cut=None if dout.shape[:-2] != x.shape[:-2] else cut,
         ),
         Operands(lhs=dout, lhs_args=slopes, rhs=gate, up=up),
     )
@@ -133,7 +133,7 @@ def _dweights(product: Product, x: Array, weight: Array, dout: Array, slopes: Se
             activation="",
             pairing="apart" if len(slopes) > 1 else None,
             counts_cast=False,
-            out_cut=out_cut_of(weight),
+            out_cut=None if dout.shape[:-2] != weight.shape[:-2] else out_cut_of(weight),
         ),
         Operands(lhs=x, rhs=dout, rhs_args=tuple(slopes)),
     )
@@ -145,6 +145,6 @@ def _slopes(x: Array, weight: Array) -> Any:
 
 
 def _dtype_out(like: Array, one: Array, other: Array) -> str:
-    """Return the dtype of a gradient: float32 if it is still to be summed over a batch its operand does not have."""
+    """Return the dtype of a gradient: float32 if it must still be summed over a batch that its operand lacks."""
     reduced = broadcast_shapes(one.shape[:-2], other.shape[:-2]) != like.shape[:-2]
     return "float32" if reduced else like.dtype.name

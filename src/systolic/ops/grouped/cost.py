@@ -48,6 +48,7 @@ _MAX_GROUPS = 2**12
 def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
     """Return sizes of groups to choose tiles for, with about `rows_per_group` rows in each group that has any."""
     used_groups = min(groups, -(-m // rows_per_group))
+    m = min(m, groups * rows_per_group)  # the others are of groups that are elsewhere
     shares = np.random.default_rng(0).dirichlet([_CONCENTRATION] * used_groups)
     sizes = np.floor(shares * m).astype(int)
     sizes[0] += m - sizes.sum()
@@ -57,8 +58,9 @@ def typical_sizes(groups: int, m: int, rows_per_group: int) -> tuple[int, ...]:
 def _sampled_sizes(spec: GroupedSpec | GroupedGradientSpec) -> tuple[int, ...]:
     """Return typical sizes of groups that have rows, limited to the rows and groups that the model follows."""
     groups = _groups_with_rows(spec)
-    parts = max(-(-spec.m // _MAX_ROWS), -(-groups // _MAX_GROUPS))
-    return typical_sizes(-(-groups // parts), -(-spec.m // parts), spec.rows_per_group)
+    rows = spec.rows_of_groups
+    parts = max(-(-rows // _MAX_ROWS), -(-groups // _MAX_GROUPS))
+    return typical_sizes(-(-groups // parts), -(-rows // parts), spec.rows_per_group)
 
 
 def _groups_with_rows(spec: GroupedSpec | GroupedGradientSpec) -> int:
@@ -112,7 +114,7 @@ def product_time(
             panel_rows = 0
         panels[-1].append(visit(rows))
         panel_rows += rows
-    times = schedule.core_n * (spec.m / sum(sizes))
+    times = schedule.core_n * (spec.rows_of_groups / sum(sizes))
     compute_us = times * sum(step.compute_us for panel in panels for step in panel)
     copy_us = times * sum(step.copy_us for panel in panels for step in panel)
     unhidden = 1 / (schedule.weight_slots - 1) ** 2
@@ -141,7 +143,7 @@ def gradient_time(spec: GroupedGradientSpec, config: KernelConfig, chip: Chip) -
     compute_us = copy_us = steps_us = 0.0
     multiple = schedule.row_multiple
     sizes = _sampled_sizes(spec)
-    sampled = spec.m / sum(sizes)
+    sampled = spec.rows_of_groups / sum(sizes)
     empty = spec.groups - _groups_with_rows(spec)
     for size, times in [*((size, sampled) for size in sizes), *_without_rows(empty)]:
         visits = _spans((size,), multiple, schedule.most_rows, schedule.depths[-1]) if size else []
@@ -171,7 +173,7 @@ def product_configs(spec: GroupedSpec, chip: Chip) -> list[TimedConfig]:
     """
 
     def order(one: TimedConfig) -> float:
-        in_one = product_time(spec, one.config, chip, (min(spec.m, _MAX_ROWS),))
+        in_one = product_time(spec, one.config, chip, (min(spec.rows_of_groups, _MAX_ROWS),))
         return max(in_one.compute_us, in_one.copy_us) ** _SINGLE_GROUP_WEIGHT * _with_code(one)
 
     return sorted(_timed(spec, chip, _product_space(spec, chip)), key=order)

@@ -1,4 +1,4 @@
-"""Computes grouped products and their gradient, by Pallas or by XLA; each is the other's derivative."""
+"""Compute grouped products and their gradient, by Pallas or by XLA; each is the other's derivative."""
 
 from __future__ import annotations
 

@@ -34,6 +34,11 @@ class GroupedSizes(OneDtype):
         return self.dtype, self.dtype_out
 
     @property
+    def rows_of_groups(self) -> int:
+        """The expected number of rows that belong to a group: with groups on several devices, a part of all rows."""
+        return min(self.m, self.groups * self.rows_per_group)
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions: each row of one operand meets one matrix."""
         return 2 * self.m * self.k * self.n

@@ -5,14 +5,19 @@ For an axis of the mesh, and operands and a result that are cut so, one kernel s
     x[axis, -] @ w[-, axis]  to  [-, axis]        all-gather × matmul
     x[-, axis] @ w[axis, -]  to  [axis, -]        matmul × reduce-scatter
     x[-, axis] @ w[axis, -]  to  [-, -]           the same, whose rows XLA then gathers
+    x[axis, -] @ w[axis, -]  to  [axis, -]        matmul × all-gathered weight, as FSDP cuts it
+    x[axis, -] @ w[-, axis]  to  [axis, -]        the same with a weight that is cut by n
 
-Rows may be cut over other axes in addition, and so may columns in the second and third form. Arithmetic decides between
-the kernel and XLA's collective with our product.
+Rows may be cut over other axes in addition, and so may columns in all forms but the first. Rows may have several
+dimensions, such as a batch and a sequence; one of them is gathered or scattered. Arithmetic decides between the kernel
+and XLA's collective with our product.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -24,52 +29,81 @@ from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_numb
 from systolic.ops.collective.choice import RingChoice, chosen
 from systolic.ops.collective.cost import RingSizes
 from systolic.ops.collective.derivative import results
-from systolic.ops.collective.product import RingProduct
-from systolic.ops.engine.cuts import Axes, axes_of, on_devices, parts_of
+from systolic.ops.collective.product import WEIGHT_CUTS, Kind, RingProduct
+from systolic.ops.collective.weight_cost import WeightSizes
+from systolic.ops.collective.weight_schedule import WeightCut
+from systolic.ops.engine.cuts import Axes, Names, axes_of, on_devices, parts_of
 from systolic.ops.engine.shapes import is_symbolic
 from systolic.ops.matmul.product import Product, spec_of
-from systolic.spec import Operands
+from systolic.spec import Operands, dtype_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
     """The cuts of a product that one kernel can compute across chips, and the axis that it sends over."""
 
-    kind: Literal["gather", "scatter", "reduce"]
+    kind: Literal["gather", "scatter", "reduce", "weight by k", "weight by n"]
     axis: str
-    rows: Axes  # of lhs
-    out_rows: Axes
-    columns: Axes
+    rows: tuple[Axes, ...]  # of lhs: for each dimension of its rows
+    out_rows: tuple[Axes, ...]
+    columns: Axes  # of the result
+    dimension: int = 0  # of the rows that are gathered or scattered
+
+    @property
+    def ring_kind(self) -> Kind:
+        """The kind of the kernel's product."""
+        return "scatter" if self.kind == "reduce" else self.kind
+
+    @property
+    def weight_cut(self) -> WeightCut | None:
+        return WEIGHT_CUTS.get(self.ring_kind)
+
+    @property
+    def by_dimension(self) -> dict[str, Axes]:
+        """The axes of each dimension: rows m0 and M0 of lhs and of the result, k and K of lhs and of the weight, …"""
+        k = (self.axis,) if self.ring_kind == "scatter" else ()
+        cuts = {"k": k, "K": k, "n": self.columns, "N": self.columns}
+        cuts |= dict(zip(self.row_names("m"), self.rows, strict=True))
+        cuts |= dict(zip(self.row_names("M"), self.out_rows, strict=True))
+        if self.kind == "weight by k":
+            cuts["K"] = (self.axis,)
+        elif self.kind == "weight by n":
+            cuts["N"] = (*self.columns, self.axis)
+        return {name: axes for name, axes in cuts.items() if axes}
+
+    def row_names(self, letter: str) -> Names:
+        return tuple(f"{letter}{number}" for number in range(len(self.rows)))
 
 
 def across_chips(mesh: Any, product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
     """Return the product by a kernel that sends and multiplies."""
-    cuts = {"m": cut.rows, "M": cut.out_rows, "n": cut.columns, "k": () if cut.kind == "gather" else (cut.axis,)}
-    weight = ("n", "k") if product.transpose_rhs else ("k", "n")
+    rows, out_rows = cut.row_names("m"), cut.row_names("M")
+    lead = ("",) * (len(rows) - 1)  # of arrays that all rows share
+    weight = (*lead, "N", "K") if product.transpose_rhs else (*lead, "K", "N")
     names = Operands(
-        lhs=("m", "k"),
+        lhs=(*rows, "k"),
         rhs=weight,
         up=weight,
-        lhs_args=(("m", "k"),) * len(operands.lhs_args),
-        bias=("", "n"),
-        residual=("M", "n"),
+        lhs_args=((*rows, "k"),) * len(operands.lhs_args),
+        bias=(*lead, "", "n"),
+        residual=(*out_rows, "n"),
     )
     names = operands.map(lambda _, array_names: array_names, names)
     outs = len(spec_of(product, operands).dtypes_out)
     return on_devices(
         lambda *parts: _computed(product, Operands(*parts), cut),
         mesh,
-        {name: axes for name, axes in cuts.items() if axes},
+        cut.by_dimension,
         tuple(operands),
         tuple(names),
-        (*(("M", "n"),) * outs, *([("M", "k")] if product.keeps_lhs else [])),
+        (*((*out_rows, "n"),) * outs, *([(*out_rows, "k")] if product.keeps_lhs else [])),
     )
 
 
 def gathers(product: Product, operands: Operands) -> bool:
     """True if a kernel gathers lhs, so that it can store all rows for a derivative."""
     sharding = jax.typeof(operands.lhs).sharding
-    if not sharding.mesh.explicit_axes or product.functions.lhs is not None:
+    if not sharding.mesh.explicit_axes or product.functions.lhs is not None or operands.lhs.ndim > 2:
         return False
     cut = cut_of(product, operands)
     return (
@@ -83,28 +117,50 @@ def gathers(product: Product, operands: Operands) -> bool:
 def cut_of(product: Product, operands: Operands) -> Cut | None:
     """Return the form of a product, by the cuts of its arrays and of its result; None for any other."""
     lhs, rhs, functions = operands.lhs, operands.rhs, product.functions
-    if lhs.ndim != 2 or is_symbolic(operands) or any(arg.shape != lhs.shape for arg in operands.lhs_args):
+    if lhs.ndim < 2 or is_symbolic(operands) or any(arg.shape != lhs.shape for arg in operands.lhs_args):
         return None
     if product.transpose_lhs or product.side_by_side or functions.rhs or functions.primal or operands.scale is not None:
         return None
+    shared = (rhs, operands.up, operands.bias)  # by all rows
+    if any(array is not None and math.prod(array.shape[:-2]) != 1 for array in shared):
+        return None
     spec = spec_of(product, operands)
     # `residual` of one row, or of one column, is not cut as the result.
-    if operands.bias is not None and operands.bias.shape[-1] != spec.n:
+    if operands.bias is not None and operands.bias.shape[-2:] != (1, spec.n):
         return None
-    if operands.residual is not None and operands.residual.shape != (spec.m, spec.n):
+    if operands.residual is not None and operands.residual.shape != (*lhs.shape[:-1], spec.n):
         return None
-    rows, k = axes_of(lhs)
-    other_k, columns = tuple(axes_of(rhs))[:: -1 if product.transpose_rhs else 1]
-    out_rows, out_columns = (rows, columns) if product.out_cut is None else product.out_cut
-    gathers_rows = rows and (rows[:-1], rows[-1:]) == (out_rows, columns)
+    *row_axes, k = axes_of(lhs)
+    rows = tuple(row_axes)
+    other_k, columns = tuple(axes_of(rhs))[-2:][:: -1 if product.transpose_rhs else 1]
+    *out_axes, out_columns = (*rows, columns) if product.out_cut is None else product.out_cut
+    out_rows = tuple(out_axes)
+    all_rows = tuple(axis for axes in rows for axis in axes)
+    changed = [number for number, axes in enumerate(rows) if axes != out_rows[number]]
+    dimension = changed[0] if len(changed) == 1 else 0
+    before, after = rows[dimension], out_rows[dimension]
+    of_rows = functools.partial(Cut, rows=rows, out_rows=out_rows, columns=columns, dimension=dimension)
+    gathers_rows = len(changed) == 1 and (*after, *columns) == before and len(columns) == 1
     if gathers_rows and columns == out_columns and not k and not other_k and product.pairing in (None, "gated"):
-        return Cut(kind="gather", axis=rows[-1], rows=rows, out_rows=out_rows, columns=columns)
-    distinct = len({*rows, *k, *columns}) == len((*rows, *k, *columns))
+        return of_rows(kind="gather", axis=columns[0])
+    if not changed and not k and product.pairing in (None, "gated"):
+        return _gathered_weight(rows, other_k, columns, None if product.out_cut is None else out_columns)
+    distinct = len({*all_rows, *k, *columns}) == len((*all_rows, *k, *columns))
     if len(k) != 1 or k != other_k or columns != out_columns or not distinct or product.pairing not in (None, "added"):
         return None
-    if out_rows == (*rows, *k):
-        return Cut(kind="scatter", axis=k[0], rows=rows, out_rows=out_rows, columns=columns)
-    return Cut(kind="reduce", axis=k[0], rows=rows, out_rows=rows, columns=columns) if out_rows == rows else None
+    if len(changed) == 1 and after == (*before, *k):
+        return of_rows(kind="scatter", axis=k[0])
+    return of_rows(kind="reduce", axis=k[0]) if not changed else None
+
+
+def _gathered_weight(rows: tuple[Axes, ...], k: Axes, columns: Axes, out_columns: Axes | None) -> Cut | None:
+    """Return the form of a product whose weight is cut over an axis of its rows; None for any other."""
+    axes, rest = (k, columns) if k else (columns[-1:], columns[:-1])
+    all_rows = {axis for axes_of_rows in rows for axis in axes_of_rows}
+    if len(axes) != 1 or axes[0] not in all_rows or out_columns not in (None, rest) or all_rows & {*rest}:
+        return None
+    kind = "weight by k" if k else "weight by n"
+    return Cut(kind=kind, axis=axes[0], rows=rows, out_rows=rows, columns=rest)
 
 
 def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> RingChoice:
@@ -119,21 +175,33 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
     if finishes and product.kept_sum not in (None, product.dtype_out):
         return _no_kernel("the result and what is kept for the derivative have different dtypes")
     spec, devices = spec_of(product, operands), mesh.shape[cut.axis]
-    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
-    rows = spec.m // parts_of(mesh, cut.rows)
-    sizes = RingSizes(
+    all_rows = math.prod(operands.lhs.shape[:-1])
+    rows = all_rows // math.prod(parts_of(mesh, axes) for axes in cut.rows)
+    scatters = cut.ring_kind == "scatter"
+    sizes_of = functools.partial(
+        WeightSizes if cut.weight_cut else RingSizes,
         devices=devices,
-        rows=rows if cut.kind == "gather" else -(-rows // devices),
-        k=spec.k if cut.kind == "gather" else spec.k // devices * spec.products,
-        columns=spec.n // parts_of(mesh, cut.columns),
+        k=spec.k // devices * spec.products if scatters else spec.k,
+        columns=spec.n // parts_of(mesh, cut.by_dimension.get("N", ())),
         dtype=spec.dtype_multiplied,
         dtype_out=product.dtype_out if finishes else "float32",
-        scatters=cut.kind != "gather",
         weights=spec.products,
         outs=len(spec.dtypes_out) if finishes else 1,
         transpose_rhs=product.transpose_rhs,
     )
-    return chosen(sizes, product.backend.chip)
+    if cut.weight_cut is not None:
+        return chosen(sizes_of(rows=rows, cut=cut.weight_cut), product.backend.chip)
+    sizes = sizes_of(rows=rows, scatters=scatters)
+    if cut.kind != "reduce" and any(
+        size > parts_of(mesh, axes)
+        for size, axes in zip(operands.lhs.shape[: cut.dimension], cut.rows[: cut.dimension], strict=True)
+    ):
+        # A copy of lhs before a scatter, or of the results after a gather, reads and writes every row.
+        width = sizes.k * dtype_bytes(sizes.dtype) if scatters else sizes.columns * dtype_bytes(sizes.dtype_out)
+        all_rows = rows if scatters else devices * rows
+        sizes = replace(sizes, turned_bytes=2 * all_rows * width * sizes.outs)
+    # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
+    return chosen(replace(sizes, rows=-(-rows // devices)) if scatters else sizes, product.backend.chip)
 
 
 def _no_kernel(reason: str) -> RingChoice:
@@ -142,7 +210,7 @@ def _no_kernel(reason: str) -> RingChoice:
 
 def _finishes(product: Product, operands: Operands, cut: Cut) -> bool:
     """True if the kernel makes the results of the sum, rather than XLA."""
-    return operands.residual is None and (product.kept_sum is None or cut.kind == "gather")
+    return operands.residual is None and (product.kept_sum is None or cut.ring_kind != "scatter")
 
 
 def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ...]:
@@ -151,7 +219,7 @@ def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ..
     devices = axis_size(cut.axis)
     ring = RingProduct(
         backend=product.backend,
-        kind="gather" if cut.kind == "gather" else "scatter",
+        kind=cut.ring_kind,
         axis_name=cut.axis,
         devices=devices,
         ring=axis_ring(cut.axis, devices),
@@ -170,6 +238,13 @@ def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ..
         lhs = jnp.concatenate(lhs if isinstance(lhs, tuple) else (lhs, lhs), axis=-1)
     lhs = lhs.astype(spec.dtype_multiplied)
     weights = tuple(side.astype(spec.dtype_multiplied) for side in (operands.rhs, operands.up) if side is not None)
+    weights = tuple(side.reshape(side.shape[-2:]) for side in weights)
+    shape, dimension = lhs.shape[:-1], cut.dimension
+    if cut.kind == "scatter":
+        # A device's rows one after another: of several dimensions the scattered one is cut, and its parts come first.
+        split = lhs.reshape(*shape[:dimension], devices, shape[dimension] // devices, *lhs.shape[dimension + 1 :])
+        lhs, shape = jnp.moveaxis(split, dimension, 0), split.shape[:dimension] + split.shape[dimension + 1 : -1]
+    lhs = lhs.reshape(-1, lhs.shape[-1])
     rows = lhs.shape[0]
     if cut.kind == "reduce":
         lhs = jnp.pad(lhs, [(0, -rows % devices), (0, 0)])
@@ -177,6 +252,11 @@ def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ..
     outs = results(ring, lhs, weights, bias)
     if cut.kind == "reduce":
         outs = tuple(lax.all_gather(out, cut.axis, tiled=True)[:rows] for out in outs)
+    if cut.kind == "gather":
+        parts = [jnp.moveaxis(out.reshape(devices, *shape, out.shape[-1]), 0, dimension) for out in outs]
+        shape = (*shape[:dimension], devices * shape[dimension], *shape[dimension + 1 :])
+        outs = tuple(part.reshape(*shape, part.shape[-1]) for part in parts)
+    outs = tuple(out.reshape(*shape, out.shape[-1]) for out in outs)
     if finishes:
         return outs
     outs = outputs(outs, operands, spec.epilogue, functions, product.dtype_out, product.pairing)

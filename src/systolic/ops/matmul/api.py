@@ -72,10 +72,11 @@ def matmul(
       preferred_element_type: of the result. Default: the operands' dtype, int32 for int8. The sum is taken in float32
         or int32, which wraps if it is the result itself. An integer result is rounded to the nearest and saturates.
       out_sharding: the cuts of the result, as `jnp.matmul` takes them, for operands on a mesh with explicit axes. Where
-        rows of lhs have to be gathered for it, or sums to be scattered over rows, one kernel sends and multiplies if
-        that is faster: see the page on products across chips.
-      implementation: None: Pallas on a TPU, else XLA. "pallas", "xla", or "interpret": the Pallas kernel on a CPU, in
-        TPU interpret mode, or your own `pltpu.InterpretParams`.
+        rows of lhs or the weight have to be gathered for it, or sums to be scattered over rows, one kernel sends and
+        multiplies if that is faster: see the page on products across chips.
+      implementation: None: Pallas on a TPU, else XLA; on a mesh with explicit axes XLA too, where its copy of a large
+        weight runs during the operation before and that saves time. "pallas", "xla", or "interpret": the Pallas kernel
+        on a CPU, in TPU interpret mode, or your own `pltpu.InterpretParams`.
       chip: whose tiles to use. None: the chip of the program being traced.
       tiles: (m, k, n) of a tile, in place of the planner's; or a whole configuration from `plan` or `tune`.
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of `matmul`, and brings them into canonical form."""
+"""Check the arguments of `matmul`, and bring them into canonical form."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ def result(
     spec = out_sharding.spec if isinstance(out_sharding, NamedSharding) else out_sharding
     if not isinstance(spec, PartitionSpec) or len(spec) > len(call.shape):
         raise SpecError(f"out_sharding={out_sharding}; it has to be a PartitionSpec of {len(call.shape)} dimensions")
-    is_matrix = call.operands.lhs.ndim == len(call.shape) == 2
-    product = replace(call.product, out_cut=cut_of_spec(spec)) if is_matrix else call.product
+    rank = len(call.shape)
+    has_matrices = call.operands.lhs.ndim == rank  # else an operand is a vector
+    product = replace(call.product, out_cut=cut_of_spec(spec, rank)) if has_matrices else call.product
     out = multiply(product, call.operands).reshape(call.shape).astype(call.dtype)
     return cut_as(out, mesh, spec)

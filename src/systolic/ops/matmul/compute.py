@@ -1,4 +1,4 @@
-"""Computes one product, by Pallas or by XLA, for any number of batch dimensions."""
+"""Compute one product, by Pallas or by XLA, for any number of batch dimensions."""
 
 from __future__ import annotations
 

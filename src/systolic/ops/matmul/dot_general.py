@@ -1,4 +1,4 @@
-"""`systolic.dot_general` and `systolic.einsum`: the product by the names that models use."""
+"""`systolic.dot_general` and `systolic.einsum`: the product under the names that models use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dot_general(
     implementation: Implementation = None,
     chip: str | Chip | None = None,
 ) -> Array:
-    """Compute `jax.lax.dot_general` by `systolic.matmul`: for `dot_general=` of flax layers, and of your own.
+    """Compute `jax.lax.dot_general` with `systolic.matmul`, such as for `dot_general=` of flax layers.
 
     Dimensions of an operand that lie as [batch, rows, k] or [batch, k, rows] are only reshaped; others are transposed
     first. JAX computes everything that the kernel does not: complex numbers, dtypes that a TPU does not multiply, an
@@ -141,7 +141,7 @@ def einsum(
 
     Args:
       subscripts: such as "bsd,dhf->bshf".
-      operands: two or more arrays, which are multiplied two by two; JAX sums a single one.
+      operands: two or more arrays, which are multiplied pair by pair; JAX computes a single one.
       precision, preferred_element_type, implementation, chip: as `systolic.dot_general` takes them.
 
     Raises:

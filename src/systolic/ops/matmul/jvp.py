@@ -41,6 +41,8 @@ def multiply(product: Product, operands: Operands) -> Array:
 def multiplied_by(rule: Callable[[Product, Operands], Any], product: Product, operands: Operands) -> Array:
     """Return the result of a differentiable function of matrices, for operands of any batch."""
     operands, batch = folded(product, operands)
+    if batch is not None and product.out_cut is not None:
+        product = replace(product, out_cut=(product.out_cut[0], product.out_cut[-1]))
     leaves, structure = jax.tree.flatten(operands)
     # Under `shard_map` a gradient varies over every axis over which any operand does. Making all of them vary is
     # differentiable: the gradient of an operand that is the same everywhere is summed there.
@@ -53,7 +55,8 @@ def folded(product: Product, operands: Operands) -> tuple[Operands, tuple[int, .
     if is_symbolic(operands) or any(0 in array.shape for array in operands.present()):
         return operands, None
     # JAX joins cut dimensions only if the first of them alone is cut.
-    if explicit_mesh(operands.present()) and any(any(tuple(axes_of(array))[1:-1]) for array in operands.present()):
+    cuts = (product.out_cut or (), *(tuple(axes_of(array)) for array in operands.present()))
+    if explicit_mesh(operands.present()) and any(any(cut[1:-1]) for cut in cuts):
         return operands, None
     return fold(product.transpose_lhs, operands)
 
@@ -83,7 +86,7 @@ class _Tangent(OfProduct):
 
     product: Product
     structure: Any  # of `Operands`
-    lhs_cut: tuple[Axes, Axes] | None = None  # the cuts of lhs, where the residual has the rows of all devices
+    lhs_cut: tuple[Axes, ...] | None = None  # the cuts of lhs, where the residual has the rows of all devices
 
     def forward(self, residuals: Sequence[Array], arguments: Sequence[Array | None]) -> Sequence[Array]:
         operands, z = self._unpacked(residuals)

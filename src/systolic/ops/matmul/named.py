@@ -1,7 +1,7 @@
-"""The product that a spec describes, if all its functions have a name here.
+"""Build the product that a spec describes, if all its functions have a name here.
 
-A spec only names its functions. Functions of operands are the usual ones of networks: a cast, a mask, the scales of
-rows and columns after a norm, the scale of an int8 weight.
+A spec only names its functions. Functions of operands are those that networks commonly use: a cast, a mask, the scales
+of rows and columns after a norm, the scale of an int8 weight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Fn = Callable[..., Any]
 def product_of(spec: MatmulSpec, backend: Backend) -> Product:
     """Return the product with the functions that a spec names; raise SpecError for other names, or a gradient."""
     if spec.epilogue.primal is not None or spec.epilogue.kept_sum is not None:
-        raise SpecError("a product of a gradient is not built from its spec; tune the product itself")
+        raise SpecError("a product of a gradient is not built from its spec; tune the original product")
     return Product(
         backend=backend,
         precision=spec.precision,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -38,12 +37,13 @@ def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> t
     plan = plans(spec, chip, product.backend.tiles)
     orientation = Orientation.of(spec)
     config = as_traceable(plan.config)
-    kernel = manual_dma_matmul if config.pipeline == "manual" else functools.partial(auto_pipeline_matmul, chip=chip)
+    kernel = manual_dma_matmul if config.pipeline == "manual" else auto_pipeline_matmul
     outs = kernel(
         orientation.operands(operands, lambda array: array.swapaxes(-1, -2)),
         spec=plan.computed,
         functions=product.functions.swapped() if orientation.swap_ab else product.functions,
         config=config,
+        chip=chip,
         vmem_limit_bytes=plan.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )

@@ -41,7 +41,8 @@ class Product(Computed):
     kept_sum: str | None = None  # dtype of a second output, z; None: there is none
     pairing: Pairing | None = None  # the combination of two products; None if there is one
     side_by_side: bool = False  # both right-hand sides are one array; of `apart` both outputs
-    out_cut: tuple[Axes, Axes] | None = None  # axes of the mesh that are to cut m and n; None: as the operands say
+    # Axes of the mesh that are to cut each dimension of the result; None: as the operands say.
+    out_cut: tuple[Axes, ...] | None = None
     keeps_lhs: bool = False  # lhs, which a kernel gathers over an axis of the mesh, is the last output too
     counts_cast: bool = True  # True if the cast to `dtype_out` counts as an operation of the epilogue
 

@@ -4,11 +4,12 @@ Each device multiplies its parts. Rows, columns and the batch stay cut as they a
 summed over the devices, and the epilogue follows that sum. An axis of the mesh that cuts two dimensions of a product
 cuts the first of batch, rows, columns and k; the array that it cut elsewhere is gathered first. Where the caller says
 how the result is cut, rows and columns are cut so. `across_chips` sends and multiplies in one kernel where that is
-faster.
+faster; `part_choice` leaves the product of a device's parts to XLA where that is.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,9 @@ from systolic.kernels.epilogue import outputs
 from systolic.ops.collective.noted import noted
 from systolic.ops.engine.cuts import Axes, Names, axes_of, cut_as, cuts_of, on_devices, parts_of
 from systolic.ops.matmul.across_chips import across_chips, choice_of, cut_of
+from systolic.ops.matmul.part_choice import choice_of_part
 from systolic.ops.matmul.product import Product, output_shape, spec_of
+from systolic.ops.matmul.xla import by_xla
 from systolic.spec import Operands, Side
 
 Run = Callable[[Product, Operands], tuple[Array, ...]]
@@ -36,6 +39,7 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
             return across_chips(mesh, product, operands, cut)
     names = operands.map(lambda array, side: _names(product, side, array.shape), operands.sides)
     cuts = _cuts(product, operands, names)
+    run = functools.partial(_faster, run)
 
     def compute(*parts: Any) -> tuple[Array, ...]:
         part_operands = Operands(*parts)
@@ -47,6 +51,14 @@ def sharded(run: Run, mesh: Any, product: Product, operands: Operands) -> tuple[
         return outs
     # Rows whose axis cuts k too are cut after the sum: XLA makes one reduce-scatter of both.
     return tuple(cut_as(out, mesh, PartitionSpec(*(axes or None for axes in product.out_cut))) for out in outs)
+
+
+def _faster(run: Run, product: Product, operands: Operands) -> tuple[Array, ...]:
+    """Return the product of one device's parts, by `run` or by XLA."""
+    choice = choice_of_part(product, operands)
+    if choice is None:
+        return run(product, operands)
+    return by_xla(product, operands._replace(lhs=noted(operands.lhs, choice)))
 
 
 def _cuts(product: Product, operands: Operands, names: Operands) -> dict[str, Axes]:
@@ -61,10 +73,11 @@ def _cuts(product: Product, operands: Operands, names: Operands) -> dict[str, Ax
         if name == "k"
     ]
     summed = set(k_cuts[0]).intersection(*k_cuts[1:]) if k_cuts else set()
-    rows, columns = (tuple(axis for axis in axes if axis not in summed) for axes in product.out_cut)
-    k = tuple(axis for axis in max(k_cuts, key=len, default=()) if axis not in (*rows, *columns))
+    out_cut = [tuple(axis for axis in axes if axis not in summed) for axes in product.out_cut]
+    used = {axis for axes in out_cut for axis in axes}
+    k = tuple(axis for axis in max(k_cuts, key=len, default=()) if axis not in used)
     out_names = _names(product, "out", output_shape(product, operands))
-    return {name: axes for name, axes in zip((*out_names, "k"), (rows, columns, k), strict=True) if name and axes}
+    return {name: axes for name, axes in zip((*out_names, "k"), (*out_cut, k), strict=True) if name and axes}
 
 
 def _names(product: Product, side: Side, shape: Sequence[int]) -> Names:

@@ -36,7 +36,7 @@ def operand_cotangents(
     wanted: Operands,
     dout: Array,
     *,
-    lhs_cut: tuple[Axes, Axes] | None = None,
+    lhs_cut: tuple[Axes, ...] | None = None,
 ) -> Operands:
     """Return the cotangents of the wanted operands, None for the others.
 
@@ -110,7 +110,7 @@ def _operand_cotangents(
     wanted: Operands,
     source: tuple[Array, ...],
     fn: Fn | None,
-    cut: tuple[Axes, Axes] | None,
+    cut: tuple[Axes, ...] | None,
 ) -> tuple[Any, tuple[Any, ...], tuple[Array, ...]]:
     """Return the cotangents of lhs or rhs, stored like it, and of its function's arguments; None if not wanted.
 
@@ -150,7 +150,7 @@ def _operand_cotangents(
         functions=factor_functions,
         activation="",
         counts_cast=False,
-        out_cut=cut,
+        out_cut=None if reduced else cut,
     )
     gradient = replace(gradient, keeps_lhs=dz_left and gathers(gradient, factors))
     gradient_sum, *whole_source = compute(gradient, factors)

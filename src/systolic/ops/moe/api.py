@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
     from systolic.ops.engine.backend import Implementation
+    from systolic.ops.quantized.array import Quantized
 
 
 def moe(
     x: Shaped[Array | np.ndarray, "*tokens d"],
     routing: Float[Array | np.ndarray, "*tokens experts"]
     | tuple[Int[Array | np.ndarray, "*tokens k"], Float[Array | np.ndarray, "*tokens k"]],
-    w_gate: Shaped[Array | np.ndarray, "experts d f"],
-    w_up: Shaped[Array | np.ndarray, "experts d f"] | None,
-    w_down: Shaped[Array | np.ndarray, "experts f d"],
+    w_gate: Shaped[Array | np.ndarray, "experts d f"] | Quantized,
+    w_up: Shaped[Array | np.ndarray, "experts d f"] | Quantized | None,
+    w_down: Shaped[Array | np.ndarray, "experts f d"] | Quantized,
     *,
     top_k: int | None = None,
     renormalize: bool = True,
@@ -30,7 +31,7 @@ def moe(
     bias_gate: ArrayLike | None = None,
     bias_up: ArrayLike | None = None,
     bias_down: ArrayLike | None = None,
-    shared: tuple[ArrayLike, ArrayLike, ArrayLike] | None = None,
+    shared: tuple[ArrayLike | Quantized, ArrayLike | Quantized, ArrayLike | Quantized] | None = None,
     capacity: int | None = None,
     axis_name: str | None = None,
     precision: Any = None,
@@ -48,9 +49,10 @@ def moe(
     Args:
       x: [..., d], the tokens.
       routing: the router's logits, [..., experts]; or (expert_ids, weights), [..., k] each, from a router of your own.
-        An id of -1 is no expert; in a traced array so is any id out of range.
+        An id of -1 is not an expert; in a traced array so is any id out of range.
       w_gate, w_up, w_down: [experts, d, f], the same, and [experts, f, d]. Without w_up (None) the first product is not
-        gated.
+        gated. A `systolic.Quantized` or a `qwix.QArray` is dequantized to the dtype of x before its product: it takes
+        less memory between calls, and more time than floats.
       top_k: experts of a token, those with the largest logits; the first of equal ones.
       renormalize: weights are a softmax of the chosen logits, and add up to one; False: of all.
       activation: of the gate, as in `systolic.grouped_matmul`.
@@ -66,6 +68,7 @@ def moe(
       SpecError: shapes or dtypes that do not match, known expert_ids out of range, or a top_k that is not from 1 to the
         number of experts.
       UnsupportedDtypeError: the chip does not multiply this dtype.
+      QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
     """
     import jax
 
@@ -73,7 +76,11 @@ def moe(
     from systolic.ops.matmul import matmul
     from systolic.ops.moe.arguments import canonical
     from systolic.ops.moe.layer import Experts, experts_sum, over_devices
+    from systolic.ops.moe.weights import in_floats, is_quantized
 
+    w_gate, w_up, w_down = (
+        in_floats(value, name, x) for name, value in (("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down))
+    )
     call = canonical(
         x,
         routing,
@@ -93,7 +100,8 @@ def moe(
         else:
             out = over_devices(call, experts, axis_name, activation, options)
         if shared is not None:
-            gate, up, down = map(jax.numpy.asarray, shared)
+            matrices: tuple[Any, ...] = shared
+            gate, up, down = (value if is_quantized(value) else jax.numpy.asarray(value) for value in matrices)
             hidden = gated_matmul(call.x, gate, up, activation=activation, **options)
             out = matmul(hidden, down, residual=out, **options)
         return out.reshape(x.shape)

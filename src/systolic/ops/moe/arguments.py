@@ -94,7 +94,9 @@ def _axis(axis: Any, here: int) -> tuple[int, Any]:
     try:
         return lax.axis_size(axis), lax.axis_index(axis) * here
     except NameError as error:
-        raise SpecError(f"axis_name={axis!r} is no axis of the mesh here; call moe in jax.shard_map over it") from error
+        raise SpecError(
+            f"axis_name={axis!r} is not an axis of the mesh here; call moe in jax.shard_map over it"
+        ) from error
 
 
 def _given(routing: Any, tokens: list[int], experts: int, top_k: Any) -> tuple[Array, Array]:
@@ -111,7 +113,9 @@ def _given(routing: Any, tokens: list[int], experts: int, top_k: Any) -> tuple[A
     if top_k is not None and top_k != ids.shape[-1]:
         raise SpecError(f"{shown}, but top_k={top_k}; leave it out where experts are given")
     if not isinstance(ids, Tracer) and ids.size:
-        low, high = int(np.min(ids)), int(np.max(ids))
+        # Inside of jit a known array's own minimum would be traced; NumPy's is a number.
+        known = np.asarray(ids)
+        low, high = int(known.min()), int(known.max())
         if low < -1 or high >= experts:
             raise SpecError(
                 f"expert_ids are from {low} to {high}; use numbers from 0 to {experts - 1}, and -1 for no expert"

@@ -10,6 +10,7 @@ from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.engine.backend import Backend
+from systolic.ops.moe.forms import SHARE_OF_VMEM
 from systolic.ops.moe.kernel.combine import combine_rows
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.routing import Sorted
@@ -17,32 +18,28 @@ from systolic.ops.moe.schedule import GRANULE_TOKENS, CombineSchedule, CombineSp
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
 
-# Of VMEM, for results, beside what is gathered from it.
-# Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
-_SHARE_OF_VMEM = 0.5
-
 
 def kept_rows(rows: Array, choices: Sorted) -> Array:
     """Return rows of experts, and zeros after the last one, whatever is there."""
     return jnp.where(jnp.arange(rows.shape[0])[:, None] < choices.sizes.sum(), rows, 0)
 
 
+def combine_spec(results: Array, weights: Array, choices: Sorted, dtype_out: str) -> CombineSpec:
+    (tokens, top_k), (_, d) = weights.shape, results.shape
+    experts = choices.counts.shape[1]
+    return CombineSpec.of(
+        tokens=tokens, top_k=top_k, experts=experts, d=d, dtype=results.dtype.name, dtype_out=dtype_out
+    )
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def combine_by_pallas(backend: Backend, dtype_out: str, results: Array, weights: Array, choices: Sorted) -> Array:
     chip = backend.chip
     assert chip is not None  # else XLA computes it
-    (tokens, top_k), d = weights.shape, results.shape[1]
+    d, spec = results.shape[1], combine_spec(results, weights, choices, dtype_out)
     results = backend.on_tpu(results)
     # Whole tiles of rows and columns, by a copy if they are none.
     results = jnp.pad(results, [(0, -size % tile) for size, tile in zip(results.shape, (SUBLANES, LANES), strict=True)])
-    spec = CombineSpec(
-        tokens=tokens,
-        top_k=top_k,
-        experts=choices.counts.shape[1],
-        d=results.shape[1],
-        dtype=results.dtype.name,
-        dtype_out=dtype_out,
-    )
     schedule = CombineSchedule.of(spec, chip)
     runs, codes = _runs_and_codes(spec, schedule, choices)
     with tracing_for(chip):
@@ -87,7 +84,7 @@ def _runs_and_codes(spec: CombineSpec, schedule: CombineSchedule, choices: Sorte
 
 def combine_by_xla(backend: Backend, dtype_out: str, results: Array, weights: Array, choices: Sorted) -> Array:
     chip, place = backend.chip, choices.place
-    if chip is not None and results.nbytes <= chip.vmem_bytes_per_core * _SHARE_OF_VMEM:
+    if chip is not None and results.nbytes <= chip.vmem_bytes_per_core * SHARE_OF_VMEM:
         # XLA gathers rows in VMEM five times as fast as in HBM. It does not keep a kernel's result there, so it passes
         # through an operation that XLA computes: rows after the last expert's are zero anyway.
         results = kept_rows(results, choices)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
+from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.permuting import combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
+from systolic.ops.moe.scattering import scattered
 
 
 class Experts(NamedTuple):
@@ -33,11 +36,13 @@ def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str
     backend = backend_of(options["implementation"], options["chip"], None)
     with jax.named_scope("sort"):
         ids = call.ids if call.first_expert is None else call.ids - call.first_expert
-        choices = sorted_by_expert(ids, here, call.capacity)
+        choices = sorted_by_expert(ids, here, call.capacity, call.experts // here)
     rows = ids.size if call.capacity is None else min(ids.size, here * call.capacity)
     with jax.named_scope("gather"):
         x = spread(backend, call.x, choices, rows)
-    options = {**options, "rows_per_group": max(ids.size // call.experts, 1)}
+    # On one of several devices most rows may be of no group: zeros there would take longer than the product.
+    leaves_rest = call.first_expert is not None
+    options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
     with jax.named_scope("experts"):
         results = _mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
@@ -47,11 +52,19 @@ def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str
 def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
     first = {"bias": experts.bias_gate, "activation": activation, **options}
     if experts.up is None or experts.bias_up is None:
-        hidden = grouped_matmul(x, experts.gate, sizes, up=experts.up, **first)
+        hidden = _product(x, experts.gate, sizes, up=experts.up, **first)
     else:  # the gated kernel has a bias for the first product only
-        hidden = grouped_matmul(x, experts.gate, sizes, **first)
-        hidden *= grouped_matmul(x, experts.up, sizes, bias=experts.bias_up, **options)
-    return grouped_matmul(hidden, experts.down, sizes, bias=experts.bias_down, **options)
+        hidden = _product(x, experts.gate, sizes, **first)
+        hidden *= _product(x, experts.up, sizes, bias=experts.bias_up, **options)
+    return _product(hidden, experts.down, sizes, bias=experts.bias_down, **options)
+
+
+def _product(x: Array, matrices: Array, sizes: Array, *, leaves_rest: bool, **options: Any) -> Array:
+    """Return the grouped product; with `leaves_rest`, rows after the last group's are not set: nothing reads them."""
+    existing = None
+    if leaves_rest:
+        existing, _ = varying_alike([lax.empty((x.shape[0], matrices.shape[2]), x.dtype), x])
+    return grouped_matmul(x, matrices, sizes, existing_out=existing, **options)
 
 
 def over_devices(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
@@ -60,11 +73,15 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     Every device gets all tokens, and adds up what its experts return. A token with many experts is needed on most
     devices anyway, and a gathered token travels once where an exchange sends it once for each expert.
     """
+    # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
+    choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
-        x, ids, weights = (lax.all_gather(array, axis, tiled=True) for array in (call.x, call.ids, call.weights))
+        x = lax.all_gather(call.x, axis, tiled=True)
+        parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
+        ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, *x.shape[:1], -1)
     everyone = Call(
         x=x,
-        ids=ids,
+        ids=ids.astype(jnp.int32),
         weights=weights,
         experts=call.experts,
         first_expert=call.first_expert,
@@ -72,4 +89,4 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     )
     part = experts_sum(everyone, experts, activation, options)
     with jax.named_scope("reduce_scatter"):
-        return lax.psum_scatter(part, axis, tiled=True)
+        return scattered(part, axis)

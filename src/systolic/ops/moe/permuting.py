@@ -7,7 +7,7 @@ which a TPU does row by row.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from systolic.chips import Chip
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.derivative import bilinear
-from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.engine.dispatch import Run, dispatched, one_at_a_time
 from systolic.ops.engine.linear import linear
-from systolic.ops.engine.target import explicit_mesh
-from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, kept_rows
+from systolic.ops.engine.target import explicit_mesh, without_kernel
+from systolic.ops.moe.combining import combine_by_pallas, combine_by_xla, combine_spec, kept_rows
+from systolic.ops.moe.forms import Form, combine_form, spread_form
 from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
 from systolic.ops.moe.routing import Sorted
+from systolic.ops.moe.schedule import SpreadSpec
 from systolic.ops.moe.spreading import spread_by_pallas, spread_by_xla
 
 
@@ -43,9 +46,10 @@ class _Spread:
         by_pallas, by_xla = (functools.partial(run, self.backend) for run in (spread_by_pallas, spread_by_xla))
 
         def call(x: Array, tokens: Array, kept: Array) -> Array:
-            if explicit_mesh([x]) is not None or x.dtype.name not in PACKED_DTYPES:
-                return by_xla(x, tokens, kept)
-            return dispatched(self.backend, by_pallas, by_xla, x, tokens, kept)
+            def form(chip: Chip) -> Form:
+                return spread_form(SpreadSpec.of(x.shape[0], self.rows, x.shape[1], x.dtype.name), chip)
+
+            return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
 
         tokens_of_rows = choices.order[: self.rows] // (choices.order.size // x.shape[0])
         return [one_at_a_time(call, x, tokens_of_rows, choices.sizes.sum())]
@@ -72,6 +76,19 @@ def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
     return out, linear(move, choices, (tangents[0],), (out,))[0]
 
 
+def _computed(
+    backend: Backend, form: Callable[[Chip], Form], by_pallas: Run, by_xla: Run, array: Array, *given: Any
+) -> Array:
+    """Compute by a kernel where it is possible and, unless the caller requires it, faster by arithmetic."""
+    if explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES:
+        return by_xla(array, *given)
+    if backend.chip is not None and backend.implementation is None and array.size:
+        chosen = form(backend.chip)
+        if not chosen.by_kernel:
+            return by_xla(without_kernel(array, chosen.reason), *given)
+    return dispatched(backend, by_pallas, by_xla, array, *given)
+
+
 def spread(backend: Backend, x: Array, choices: Sorted, rows: int) -> Array:
     """Return the rows of tokens in the order of experts, the first `rows` of them.
 
@@ -96,9 +113,11 @@ class _Combine:
         by_pallas, by_xla = (functools.partial(run, self.backend, self.dtype_out) for run in runs)
 
         def call(results: Array, weights: Array, choices: Sorted) -> Array:
-            if explicit_mesh([results, weights]) is not None or results.dtype.name not in PACKED_DTYPES:
-                return by_xla(results, weights, choices)
-            return dispatched(self.backend, by_pallas, by_xla, results, weights, choices)
+            def form(chip: Chip) -> Form:
+                spec = combine_spec(results, weights, choices, self.dtype_out)
+                return combine_form(spec, chip, results.shape[0])
+
+            return _computed(self.backend, form, by_pallas, by_xla, results, weights, choices)
 
         return one_at_a_time(call, lhs, rhs, rest)
 

@@ -45,14 +45,17 @@ def _is_expert(ids: Array, experts: int) -> Array:
     return ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
 
 
-def sorted_by_expert(ids: Array, experts: int, capacity: int | None) -> Sorted:
-    """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert."""
+def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: int = 1) -> Sorted:
+    """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert.
+
+    On one of several `devices`, experts are those of that device.
+    """
     tokens, top_k = ids.shape
     ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
     granules = -(-tokens // GRANULE_TOKENS)
     in_granules = jnp.pad(ids, [(0, granules * GRANULE_TOKENS - tokens), (0, 0)], constant_values=experts)
     counted = _is_expert(in_granules.reshape(granules, -1), experts).astype(jnp.int32)
-    counts = typical(counted.sum(1), typical_counts(tokens, top_k, experts))
+    counts = typical(counted.sum(1), typical_counts(tokens, top_k, experts, devices))
     ids = ids.reshape(-1)
     if capacity is not None:
         rank = (counted * jnp.cumsum(counted.reshape(-1, experts), axis=0).reshape(counted.shape)).sum(2)
@@ -64,10 +67,16 @@ def sorted_by_expert(ids: Array, experts: int, capacity: int | None) -> Sorted:
     return Sorted(ids=ids, order=order, place=place, counts=counts)
 
 
-def typical_counts(tokens: int, top_k: int, experts: int) -> Any:
-    """Return rows of each expert, by granules of tokens, that a router might send: all experts equally likely."""
-    random, granules = np.random.default_rng(0), -(-tokens // GRANULE_TOKENS)
-    sizes = random.multinomial(tokens * top_k, np.full(experts, 1 / experts))
-    ids = random.permutation(np.repeat(np.arange(experts), sizes))
+def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:
+    """Return rows of each expert, by granules of tokens, that a router might send: all experts equally likely.
+
+    With so many experts on each of several devices they are those of the device with the most rows, for which the
+    others wait.
+    """
+    random, granules, all_experts = np.random.default_rng(0), -(-tokens // GRANULE_TOKENS), experts * devices
+    sizes = random.multinomial(tokens * top_k, np.full(all_experts, 1 / all_experts))
+    ids = random.permutation(np.repeat(np.arange(all_experts), sizes))
     choice = np.arange(ids.size) // (GRANULE_TOKENS * top_k)
-    return np.bincount(choice * experts + ids, minlength=granules * experts).reshape(granules, experts).astype(np.int32)
+    counts = np.bincount(choice * all_experts + ids, minlength=granules * all_experts)
+    counts = counts.reshape(granules, devices, experts).astype(np.int32)
+    return counts[:, counts.sum((0, 2)).argmax()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
@@ -39,6 +40,11 @@ class CombineSpec:
     dtype: str
     dtype_out: str
 
+    @classmethod
+    def of(cls, *, d: int, **sizes: Any) -> CombineSpec:
+        """Return the spec for any d: the kernel takes whole tiles of columns."""
+        return cls(d=padded(d, LANES), **sizes)
+
     @property
     def flops(self) -> int:
         return 2 * self.tokens * self.top_k * self.d
@@ -70,13 +76,17 @@ class CombineSchedule:
             slots=2, tiles=self.tiles, registers=registers, dtype=spec.dtype, is_interpreted=is_interpreted
         )
 
-    def time_us(self, spec: CombineSpec, chip: Chip) -> float:
-        """Return the time: copies of a step's rows overlap with the sums of the step before."""
+    def time_us(self, spec: CombineSpec, chip: Chip, used_rows: int | None = None) -> float:
+        """Return the time: copies of a step's rows overlap with the sums of the step before.
+
+        Choices without an expert have no row to copy. None: all have one.
+        """
         machine, item = chip.machine, dtype_bytes(spec.dtype)
         choices = min(self.tokens, spec.tokens) * spec.top_k
-        runs = min(spec.experts, choices)
+        used = choices if used_rows is None else -(-used_rows * choices // (spec.tokens * spec.top_k))
+        runs = min(spec.experts, used)
         # A run begins and ends within a tile, by three and a half rows each on average.
-        bytes_in = (choices + runs * (SUBLANES - 1)) * self.columns * item
+        bytes_in = (used + runs * (SUBLANES - 1)) * self.columns * item
         bytes_out = min(self.tokens, spec.tokens) * self.columns * dtype_bytes(spec.dtype_out)
         registers = -(-self.columns // (LANES * SUBLANES))
         start_cycles = runs * (_RUN_CYCLES + machine.dma_issue_cycles)
@@ -120,6 +130,11 @@ class SpreadSpec:
     d: int  # a multiple of 128
     dtype: str
 
+    @classmethod
+    def of(cls, tokens: int, rows: int, d: int, dtype: str) -> SpreadSpec:
+        """Return the spec for any sizes: the kernel takes whole tiles of rows and columns."""
+        return cls(tokens=padded(tokens, SUBLANES), rows=padded(rows, SUBLANES), d=padded(d, LANES), dtype=dtype)
+
     @property
     def least_hbm_bytes(self) -> int:
         return (self.tokens + self.rows) * self.d * dtype_bytes(self.dtype)
@@ -149,13 +164,14 @@ class SpreadSchedule:
         fitting = [schedule for schedule in schedules if total_bytes(schedule.buffers) <= buffer_bytes(chip)]
         return min(fitting, key=lambda schedule: schedule.time_us(spec, chip))
 
-    def time_us(self, spec: SpreadSpec, chip: Chip) -> float:
-        """Return the time: nothing hides the arrival of the first slab."""
+    def time_us(self, spec: SpreadSpec, chip: Chip, used_rows: int | None = None) -> float:
+        """Return the time: nothing hides the arrival of the first slab. Rows without an expert are not copied."""
         machine, item = chip.machine, dtype_bytes(spec.dtype)
+        rows = spec.rows if used_rows is None else used_rows
         registers = -(-self.columns // (LANES * SUBLANES))
-        cycles = self.slabs * spec.rows * (_COPY_CYCLES + _REGISTER_CYCLES * registers)
+        cycles = self.slabs * rows * (_COPY_CYCLES + _REGISTER_CYCLES * registers)
         first_us = spec.tokens * self.columns * item / machine.hbm_bytes_per_s * 1e6
-        copy_us = spec.least_hbm_bytes / machine.hbm_bytes_per_s * 1e6 - first_us
+        copy_us = (spec.tokens + rows) * spec.d * item / machine.hbm_bytes_per_s * 1e6 - first_us
         return first_us + max(copy_us, cycles / machine.clock_hz * 1e6)
 
 

@@ -14,7 +14,6 @@ from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.kernel.spread import spread_rows
 from systolic.ops.moe.schedule import CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
-from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import vmem_limit
 
 
@@ -29,8 +28,7 @@ def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Ar
     # Whole tiles of rows and columns, by a copy if they are none.
     x = backend.on_tpu(x)
     x = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
-    rows = padded(all_rows, SUBLANES)
-    spec = SpreadSpec(tokens=x.shape[0], rows=rows, d=x.shape[1], dtype=x.dtype.name)
+    spec = SpreadSpec.of(x.shape[0], all_rows, d, x.dtype.name)
     schedule = SpreadSchedule.of(spec, chip)
     codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
     chunk_rows = CHUNK_BLOCKS * schedule.rows

@@ -1,4 +1,4 @@
-"""Checks the arguments of a product with quantized operands, and brings them into canonical form."""
+"""Check the arguments of a product with quantized operands, and bring them into canonical form."""
 
 from __future__ import annotations
 

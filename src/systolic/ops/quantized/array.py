@@ -85,7 +85,7 @@ def require_quantized(array: Quantized) -> None:
     every instance: every reader calls this first.
 
     Raises:
-      QuantizationError: these are no arrays, or have other dtypes, or shapes that do not match.
+      QuantizationError: these are not arrays, or have other dtypes, or shapes that do not match.
     """
     for name, part in (("values", array.values), ("scales", array.scales)):
         if not hasattr(part, "dtype") or not hasattr(part, "shape"):
@@ -135,7 +135,7 @@ def from_qwix(array: Any) -> Quantized:
     """Convert a `qwix.QArray`, or anything with its `qvalue`, `scale` and `zero_point`, without importing qwix.
 
     Raises:
-      QuantizationError: it has a zero point, which no kernel takes, or is no QArray.
+      QuantizationError: it has a zero point, which no kernel takes, or is not a QArray.
     """
     if not is_qarray(array):
         raise QuantizationError(f"a {type(array).__name__} has no qvalue and scale; use a qwix.QArray")
@@ -151,7 +151,7 @@ def to_qwix(array: Quantized) -> Any:
 
     Raises:
       ImportError: qwix is not installed.
-      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+      QuantizationError: the arrays were cast or cut so that they are not codes and scales.
     """
     import qwix  # pyright: ignore[reportMissingImports]
 

@@ -1,4 +1,4 @@
-"""Computes products with quantized weights, by Pallas or by XLA, and their derivatives."""
+"""Compute products with quantized weights, by Pallas or by XLA, and their derivatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from systolic.ops.quantized.xla import by_xla, finished, quantized_rows, weight_
 
 
 def multiply(product: QuantizedProduct, operands: Operands) -> Array:
-    """Return the product, differentiable in both modes with regard to all but values of few bits.
+    """Return the product, differentiable in both modes with respect to everything but values of few bits.
 
     The derivative ignores the rounding of rows that the kernel quantizes (straight-through estimator).
     """
@@ -124,7 +124,7 @@ def _cotangents(product: QuantizedProduct, kept: Operands, cotangent: Array, sum
     products = (to_weight * values.astype(jnp.float32)).reshape(blocks, values.shape[0] // blocks, n)
     to_scales = summed(products.sum(1), "scales").astype(scales.dtype)
     to_values = None
-    if differentiated(kept).values is not None:  # a weight that is not quantized, whose scales are one
+    if differentiated(kept).values is not None:  # a weight that is not quantized: its scales are one
         to_values = to_weight.astype(values.dtype)
     if kept.lhs_scales is None:
         return Operands(to_rows.astype(dtype), to_values, to_scales)

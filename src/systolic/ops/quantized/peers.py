@@ -56,7 +56,7 @@ def _tiles(spec: QuantizedSpec, chip: Chip) -> Any:
 
 @runs_user_code  # any error of a public kernel is its result
 def _product(spec: QuantizedSpec, chip: Chip, rows: Array, weight: Array, scales: Array) -> Array:
-    # The kernel asks the first device for the chip; here is no TPU, and the kernel is for another machine.
+    # The kernel asks the first device for the chip; there is no TPU here, and the kernel is for another machine.
     _module("tuned_block_sizes").get_tpu_version = lambda: _version(chip)
     multiply = _module("kernel").quantized_matmul_kernel.__wrapped__  # jit would keep the kernel of another chip
     return multiply(rows, weight, scales, x_q_dtype=jnp.dtype(spec.quantize_lhs), tuned_value=_tiles(spec, chip))

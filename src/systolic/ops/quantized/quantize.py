@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jax.typing import ArrayLike, DTypeLike
     from jaxtyping import Float, Shaped
 
-# Shares of the largest magnitude that the search tries as the range, in addition to 1.
+# Ranges that the search tries in addition to 1, as shares of the largest magnitude.
 _SEARCHED = tuple(share / 32 for share in range(31, 15, -1))
 
 
@@ -42,12 +42,12 @@ def quantize(
 
     Args:
       x: floats, in any number of dimensions.
-      dtype: int8, int4, or a float of 8 or 4 bits by its name or short: e4m3, e5m2, e4m3b11, fp4.
-      axis: along which values share a scale: one, several, or None for all. Default: along k of a right-hand side, so
+      dtype: int8, int4, or a float of 8 or 4 bits, by its name or a short one: e4m3, e5m2, e4m3b11, fp4.
+      axis: axis or axes along which values share a scale; None: all axes. Default: along k of a right-hand side, so
         that each column has a scale.
       block: number of values along `axis` that share a scale; None: all. One number for each axis.
-      largest: the magnitude to be the format's largest number, in place of the block's own: one number, or one for each
-        block, in the shape of the scales.
+      largest: the magnitude that becomes the format's largest number, in place of the block's largest: one number, or
+        one for each block, in the shape of the scales.
       search: try smaller ranges, down to half, and keep for each block the range with the least squared error.
       scale_dtype: float32 or bfloat16. The values are rounded with the scale as it is stored.
 
@@ -97,13 +97,13 @@ def dequantize(x: Quantized, dtype: DTypeLike = "float32") -> Shaped[Array, ...]
     """Return `values · scales`, in float32, rounded once to `dtype`.
 
     Raises:
-      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+      QuantizationError: the arrays were cast or cut so that they are not codes and scales.
     """
     return x.dequantize(dtype)
 
 
 def fake_quantize(x: Float[Array, ...], dtype: DTypeLike = "int8", **keywords: Any) -> Float[Array, ...]:
-    """Quantize and dequantize `x`, with the derivative of `x` itself: for training.
+    """Quantize and dequantize `x`, with the derivative of `x`, for training.
 
     The derivative ignores the rounding and saturation (straight-through estimator). The arguments are as in `quantize`.
 
@@ -136,7 +136,7 @@ def _nearest(ratio: Any, name: str) -> Any:
     if name.startswith("int"):
         return jnp.round(ratio)
     if name == "float4_e2m1fn":
-        # Not by a cast: some of XLA's emitters for the CPU round to bfloat16 first, so that 2.5003 becomes 2.
+        # No cast, because some of XLA's emitters for the CPU round to bfloat16 first, so that 2.5003 becomes 2.
         step = jnp.select([jnp.abs(ratio) < 2, jnp.abs(ratio) < 4], [0.5, 1.0], 2.0)
         return jnp.round(ratio / step) * step
     return ratio.astype(name).astype(jnp.float32)
@@ -151,7 +151,7 @@ def _error(parted: Any, values: Any, scales: Any, within: tuple[int, ...]) -> An
 def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
     if axis is None:
         if block is not None:
-            raise QuantizationError(f"block={block} without an axis; say along which axis values share a scale")
+            raise QuantizationError(f"block={block} without an axis; pass the axis along which values share a scale")
         return shape
     axes = (axis,) if isinstance(axis, int) else tuple(axis)
     sizes = block if isinstance(block, (tuple, list)) else (block,) * len(axes)
@@ -160,7 +160,7 @@ def _blocks(shape: tuple[int, ...], axis: Any, block: Any) -> tuple[int, ...]:
     sizes_of_blocks = [1] * len(shape)
     for axis_number, size in zip(axes, sizes, strict=True):
         if not -len(shape) <= axis_number < len(shape):
-            raise QuantizationError(f"axis={axis_number} of an array with shape {list(shape)}: it has no such axis")
+            raise QuantizationError(f"axis={axis_number} of an array with shape {list(shape)}: there is no such axis")
         axis_size = shape[axis_number]
         size = (axis_size or 1) if size is None else size
         if size < 1 or axis_size % size:

@@ -2,7 +2,7 @@
 
 Each device multiplies its parts. Rows and columns stay cut as they are. If k is cut, the parts' products are summed
 over the devices, in float32 unless they are only cast, and the epilogue follows that sum. k is gathered if the kernel
-quantizes rows, whose scale belongs to the whole row, or if a part is no whole number of blocks.
+quantizes rows, whose scale belongs to the whole row, or if a part is not a whole number of blocks.
 """
 
 from __future__ import annotations

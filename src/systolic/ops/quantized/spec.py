@@ -26,8 +26,8 @@ class QuantizedSpec:
     Attributes:
       dtype_lhs: bfloat16, or float32, which is multiplied as bfloat16; or one of `ROW_FORMATS`, of values with scales.
       lhs_block: columns of a row of lhs that share a scale, if lhs has scales: k, or `block`.
-      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantizes each row of lhs with its own scale; None: it
-        does not.
+      quantize_lhs: one of `ROW_FORMATS`, to which the kernel quantizes each row of lhs with its own scale; None: no
+        quantization.
       dtype_rhs: of the values; with quantized rows also bfloat16, for a weight that is not quantized: its scales are
         one.
       block: rows of a column of the right-hand side that share a scale, a divisor of k; k: one scale a column.
@@ -68,7 +68,7 @@ class QuantizedSpec:
         if self.dtype_rhs not in LARGEST and not (self.dtype_rhs == _PLAIN and self.scales_rows):
             alternatives = f", or {_PLAIN} beside quantized rows"
             raise QuantizationError(
-                f"dtype_rhs={self.dtype_rhs!r} is no format; use one of {', '.join(LARGEST)}{alternatives}"
+                f"dtype_rhs={self.dtype_rhs!r} is not a format; use one of {', '.join(LARGEST)}{alternatives}"
             )
         if self.dtype_scale not in _SCALES:
             raise QuantizationError(f"dtype_scale={self.dtype_scale!r}; use {' or '.join(_SCALES)}")
@@ -80,7 +80,7 @@ class QuantizedSpec:
     def _check_rows(self) -> None:
         in_hbm = self.lhs_block is not None
         if self.dtype_lhs in ROW_FORMATS and not in_hbm:
-            raise SpecError(f"dtype_lhs={self.dtype_lhs!r} without scales; say lhs_block, such as k={self.k}")
+            raise SpecError(f"dtype_lhs={self.dtype_lhs!r} without scales; pass lhs_block, such as k={self.k}")
         if self.lhs_block not in (None, self.k, self.block):
             raise QuantizationError(f"lhs_block={self.lhs_block}; use k={self.k} or block={self.block}")
         if self.quantize_lhs is not None and (in_hbm or self.quantize_lhs not in ROW_FORMATS):

@@ -1,1 +1,1 @@
-"""Replaces products in a user's JAX function by this package's kernels where these are known to be faster."""
+"""Replace products in a user's JAX function by this package's kernels if these are known to be faster."""

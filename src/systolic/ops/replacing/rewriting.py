@@ -1,4 +1,4 @@
-"""Rewrites operations on their way into JAX: decides on products, and traces functions inside of others again."""
+"""Rewrite operations while JAX traces them: decide on products, and retrace functions inside others."""
 
 from __future__ import annotations
 

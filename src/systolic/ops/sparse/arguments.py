@@ -1,4 +1,4 @@
-"""Checks the arguments of `sparse_matmul`, and brings them into canonical form."""
+"""Check the arguments of `sparse_matmul`, and bring them into canonical form."""
 
 from __future__ import annotations
 

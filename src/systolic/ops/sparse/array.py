@@ -46,7 +46,7 @@ class BlockSparse:
       shape: of each matrix; blocks have to tile it.
 
     Raises:
-      BlockSparseError: arguments are no arrays, no sizes, or do not fit each other; blocks do not tile the shape; or,
+      BlockSparseError: arguments are not arrays, no sizes, or do not fit each other; blocks do not tile the shape; or,
         where rows and columns are known when this is called, one is below zero or past the end, or two blocks have one
         place.
     """
@@ -99,7 +99,7 @@ class BlockSparse:
           most_blocks: room in the list. None: the most that a mask selects, which must then be known.
 
         Raises:
-          BlockSparseError: it is no matrix, blocks do not tile it, the mask is of another shape, or it is traced and
+          BlockSparseError: it is not a matrix, blocks do not tile it, the mask is of another shape, or it is traced and
             `most_blocks` is not given, or it is known and selects more.
         """
         import jax.numpy as jnp
@@ -109,7 +109,7 @@ class BlockSparse:
         except (TypeError, ValueError) as error:
             raise BlockSparseError(f"dense is a {type(dense).__name__}, not an array; use jnp.asarray") from error
         if array.ndim < 2:
-            raise BlockSparseError(f"an array of shape {list(array.shape)} is no matrix")
+            raise BlockSparseError(f"an array of shape {list(array.shape)} is not a matrix")
         batch = array.shape[:-2]
         (m, n), (rows, columns), (grid_m, grid_n) = tiled(array.shape[-2:], block)
         cut = array.reshape(*batch, grid_m, rows, grid_n, columns).swapaxes(-3, -2)
@@ -139,7 +139,7 @@ class BlockSparse:
           BlockSparseError: it is of another form, or as the constructor.
         """
         if not isinstance(getattr(matrix, "n_batch", None), int):
-            raise BlockSparseError(f"a {type(matrix).__name__} is no BCOO; use from_dense")
+            raise BlockSparseError(f"a {type(matrix).__name__} is not a BCOO; use from_dense")
         batch = tuple(matrix.shape[: matrix.n_batch])
         if matrix.n_dense != 2 or matrix.n_sparse != 2:
             form = f"n_batch={matrix.n_batch}, n_dense={matrix.n_dense}, shape={list(matrix.shape)}"
@@ -165,7 +165,7 @@ class BlockSparse:
           BlockSparseError: it is no such matrix, or as the constructor: scipy allows duplicates.
         """
         if getattr(matrix, "format", None) != "bsr":
-            raise BlockSparseError(f"a {type(matrix).__name__} is no BSR matrix; use its .tobsr(blocksize=…)")
+            raise BlockSparseError(f"a {type(matrix).__name__} is not a BSR matrix; use its .tobsr(blocksize=…)")
         rows = np.repeat(np.arange(len(matrix.indptr) - 1, dtype=np.int32), np.diff(matrix.indptr))
         return cls(matrix.data, rows, matrix.indices.astype(np.int32), matrix.shape)
 
@@ -252,7 +252,9 @@ class BlockSparse:
         from scipy.sparse import bsr_array
 
         if self.batch:
-            raise BlockSparseError(f"a batch of {list(self.batch)} is no BSR matrix; take one of it with jax.tree.map")
+            raise BlockSparseError(
+                f"a batch of {list(self.batch)} is not a BSR matrix; take one of it with jax.tree.map"
+            )
         rows = np.asarray(self.rows)
         number = int(np.sum(rows < self.grid[0]))
         begins = np.searchsorted(rows[:number], np.arange(self.grid[0] + 1)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""Computes block-sparse products and their derivatives, by Pallas or by XLA; each is the other's derivative."""
+"""Compute block-sparse products and their derivatives, by Pallas or by XLA; each is the other's derivative."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from systolic.spec import accumulator_dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Multiply(OfProduct):
-    """The product of a sparse matrix, lhs being its blocks, and a dense one, for `engine.derivative`."""
+    """The product of a sparse matrix, whose blocks are lhs, and a dense one, for `engine.derivative`."""
 
     product: SparseProduct
 
@@ -58,7 +58,7 @@ class _Sample(OfProduct):
         return multiply(self._sparse(lhs), self._blocks(cotangent, lhs, rest), dense, rest)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Places) -> Array:
-        # lhsᵀ · sparse, from sparseᵀ · lhs: that reads lhs as it is stored.
+        # lhsᵀ · sparse, from sparseᵀ · lhs, which reads lhs as it is stored.
         product = replace(self._sparse(rhs), transpose_sparse=True)
         transposed = multiply(product, self._blocks(cotangent, lhs, rest), lhs, rest)
         return transposed if self.product.transpose_rhs else transposed.mT

@@ -35,7 +35,7 @@ class BlockMask:
       lower, upper: diagonals, column − row, outside of which a dense result is zero; None: there is no such limit.
 
     Raises:
-      BlockSparseError: as the constructor of `BlockSparse`; or a diagonal is no whole number.
+      BlockSparseError: as the constructor of `BlockSparse`; or a diagonal is not an integer.
     """
 
     rows: Any
@@ -84,8 +84,8 @@ class BlockMask:
           most_blocks: room in the list. None: the most true elements, whose number must then be known.
 
         Raises:
-          BlockSparseError: the mask is no array, `block` no pair of sizes; the mask is traced and `most_blocks` is not
-            given, or it is known and has more.
+          BlockSparseError: the mask is not an array, or `block` not a pair of sizes; the mask is traced and
+            `most_blocks` is missing, or it is known and has more.
         """
         require_mask(mask)
         block = two_sizes(block, "block", 1)
@@ -97,10 +97,10 @@ class BlockMask:
         """Return the places where a matrix has blocks.
 
         Raises:
-          BlockSparseError: it is no `BlockSparse`.
+          BlockSparseError: it is not a `BlockSparse`.
         """
         if not isinstance(matrix, BlockSparse):
-            raise BlockSparseError(f"a {type(matrix).__name__} is no BlockSparse; use BlockMask.from_mask")
+            raise BlockSparseError(f"a {type(matrix).__name__} is not a BlockSparse; use BlockMask.from_mask")
         return cls.of_sorted(matrix.rows, matrix.columns, matrix.shape, matrix.block)
 
     @classmethod
@@ -108,7 +108,7 @@ class BlockMask:
         """Return the lower triangle with the diagonal.
 
         Raises:
-          BlockSparseError: blocks do not tile the shape, or a number is no whole one.
+          BlockSparseError: blocks do not tile the shape, or a number is not a whole one.
         """
         return cls.banded(shape, block, None, 0)
 
@@ -117,7 +117,7 @@ class BlockMask:
         """Return the elements whose column − row is from `lower` to `upper`, both included.
 
         Raises:
-          BlockSparseError: blocks do not tile the shape, or a number is no whole one.
+          BlockSparseError: blocks do not tile the shape, or a number is not a whole one.
         """
         lower, upper = _diagonal(lower, "lower"), _diagonal(upper, "upper")
         shape, block, grid = tiled(shape, block)

@@ -30,7 +30,7 @@ def wanted_places(mask: Any, most_blocks: int | None) -> tuple[Any, Any]:
     """Return rows and columns of the true elements of each mask, in order, padded with the number of rows.
 
     Raises:
-      BlockSparseError: the mask is no array, the length no size; the mask is traced and no length is given,
+      BlockSparseError: the mask is not an array, the length no size; the mask is traced and no length is given,
         or it is known and has more.
     """
     import jax.numpy as jnp
@@ -121,7 +121,7 @@ def sorted_places(rows: Any, columns: Any, grid: tuple[int, int]) -> tuple[Any, 
     place of one before it.
 
     Raises:
-      BlockSparseError: rows and columns are no arrays of integers of one shape; or they are known, and a place is
+      BlockSparseError: rows and columns are not arrays of integers of one shape; or they are known, and a place is
         outside of the grid, or two are the same.
     """
     import jax.numpy as jnp

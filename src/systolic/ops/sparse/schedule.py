@@ -180,7 +180,7 @@ def schedule_of(spec: SparseSpec, config: KernelConfig, chip: Chip) -> ProductSc
 
 
 def require_blocks(spec: SparseSpec, config: KernelConfig, chip: Chip, line: int, joined: int) -> None:
-    """Raise for blocks that fill no registers, tiles that are no blocks, and lists that SMEM does not hold."""
+    """Raise for blocks that fill no registers, tiles that are not blocks, and lists that SMEM does not hold."""
     result = list[Violation]()
     rows = 32 // dtype_bytes(spec.dtype)
     for name, size, multiple in (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from systolic.chips import MachineModel
@@ -185,15 +185,14 @@ class DmaEngine:
         """Return the nonzero counts of a program's own flags; None: something is under way to one."""
         return self._flags.own_flags(core, program, time)
 
-    def acts_on_others(self, program: str) -> bool:
-        """True if a flag was used that is not the first core's own."""
-        return not self._flags.only_owner_is(0, program)
+    def acts_on_others(self, program: str, cores: Collection[int]) -> bool:
+        """True if a flag was used that is not the program's own on one of these cores."""
+        return not self._flags.only_owner_is(cores, program)
 
-    def repeat(self, core: int, program: str, time: int, cycles: int, alone: DmaEngine) -> None:
-        """Count a program's recorded activity again, with the pipe and its own flags."""
-        self.counts[core].add(alone.counts[0])
-        self.pipe.repeat(time, alone.pipe)
-        self._flags.reset_own_flags(core, program, alone.own_flags(0, program, cycles) or ())
+    def repeat(self, core: int, program: str, cycles: int, alone: DmaEngine) -> None:
+        """Count a program's recorded activity again, with its own flags."""
+        self.counts[core].add(alone.counts[core])
+        self._flags.reset_own_flags(core, program, alone.own_flags(core, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:
         self._schedule.changed(flag)

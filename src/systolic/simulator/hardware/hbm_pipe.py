@@ -15,7 +15,7 @@ import math
 from systolic.chips import MachineModel
 
 # Of the rate, that links leave at least: on every chip all links together need less than half.
-_LEAST_LEFT = 0.1
+_MIN_LEFT_SHARE = 0.1
 _ROUNDING = 1e-9  # of the rate: what sums of rates leave over
 
 
@@ -94,7 +94,7 @@ class HbmPipe:
         before = self._left
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
-        self._left = 1.0 if taken < _ROUNDING else max(_LEAST_LEFT, 1.0 - taken)
+        self._left = 1.0 if taken < _ROUNDING else max(_MIN_LEFT_SHARE, 1.0 - taken)
         since = max(time, self._busy_from)
         if self.free > since:
             self.free = since + (self.free - since) * before / self._left

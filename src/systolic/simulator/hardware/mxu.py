@@ -1,12 +1,12 @@
 """The MXUs and cross-lane units of a core: when work pushed into them is done, and when the core stalls on it.
 
-A `vmatmul` sends the rows of one vector register through a unit; its results come out a latency after it began, through
+A `vmatmul` sends the rows of one vector register through a unit. Its results come out a latency after it began, through
 a queue (`mrf`) or into numbered places (`mrb`), from which `vpop` takes them. The core stalls when a unit already has
-`matmul_queue_depth` such pieces of work before it, and when a result is popped before it is there. A `vmatpush` brings
-a register of weights; on chips where that takes `weight_push_cycles`, rows wait for so long.
+`matmul_queue_depth` such operations before it, and when a result is popped before it is there. A `vmatpush` brings a
+register of weights; on chips where that takes `weight_push_cycles`, rows wait as long.
 
-A cross-lane unit transposes, permutes, spreads or reduces a vector register in `lane_move_cycles`. The compiler issues
-these closer together than that; the core stalls when a unit has as many of them before it as a queue of an MXU holds.
+A cross-lane unit transposes, permutes, broadcasts or reduces a vector register in `lane_move_cycles`. The compiler
+issues these at shorter intervals; the core stalls when a unit's queue, which is as deep as an MXU's, is full.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_REMEMBERED = 1 << 20
 _REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
 _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 _LANES = "lanes"
-_LANE_UNITS = 3  # at most, as the names in listings say
+_LANE_UNITS = 3  # at most, by the names in listings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class MatrixOp:
 
     offset: int
     unit: int
-    operand_type: str  # by which `MachineModel.mxu_rows_per_cycle` knows the rate; "" of others
+    operand_type: str  # the key of the rate in `MachineModel.mxu_rows_per_cycle`; "": no product
     rows: int
     place: int | None  # in the result buffer; None where results queue
     results: int  # vector registers of results
-    condition: int | None  # which of the segment's conditions has to hold
+    condition: int | None  # the number of the segment's condition that has to hold; None: always
 
     @property
     def is_pop(self) -> bool:
@@ -77,7 +77,7 @@ def matrix_ops(instruction: Instruction, offset: int, machine: MachineModel, con
             return [MatrixOp(offset, int(place.group(2)), "", 0, int(place.group(1)), 1, condition)]
         units = _UNIT.findall(opcode)  # one, or two whose results are added on the way out
         if not units:
-            raise SimulationError(f"a result of no matrix unit: {instruction.text}")
+            raise SimulationError(f"a result is popped without naming a matrix unit: {instruction.text}")
         return [MatrixOp(offset, int(unit), "", 0, None, 1, condition) for unit in units]
     if kind == "lane move" and (lane_unit := _LANE_UNIT.search(opcode)):
         return [MatrixOp(offset, machine.mxu_count + int(lane_unit[1]), _LANES, 0, None, 0, condition)]
@@ -90,13 +90,13 @@ def _matmul(instruction: Instruction, offset: int, machine: MachineModel, condit
     kind = "f8" if kind.startswith("f8") else kind
     if kind not in machine.mxu_rows_per_cycle:
         raise SimulationError(f"the machine model has no rate for this operand type: {instruction.text}")
-    # `lmr` sends rows again that the unit has kept. Beside products of f32 each gives one register of results, whatever
-    # its type: eight rows.
+    # `lmr` sends rows again that the unit has kept. In programs with f32 products it gives one register of results,
+    # eight rows, whatever its type.
     rows = _REGISTER_ROWS if ".lmr." in instruction.opcode else _REGISTER_ROWS * 32 // _BITS[kind]
     place = _PLACE.match(instruction.operands[0]) if instruction.operands else None
     unit = place.group(2) if place else (_UNIT.findall(instruction.opcode) or [None])[0]
     if unit is None:
-        raise SimulationError(f"a product on no matrix unit: {instruction.text}")
+        raise SimulationError(f"a product names no matrix unit: {instruction.text}")
     return MatrixOp(
         offset=offset,
         unit=int(unit),
@@ -244,7 +244,7 @@ class Mxus:
             ready = begin + self._latency
             if op.place is None:
                 queued[unit].extend([ready] * op.results)
-                check_most(len(queued[unit]), _MAX_RESULTS, f"results of matrix unit {unit} that nobody takes")
+                check_most(len(queued[unit]), _MAX_RESULTS, f"results of matrix unit {unit} that no instruction takes")
             else:
                 placed[unit].update((op.place + i, ready) for i in range(op.results))
         cycles = segment.cycles + stall
@@ -260,7 +260,7 @@ def _busy_for(machine: MachineModel, operand_type: str, rows: int) -> int:
 
 def _next(queue: deque[int], op: MatrixOp) -> int:
     if not queue:
-        raise SimulationError(f"a result is popped from matrix unit {op.unit}, which has none to give")
+        raise SimulationError(f"a result is popped from matrix unit {op.unit}, which has none")
     return queue.popleft()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from systolic.simulator.errors import check_most
@@ -83,6 +84,6 @@ class SyncFlags:
         for number, count in counts:
             self.flag(core, program, number).count = count
 
-    def only_owner_is(self, core: int, program: str) -> bool:
-        """True if only a program's own flags on one core were used."""
-        return all(owner == (core, program) for owner in self._by_owner)
+    def only_owner_is(self, cores: Collection[int], program: str) -> bool:
+        """True if only a program's own flags on these cores were used."""
+        return all(core in cores and owner == program for core, owner in self._by_owner)

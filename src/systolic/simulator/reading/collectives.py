@@ -1,4 +1,4 @@
-"""Communication between devices in the HLO."""
+"""Read the communication between devices from the HLO."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$", re.ASCII)
 _COMPUTATION = re.compile(r"(?:ENTRY )?%(\S+) \(", re.ASCII)
 _CALLS = re.compile(r"\b(?:calls|body)=%([\w.\-]+)", re.ASCII)
-# A SparseCore runs the computation, beside the program.
+# A SparseCore runs the computation, concurrently with the program.
 _LAUNCH, _LAUNCHED = "call-start", re.compile(r"\bto_apply=%([\w.\-]+)", re.ASCII)
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d{1,5})\b", re.ASCII)
 _REPLICAS = re.compile(r"\breplica_count=(\d{1,5})\b", re.ASCII)
@@ -22,7 +22,7 @@ Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "coll
 _DONE = "-done"
 # Parts of a collective that other operations overlap: they are in the top-level program, as permutations are.
 ASYNCHRONOUS = ("async-collective-start", "async-collective-done")
-_RAGGED = "ragged-"  # before a kind of which each device sends as much as it wants
+_RAGGED = "ragged-"  # prefix of a kind in which devices send different amounts
 # Opcodes that only place, move or name data. With scalars, whatever is computed, they are the communication's own.
 _MOVES = {
     "bitcast",

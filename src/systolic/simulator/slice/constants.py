@@ -31,7 +31,7 @@ _VIRTUAL = re.compile(r"%(\w+)_s\d+", re.ASCII)
 
 _WORD_BYTES = 4
 _SLOT_BYTES = 1 << 14
-# Words of four bytes are padded to whole rows, with a value that is no number.
+# Words of four bytes are padded to whole rows, with a value that is not a number.
 _ROW_WORDS = 128
 _PADDING = 0x7FC07FC0
 

@@ -153,7 +153,7 @@ def barrier_end_cycles(barrier: GlobalBarrier, time: float, routes: Routes, cloc
     its data.
 
     Raises:
-      DivergedError: it is no barrier of all devices.
+      DivergedError: it is not a barrier of all devices.
     """
     count = routes.devices
     if count != barrier.others + 1:

@@ -43,7 +43,7 @@ def check_tables(facts: SliceFacts, assignment: Sequence[int]) -> None:
             _closes(following, before) or _closes(partitions[following], partitions[before])
         ):
             raise NeighbourTableError(
-                f"{constant.operation}: operand {constant.operand.index} is no table of neighbours of {count} devices"
+                f"{constant.operation}: operand {constant.operand.index} is not a table of neighbors of {count} devices"
             )
 
 

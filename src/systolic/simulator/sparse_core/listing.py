@@ -24,13 +24,13 @@ from systolic.simulator.opcodes import SPARSE_CORE
 
 SECTIONS = ("scs", "tec")
 
-# Sizes in HBM, in granules: by them a program's end is where the launch says.
+# Sizes in HBM, in granules. With these a program ends where the launch states.
 _SEQUENCER_GRANULES = 1
 TILE_GRANULES = 2
 # What a program has in addition to its listing if its sequencer does not load the tiles' code: launches of v7x' data
 # formatting say 222, 238 and 334 granules, for 214, 230 and 326 in the listings.
 _LOADER_GRANULES = 8
-IMAGE_GRANULES = 8064  # to which a program is padded in HBM
+IMAGE_GRANULES = 8064  # a program is padded to this in HBM
 
 _BUNDLE = re.compile(r"0x([0-9a-f]+): \{\s*(.*)", re.ASCII | re.DOTALL)
 _TABLE = re.compile(r"\.L[\w.\-]+_const_literal_config", re.ASCII)

@@ -1,8 +1,8 @@
 """Translate a section of a SparseCore listing into a Python generator that computes the times of all events.
 
-As with the TensorCore's programs, registers are local variables and the machine is called for everything that takes
-time of its own or concerns others; everything else is a cycle a bundle. Of vector instructions only masks are followed
-that compare a scalar with the numbers of the lanes; a value that they hand to the scalar side is not known.
+As in the TensorCore's programs, registers are local variables, and the machine is called for everything that takes its
+own time or concerns other units; everything else takes a cycle per bundle. Of vector instructions only masks are
+followed that compare a scalar with the lanes' numbers; values that they pass to the scalar side are unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MASK_REGISTER = re.compile(r"vm\d+", re.ASCII)
 
 
 def translate_sparse(listing: SparseListing) -> SparseProgram:
-    """Translate both sections of a listing; raise SimulationError with an instruction that is not understood."""
+    """Translate both sections of a listing; raise SimulationError with an unknown instruction."""
     symbols = listing.symbols()
     return SparseProgram(
         name=listing.name,
@@ -144,7 +144,7 @@ class _Translator:
             else:
                 assigns += self._assigned(instruction)
         targets, values = (", ".join(texts) for texts in zip(*assigns, strict=True)) if assigns else ("", "")
-        if halts:  # the rest of the bundle happens before
+        if halts:  # the rest of the bundle runs first
             events, effects = [*events, *effects, *halts], []
         return events, effects + ([f"{targets} = {values}"] if assigns else []), ends
 
@@ -233,7 +233,7 @@ class _Translator:
         return result
 
     def _mask(self, instruction: SparseInstruction) -> str:
-        """Write the number of lanes of a mask."""
+        """Return the expression for the number of lanes of a mask."""
         operands, lanes = instruction.operands, mask_lanes(instruction)
         if instruction.opcode == LANES_BELOW and self._compared.issuperset(operands) and not instruction.predicate:
             limit, numbers = (self._variable("w" + text[1:]) for text in operands)
@@ -244,7 +244,7 @@ class _Translator:
         return "computed" if lanes is None else number(lanes)
 
     def _in_all_lanes(self, instruction: SparseInstruction) -> str:
-        """Write the value that a vector instruction puts into every lane, or that it puts their numbers there."""
+        """Return the expression for the value that a vector instruction puts into every lane, or the lanes' numbers."""
         if instruction.predicate is None:
             if instruction.opcode in ("vmov", "vimm.s32") and instruction.operands[0][0] != "v":
                 return self._operand(instruction.operands[0])

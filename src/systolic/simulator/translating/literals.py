@@ -19,7 +19,7 @@ _MOST = 1 << 62
 def variable(name: str) -> str:
     """Return the name of a register's variable; raise `SimulationError` for a name that no register may have."""
     if not _VARIABLE.fullmatch(name):
-        raise SimulationError(f"{name[:200]!r} is no register")
+        raise SimulationError(f"{name[:200]!r} is not a register")
     return name
 
 

@@ -65,7 +65,7 @@ class Arguments:
         result = array_of(self.values.get(name))
         if result is None or rank not in (None, len(result.shape)):
             dimensions = f" with {rank} dimensions" if rank is not None else ""
-            raise OpError(f"{name}={shown(self.values.get(name))} is no array{dimensions}, such as 'bf16[8,128]'")
+            raise OpError(f"{name}={shown(self.values.get(name))} is not an array{dimensions}, such as 'bf16[8,128]'")
         return result
 
     def array_or_none(self, name: str) -> jax.ShapeDtypeStruct | None:
@@ -75,7 +75,7 @@ class Arguments:
         parts = self.values.get(name)
         result = [array_of(part) for part in parts] if isinstance(parts, list) else [None]
         if None in result:
-            raise OpError(f"{name}={shown(parts)} is no list of arrays")
+            raise OpError(f"{name}={shown(parts)} is not a list of arrays")
         return tuple(part for part in result if part is not None)
 
     def flag(self, name: str) -> bool:
@@ -101,7 +101,7 @@ class Arguments:
         """Return the precisions of two products."""
         pair = self.values.get(name)
         if not isinstance(pair, list) or len(pair) != 2:
-            raise OpError(f"{name}={shown(pair)} is no pair of precisions")
+            raise OpError(f"{name}={shown(pair)} is not a pair of precisions")
         return _precision(name, pair[0]), _precision(name, pair[1])
 
     def _of_type(self, name: str, kind: Any, words: str) -> Any:
@@ -116,4 +116,4 @@ def _precision(name: str, value: object) -> DotPrecision:
         return _DEFAULT
     if isinstance(value, str) and value in jax.lax.DotAlgorithmPreset.__members__:
         return jax.lax.DotAlgorithmPreset[value]
-    raise OpError(f"{name}={shown(value)} is no known precision, such as 'BF16_BF16_F32'")
+    raise OpError(f"{name}={shown(value)} is not a known precision, such as 'BF16_BF16_F32'")

@@ -24,7 +24,7 @@ _SETTINGS = ("precision", "logits_dtype", "logits_scale", "normalize_output")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Attention's arguments that are no arrays.
+    """Attention's arguments that are not arrays.
 
     Attributes:
       precisions: of q·k and of the weights times v.
@@ -140,7 +140,7 @@ def _mask_parts(arguments: Arguments) -> tuple[jax.ShapeDtypeStruct | None, bool
     """Return the array of booleans, and whether the mask is causal as well."""
     parts = arguments.values.get("mask")
     if not isinstance(parts, dict):
-        raise OpError(f"mask={shown(parts)} is no record of an attention mask")
+        raise OpError(f"mask={shown(parts)} is not a record of an attention mask")
     mask = Arguments(parts)
     mask.only("bool_mask", "causal_mask")
     if mask.values.get("causal_mask") not in (None, {"offset": 0, "window_size": None}):

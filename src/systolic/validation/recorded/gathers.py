@@ -30,7 +30,7 @@ def ragged_gather_reduce_call(arguments: Arguments) -> Call:
     x, indices = arguments.array("x", 2), arguments.array("indices", 1)
     group = arguments.whole("reduce_group_size")
     if group < 1 or indices.shape[0] % group:
-        raise OpError(f"{indices.shape[0]} indices are no whole number of groups of {group}")
+        raise OpError(f"{indices.shape[0]} indices are not a whole number of groups of {group}")
     others = (arguments.array("topk_weights", 1), arguments.array("valid_rows_mask", 1))
     return Call(functools.partial(combined_rows, group=group), (x, _drawn_indices(indices, x.shape[0]), *others))
 

@@ -89,7 +89,7 @@ def test_all_reduce_pads_rows() -> None:
         (zeros(8, 128, dtype="complex64"), zeros(128, 128), {}, "complex64"),
         (zeros(8, 128), zeros(128, 128), {"bias": jnp.zeros(64)}, r"it has to be \[128\]"),
         (zeros(8, 128), zeros(128, 128), {"activation": "rellu"}, "rellu"),
-        (zeros(8, 128), zeros(128, 128), {"ring": (0, 1, 2)}, "no order of the 4 devices"),
+        (zeros(8, 128), zeros(128, 128), {"ring": (0, 1, 2)}, "not an order of the 4 devices"),
         (zeros(8, 128), zeros(128, 128), {"ring": 4}, "a sequence of axis indices"),
         (zeros(8, 128), zeros(128, 128), {"collective_id": -1}, "collective_id=-1"),
     ],

@@ -46,6 +46,8 @@ def array(*shape: int, cut: tuple[Any, ...] = ()) -> jax.ShapeDtypeStruct:
 
 X = array(2048, 4096, cut=(("data", "model"), None))
 X_ONE_AXIS = array(2048, 4096, cut=("model", None))
+X_DATA = array(8192, 4096, cut=("data",))
+FSDP = array(4096, 14336, cut=("data", "model"))
 UP = array(4096, 14336, cut=(None, "model"))
 DOWN = array(14336, 4096, cut=("model", None))
 HIDDEN = array(2048, 14336, cut=("data", "model"))
@@ -63,18 +65,39 @@ def product(out: P | None = None, **options: Any) -> Callable[..., Any]:
         (product(P("data", "model"), activation="silu"), (X, UP), ["rows gathered"]),
         (product(P(("data", "model"), None)), (HIDDEN, DOWN), ["summed and scattered"]),
         (product(), (HIDDEN, DOWN), ["summed and scattered"]),
-        (product(), (X, UP), []),  # rows stay cut, and columns are gathered
-        (product(P("model", None)), (X_ONE_AXIS, UP), []),
+        (product(), (X, UP), ["weight gathered"]),
+        (product(P("model", None), activation="silu"), (X_ONE_AXIS, UP), ["weight gathered"]),
+        (product(P("data", "model")), (X_DATA, FSDP), ["4096] @ [2 × 2048, 3584], weight gathered"]),
+        (product(), (X_DATA, array(4096, 14336, cut=(None, ("model", "data")))), ["[4096, 2 × 1792], weight gathered"]),
+        (product(), (X_DATA, array(4096, 14336, cut=(None, ("data", "model")))), []),  # its pieces are not neighbors
+        (
+            product(transpose_rhs=True),
+            (X_DATA, array(14336, 4096, cut=("data",))),
+            ["[4096, 2 × 7168], weight gathered"],
+        ),
+        (product(transpose_rhs=True), (X_DATA, array(14336, 4096, cut=("model", "data"))), ["lie one below another"]),
         (product(P("data", "model"), tiles=(256, 512, 512)), (X, UP), ["tiles of its own"]),
         (product(P("data", "model"), implementation="xla"), (X, UP), ["left to XLA"]),
     ],
 )
 def test_cuts_choose_the_kernel(fn: Callable[..., Any], args: tuple[Any, ...], kinds: list[str]) -> None:
-    choices = systolic.plan_across_chips(fn, *args)
+    choices = [choice for choice in systolic.plan_across_chips(fn, *args) if not choice.by_xla_alone]
     assert len(choices) == len(kinds)
     for choice, kind in zip(choices, kinds, strict=True):
         assert kind in str(choice)
         assert choice.by_kernel == (choice.time_us is not None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "by_xla", "reason"),
+    [(256, True, "the kernel takes .* µs, and XLA .* µs after it has copied the weight to VMEM"), (65536, False, "")],
+)
+def test_xla_multiplies_where_its_copy_of_the_weight_is_hidden(rows: int, by_xla: bool, reason: str) -> None:
+    choices = systolic.plan_across_chips(product(), array(rows, 4096, cut=("data",)), UP)
+    assert [choice.by_xla_alone for choice in choices] == [True] * by_xla
+    assert all(re.search(reason, str(choice)) for choice in choices)
+    forced = systolic.plan_across_chips(product(implementation="pallas"), array(rows, 4096, cut=("data",)), UP)
+    assert forced == ()
 
 
 def test_gradients_have_kernels_and_gather_once() -> None:

@@ -226,3 +226,8 @@ def test_the_first_configuration_is_the_fastest_by_the_model() -> None:
     spec = CrossEntropySpec(m=4096, k=4096, n=128_256, dtype="bfloat16")
     times = [candidate.modelled.time_us for candidate in configs(spec, chip("v6e"))]
     assert times == sorted(times)
+
+
+def test_the_forward_kernel_needs_no_padded_weights() -> None:
+    spec = CrossEntropySpec(m=2048, k=2880, n=201_088, dtype="bfloat16")  # gpt-oss: k in 22.5 registers
+    assert LossSchedule.of(spec, systolic.plan(spec, "v6e").config, chip("v6e")).depth == 2880

@@ -1,4 +1,4 @@
-"""Which functions `matmul` takes for elementwise: on a block they have to make what they make of the whole."""
+"""Functions that `matmul` accepts as elementwise: on a block they compute the same as on the whole."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_what_mixes_elements_is_refused(name: str) -> None:
 
 @jax.custom_vjp
 def clipped(t: jax.Array) -> jax.Array:
-    """The same; its gradient's norm is at most one, as some train."""
+    """The same function, with a gradient whose norm is at most one, as some models use."""
     return t * 1.0
 
 
@@ -290,7 +290,7 @@ def test_symbolic_sizes() -> None:
 
 
 def test_one_row_is_no_excuse() -> None:
-    """Of one row the first is all there is; the function is no other for that."""
+    """An array of one row has only a first row; the function is still not elementwise."""
     assert "slice" in refusal(lambda t: t - t[:1], (1, 128), what="lhs_fn")
     assert "reduce_sum" in refusal(lambda t: t - t.sum(0), (1, 128), what="lhs_fn")
 

@@ -1,4 +1,4 @@
-"""What the planner knows of two products in one kernel, and that records of one product are as they were."""
+"""The planner on two products in one kernel; records of a single product are unchanged."""
 
 from __future__ import annotations
 

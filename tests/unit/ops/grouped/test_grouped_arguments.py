@@ -1,4 +1,4 @@
-"""What `grouped_matmul` refuses, and when it leaves a product to XLA."""
+"""Arguments that `grouped_matmul` refuses, and products that it leaves to XLA."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What tiles of grouped products come to, which are refused, and what is chosen."""
+"""Schedules of tiles of grouped products, refused tiles, and the planner's choice."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,6 +110,13 @@ def test_typical_sizes_are_all_rows_of_as_many_groups_as_are_expected_to_have_an
     assert sum(sizes) == 256
     assert sum(size > 0 for size in sizes) <= 16
     assert typical_sizes(64, 256, 16) == sizes
+
+
+@pytest.mark.parametrize("make", [product, gradient])
+def test_rows_of_groups_on_other_devices_take_no_time(make: Callable[..., Any]) -> None:
+    spec = make(16, 4096, 1024, 512)
+    ours, alone = (systolic.Planner(None).plan(one, "v6e") for one in (dataclasses.replace(spec, m=32768), spec))
+    assert ours.time_us == pytest.approx(alone.time_us, rel=0.02)
 
 
 @pytest.mark.parametrize("changes", [{"groups": 0}, {"rows_per_group": 0}, {"dtype": "bf16"}, {"precision": "higher"}])

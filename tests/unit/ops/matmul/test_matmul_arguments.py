@@ -189,11 +189,11 @@ def test_a_chip_without_the_dtype_says_what_it_has(implementation: Any) -> None:
 
 TILES: dict[str, tuple[tuple[jax.Array, jax.Array], tuple[int, int, int], tuple[str, ...]]] = {
     "no register": (LARGE, (100, 100, 100), (
-        "tile_m=100 is no multiple of 8", "use tile_m=104", "tile_k=100 is no multiple of 128", "use tile_k=128",
-        "tile_n=100 is no multiple of 128", "use tile_n=128")),
+        "tile_m=100 is not a multiple of 8", "use tile_m=104", "tile_k=100 is not a multiple of 128", "use tile_k=128",
+        "tile_n=100 is not a multiple of 128", "use tile_n=128")),
     "above the matrix": (LARGE, (768, 768, 768), ("tile_m≤384", "tile_k≤512", "tile_n≤640")),
-    "one above, one not aligned": (LARGE, (385, 200, 128), ("tile_m=385 is above m=384", "tile_k=200 is no multiple")),
-    "8 rows of int8": (INT8, (8, 128, 128), ("tile_m=8 is no multiple of 32", "use tile_m=32")),
+    "one above, one not aligned": (LARGE, (385, 200, 128), ("tile_m=385 is above m=384", "tile_k=200 is not a multi")),
+    "8 rows of int8": (INT8, (8, 128, 128), ("tile_m=8 is not a multiple of 32", "use tile_m=32")),
 }  # fmt: skip
 
 

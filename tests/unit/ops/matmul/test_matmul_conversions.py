@@ -36,7 +36,7 @@ def test_a_kernel_where_no_tpu_is(case: str) -> None:
 
 
 def test_a_kernel_for_a_tpu_elsewhere() -> None:
-    """What refuses a program for a CPU is nothing in one for a TPU."""
+    """An operation that refuses a program for a CPU does nothing in one for a TPU."""
     traced = jax.jit(functools.partial(systolic.matmul, implementation="pallas", chip="v5e")).trace(
         ones(100, 200), ones(200, 300)
     )

@@ -1,4 +1,4 @@
-"""Which way round a product is computed."""
+"""The orientation in which a product is computed."""
 
 from __future__ import annotations
 

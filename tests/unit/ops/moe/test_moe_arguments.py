@@ -27,7 +27,7 @@ IDS, WEIGHTS = np.zeros((4, 2), np.int32), jnp.ones((4, 2))
         ({"top_k": None}, "top_k=None"),
         ({"top_k": 4}, "top_k=4.*from 1 to 3"),
         ({"capacity": 0}, "capacity=0"),
-        ({"axis_name": "expert"}, "no axis of the mesh"),
+        ({"axis_name": "expert"}, "not an axis of the mesh"),
         ({"routing": (IDS,)}, "1 arrays of routing"),
         ({"routing": (IDS, WEIGHTS)}, "but top_k=1; leave it out"),
         ({"routing": (IDS + 3, WEIGHTS), "top_k": None}, "from 3 to 3; use numbers from 0 to 2"),
@@ -51,3 +51,13 @@ def test_a_gated_product_in_jit_can_be_differentiated_outside() -> None:
         return systolic.grouped_matmul(x, WIDE, sizes + x[0, :1].astype(jnp.int32) * 0, up=WIDE, activation="silu")
 
     assert jax.grad(lambda x: layer(x).sum())(X).shape == X.shape
+
+
+def test_known_experts_may_be_closed_over_in_jit() -> None:
+    """NumPy's functions trace an array of JAX there, although its values are known."""
+    routing = jnp.asarray(IDS), WEIGHTS
+    layer = jax.jit(lambda x: systolic.moe(x, routing, WIDE, WIDE, DOWN))
+    np.testing.assert_allclose(layer(X), systolic.moe(X, routing, WIDE, WIDE, DOWN), rtol=1e-6)
+    past_the_last = jnp.asarray(IDS + 3), WEIGHTS
+    with pytest.raises(SpecError, match="from 3 to 3"):
+        jax.jit(lambda x: systolic.moe(x, past_the_last, WIDE, WIDE, DOWN)).lower(X)

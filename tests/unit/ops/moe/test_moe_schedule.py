@@ -55,3 +55,9 @@ def test_runs_hold_every_row_of_a_block_and_fit_its_buffer(capacity: int | None)
 def test_typical_counts_are_those_of_whole_granules() -> None:
     counts = typical_counts(300, 2, 5)
     assert counts.sum(1).tolist() == [256, 256, 88]
+
+
+def test_typical_counts_of_one_of_several_devices_are_the_most_that_one_has() -> None:
+    one, every = typical_counts(1000, 4, 4, 8), typical_counts(1000, 4, 32)
+    assert every.sum() == 4000
+    assert one.sum() == every.reshape(-1, 8, 4).sum((0, 2)).max() < 600

@@ -107,7 +107,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(("m", "k", "n"), [(0, 5, 3), (5, 0, 3), (5, 3, 0), (1, 0, 1), (0, 0, 0)])
 @pytest.mark.sampled
 def test_any_size_may_be_zero(kind: str, quantized_rows: bool, m: int, k: int, n: int) -> None:
-    """Where k is 0, JAX raised `ZeroDivisionError: integer modulo by zero`. A sum of nothing is 0."""
+    """With k = 0, JAX raised `ZeroDivisionError: integer modulo by zero`. An empty sum is 0."""
     x = jnp.ones((m, k))
     operands = systolic.quantize(x, axis=-1) if quantized_rows else x, systolic.quantize(jnp.ones((k, n)))
     out, back = jax.vjp(jax.jit(KINDS[kind]), *operands)

@@ -1,4 +1,4 @@
-"""What the constructors of `BlockMask` and `BlockSparse` take: places in any order, traced ones, and hostile ones."""
+"""Arguments of the constructors of `BlockMask` and `BlockSparse`: places in any order, traced, and hostile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPE, BLOCK = (4, 9), (2, 3)
 
 
 def wanted_by(mask: BlockMask) -> np.ndarray:
-    """What a mask wants, by a product."""
+    """Return the blocks that a mask selects, computed with a product."""
     lhs, rhs = np.ones((SHAPE[0], 1), "float32"), np.ones((1, SHAPE[1]), "float32")
     out = systolic.sparse_matmul(lhs, rhs, mask=mask, dense_out=True, implementation="xla")
     return np.asarray(out)[:: BLOCK[0], :: BLOCK[1]]
@@ -38,7 +38,7 @@ def test_places_in_any_order() -> None:
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint32"])
 def test_traced_places(dtype: str) -> None:
-    """Those outside are padding, and so is the second block of a place: nothing else is read or written."""
+    """Blocks outside are padding, and so is the second block of a place: nothing else is read or written."""
     rows = np.array([1, -1, 0, 120, 1, 0, 1]).astype(dtype)
     columns = np.array([2, 0, 9, 0, 2, 1, -1]).astype(dtype)
     blocks = np.arange(1.0, 8)[:, None, None] * np.ones(BLOCK)
@@ -90,12 +90,12 @@ def test_what_makers_refuse() -> None:
         (lambda: mask_of.from_mask([[True]], BLOCK), "mask is a list"),
         (lambda: mask_of.from_mask(np.ones((2, 2), bool), BLOCK, most_blocks=-1), "most_blocks=-1"),
         (lambda: mask_of.from_mask(np.ones((2, 2), bool), (2, -3)), "columns of block=-3"),
-        (lambda: mask_of.of(np.ones((2, 2))), "ndarray is no BlockSparse"),
+        (lambda: mask_of.of(np.ones((2, 2))), "ndarray is not a BlockSparse"),
         (lambda: mask_of.banded(SHAPE, BLOCK, None, 0.5), "upper is a float"),
         (lambda: matrix_of.from_dense("ab", BLOCK), "dense is a str"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK, [[True] * 3] * 2), "mask is a list"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), (384.0, 384.0)), "rows of block is a float"),
-        (lambda: matrix_of.from_bcoo(np.ones(SHAPE)), "ndarray is no BCOO"),
+        (lambda: matrix_of.from_bcoo(np.ones(SHAPE)), "ndarray is not a BCOO"),
         (lambda: matrix_of.from_dense(np.ones(SHAPE), BLOCK).with_blocks([1]), "blocks is a list"),
     ]
     for make, says in makers:

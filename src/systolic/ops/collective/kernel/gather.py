@@ -27,13 +27,13 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.collective.schedule import OUT_SLOTS, WAYS
+from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, RingSchedule
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
 
 
-def all_gather_matmul(operands: RingOperands, kernel: RingKernel) -> RingResults:
+def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) -> RingResults:
     """Return `finish(out, bias)`, [devices · rows, columns], and perhaps all rows of x, which has `rows` rows."""
     schedule = kernel.schedule
     return kernel.launch(
@@ -66,7 +66,7 @@ def _body(
     send_sem,  # [directions]
     recv_sem,  # [directions, steps]
     out_sem,  # [2]
-    kernel: RingKernel,
+    kernel: RingKernel[RingSchedule],
 ):
     schedule, x_hbm = kernel.schedule, refs.x
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,10 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import vmem_shapes
 from systolic.ops.collective.schedule import RingSchedule
+from systolic.ops.collective.weight_schedule import WeightSchedule
 from systolic.schedule import VmemBuffer
+
+S = TypeVar("S", RingSchedule, WeightSchedule)
 
 
 class RingOperands(NamedTuple):
@@ -32,10 +35,11 @@ class RingResults(NamedTuple):
 
     outs: tuple[Any, ...]  # [rows, columns]
     x: Any = None  # [devices · rows, k]: all rows, where all-gather × matmul keeps them
+    w: Any = None  # all pieces of a gathered weight, where they lie in HBM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RingKernel:
+class RingKernel(Generic[S]):
     """All that a kernel knows besides its operands.
 
     Attributes:
@@ -46,7 +50,7 @@ class RingKernel:
       keeps_x: True if the gathered rows are a result too.
     """
 
-    schedule: RingSchedule
+    schedule: S
     axis_name: str
     collective_id: int
     dtype_out: str
@@ -65,18 +69,20 @@ class RingKernel:
         rows: int,
         buffers: tuple[VmemBuffer, ...],
         semaphores: dict[str, Any],
+        gathered_shape: tuple[int, ...] | None = None,
     ) -> RingResults:
         """Return the results of `body`, which gets refs of the operands and the results, and scratch by name."""
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         scalars, vmem = (pl.BlockSpec(memory_space=memory) for memory in (pltpu.SMEM, pltpu.VMEM))
-        (x_rows, k), columns = operands.x.shape, self.schedule.columns
+        (x_rows, k), columns = operands.x.shape, self.schedule.out_columns
 
-        def shape(columns: int, dtype: Any) -> Any:
-            return shape_with_mesh_axes((rows, columns), jnp.dtype(dtype), jax.tree.leaves(operands))
+        def result(shape: tuple[int, ...], dtype: Any) -> Any:
+            return shape_with_mesh_axes(shape, jnp.dtype(dtype), jax.tree.leaves(operands))
 
         results = RingResults(
-            outs=(shape(columns, self.dtype_out),) * self.schedule.outs,
-            x=shape(k, operands.x.dtype) if self.keeps_x else None,
+            outs=(result((rows, columns), self.dtype_out),) * self.schedule.outs,
+            x=result((rows, k), operands.x.dtype) if self.keeps_x else None,
+            w=None if gathered_shape is None else result(gathered_shape, operands.x.dtype),
         )
         in_specs = jax.tree.map(lambda _: hbm, operands)._replace(ring=scalars)
         call = pl.pallas_call(

@@ -31,13 +31,13 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.collective.schedule import WAYS
+from systolic.ops.collective.schedule import WAYS, RingSchedule
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
 
 
-def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel) -> RingResults:
+def matmul_reduce_scatter(operands: RingOperands, kernel: RingKernel[RingSchedule]) -> RingResults:
     """Return `finish(out, bias)`, [rows, columns]; x has devices · rows rows."""
     schedule = kernel.schedule
     assert schedule.scatters_evenly, schedule
@@ -70,7 +70,7 @@ def _body(
     send_sem,  # [directions]
     recv_sem,  # [directions, steps, blocks]
     out_sem,
-    kernel: RingKernel,
+    kernel: RingKernel[RingSchedule],
 ):
     schedule, x_hbm, (out_hbm,) = kernel.schedule, refs.x, results.outs
     rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps

@@ -4,7 +4,7 @@ Grid: tiles of rows, then all tiles of the vocabulary. A tile of x stays in VMEM
 its logits subtile by subtile. During the products of one subtile, the logits of the one before update a running maximum
 and a sum of exponentials for each row and lane (online softmax, Milakov and Gimelshein 2018); lanes are joined after
 the last tile. Logits are never in HBM, unless they are kept for the gradients: then they are rounded to the operands'
-dtype, and the statistics are those of the rounded logits, so that probabilities computed from them add up to one.
+dtype, and the statistics come from the rounded logits, so that probabilities computed from them add up to one.
 """
 
 from __future__ import annotations

@@ -42,11 +42,11 @@ def loss_gradients(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array]:
-    """Return dx [rows, depth] in float32, and dw [cores, depth, columns] in its own dtype, or in float32 if cores > 1.
+    """Return dx [rows, depth] in float32 and dw [cores, stored depth, columns]: in its own dtype, float32 if cores > 1.
 
     Args:
       x: [rows, depth]; padding is zero.
-      w: [depth, n].
+      w: [stored depth, n].
       rows: [rows, 8] float32, whose columns are listed in `gradient_parts`; cotangents of padding are zero.
       logits: [m, n] before their cap in x's dtype, if they were kept.
     """
@@ -82,7 +82,7 @@ def loss_gradients(
         ],
         out_shape=[
             shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, arrays),
-            shape_with_mesh_axes((cores * schedule.depth, schedule.columns), dw_dtype, arrays),
+            shape_with_mesh_axes((cores * schedule.stored_depth, schedule.columns), dw_dtype, arrays),
             shape_with_mesh_axes(schedule.sums_shape, jnp.float32, arrays),
         ],
         scratch_shapes=[
@@ -102,7 +102,7 @@ def loss_gradients(
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
     )(from_hbm(x), from_hbm(w), rows, None if logits is None else from_hbm(logits))
-    return dx, dw.reshape(cores, schedule.depth, schedule.columns)
+    return dx, dw.reshape(cores, schedule.stored_depth, schedule.columns)
 
 
 def _kernel(
@@ -111,8 +111,8 @@ def _kernel(
     rows_vmem: Any,  # [tile_m, 8] float32
     kept_vmem: Any,  # [tile_m, tile_n] of kept logits
     dx_vmem: Any,  # [tile_m, depth] float32
-    dw_hbm: Any,  # [depth, columns]
-    sums_hbm: Any,  # [depth, columns] float32, if there are several tiles of rows
+    dw_hbm: Any,  # [stored depth, columns]
+    sums_hbm: Any,  # [stored depth, columns] float32, if there are several tiles of rows
     logits_vmem: Any,  # [subtile_m, subtile_n] float32, of logits that are computed again
     errors_vmem: Any,  # [slots, tile_m, tile_n]
     sums_vmem: Any,  # [slots, depth, tile_n] float32
@@ -134,6 +134,9 @@ def _kernel(
         read_sem=read_sem,
         write_sem=write_sem,
     )
+    if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
+        rest = pl.ds(schedule.stored_depth, schedule.depth - schedule.stored_depth)
+        w_vmem[rest, :] = jnp.zeros((rest.size, w_vmem.shape[1]), w_vmem.dtype)
     run, logits = (_recompute, logits_vmem) if kept_vmem is None else (_keep, kept_vmem)
     run(schedule, soft_cap, refs, rows_vmem, logits, errors_vmem)
 

@@ -22,8 +22,8 @@ from systolic.kernels.subtiles import quotient, times
 from systolic.ops.cross_entropy.schedule import ROWS, LossSchedule
 from systolic.schedule import LANES
 
-# The least finite number: logits of columns that are not there, and the maximum of none. Differences with it have
-# exponentials of zero; those of two infinities would be NaN.
+# The least finite number: the logit of a column past the end, and the maximum of no logits. Exponentials of differences
+# with it are zero; with infinities they would be NaN.
 LOWEST = float(jnp.finfo(jnp.float32).min)
 IGNORED = -(2**24)  # label of a row without one; float32 holds it, and no column comes near it
 
@@ -103,6 +103,7 @@ def _after(x: Array, done: Array, first: int) -> Array:
     """Return x, whose rows from `first` on the compiler has to compute after `done`."""
     zero = jnp.where(done < 0, 1.0, 0.0).astype(x.dtype)
     last = first + done.shape[0]
-    pieces = [x[:first, :LANES], x[first:last, :LANES] + zero, x[last:, :LANES]]
+    width = min(x.shape[1], LANES)
+    pieces = [x[:first, :width], x[first:last, :width] + zero[:, :width], x[last:, :width]]
     lanes = jnp.concatenate([piece for piece in pieces if piece.shape[0]], axis=0)
-    return lanes if x.shape[1] == LANES else jnp.concatenate([lanes, x[:, LANES:]], axis=1)
+    return lanes if x.shape[1] == width else jnp.concatenate([lanes, x[:, LANES:]], axis=1)

@@ -32,7 +32,8 @@ class SumCopies:
     def each(self, step: Any, direction: str, action: str) -> None:
         """Start a copy of a step's tile, or wait for it: of sums, or for the last tile of rows of the gradient."""
         (_, grid_m, grid_n), tile_n = self._schedule.core_grid, self._schedule.config.tiles.tile_n
-        rows = pl.ds(times(self._core, self._schedule.depth), self._schedule.depth)
+        depth = self._schedule.stored_depth
+        rows = pl.ds(times(self._core, depth), depth)
         j, last = lax.rem(step, jnp.int32(grid_n)), self._schedule.last_columns
         dw_slots = CONVERTED_SLOTS if self._schedule.converts_dw else DW_SLOTS
         is_final = step >= (grid_m - 1) * grid_n
@@ -42,7 +43,7 @@ class SumCopies:
             semaphore = self._sems[direction].at[lax.rem(step, jnp.int32(DW_SLOTS))]
             ends = (
                 in_hbm.at[rows, pl.ds(times(j, tile_n), columns)],
-                in_vmem.at[lax.rem(step, jnp.int32(slots)), :, pl.ds(0, columns)],
+                in_vmem.at[lax.rem(step, jnp.int32(slots)), pl.ds(0, depth), pl.ds(0, columns)],
             )
             source, target = ends if direction == "read" else ends[::-1]
             getattr(pltpu.make_async_copy(source, target, semaphore), action)()

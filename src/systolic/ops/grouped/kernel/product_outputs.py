@@ -27,7 +27,7 @@ def rows_of(schedule: GroupedSchedule, row: Any) -> Any:
 class Outputs:
     """The result: a ring of blocks in VMEM, and registers that two groups share.
 
-    It is no `kernels.ring.Ring`: a block has any number of rows, so SMEM holds the number of rows that each slot
+    It is not a `kernels.ring.Ring`: a block has any number of rows, so SMEM holds the number of rows that each slot
     stores.
     """
 

@@ -1,6 +1,6 @@
 """The visits that a grouped kernel makes, listed in SMEM from the sizes of the groups before the first copy starts.
 
-Listing is scalar code, a few cycles a group; XLA would take several operations for it before the kernel.
+The listing is scalar code, a few cycles per group; XLA would need several operations before the kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 class Groups(NamedTuple):
     sizes_smem: Any  # int32 of all groups
     offset_smem: Any  # int32 [1]: number of the first group that the kernel has; None: it has all
-    number: int  # that it has
-    m: int  # rows; sizes do not count past these
+    number: int  # number of groups that the kernel has
+    m: int  # rows; sizes past these do not count
 
 
 class Field:
@@ -30,8 +30,8 @@ class Field:
     SIZE = 2  # rows of the visit; 0 only in the gradient, for a group without rows
     HEAD = 3  # rows at the beginning that belong to other groups
     KEPT = 4  # rows from the beginning on that this visit stores; in the gradient, up to the group's end
-    FIRST = 5  # the first visit of those that are processed together, for one tile after another
-    LAST = 6  # 1 for the last of these
+    FIRST = 5  # the first visit of its panel, whose visits are processed together, one tile after another
+    LAST = 6  # 1 for the last visit of the panel
     PLACE = 7  # first row in VMEM; in the gradient, 1 for the only visit of its group
     PANEL = 8  # number of the panel
     COUNT = 9
@@ -144,7 +144,7 @@ def _over_groups(
     def size_of(number: Any) -> Any:
         if groups.offset_smem is None:
             return groups.sizes_smem[number]
-        # The offset may have any value: matrices without a group meet no rows.
+        # The offset may have any value: a matrix without a group meets no rows.
         return jnp.where((number >= 0) & (number < count), groups.sizes_smem[jnp.clip(number, 0, count - 1)], 0)
 
     begin_row = zero
@@ -163,6 +163,6 @@ def _over_groups(
 
 
 def _even(span: Any, blocks: Any, multiple: int) -> Any:
-    """Return the rows of each of `blocks` blocks, about equally many; all rows if there is one block."""
+    """Return the rows per block for about equal blocks; all rows if there is one block."""
     block_rows = lax.div(span + blocks - 1, jnp.maximum(blocks, 1))
     return jnp.where(blocks > 1, lax.div(block_rows + (multiple - 1), multiple) * multiple, span)

@@ -21,9 +21,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
+from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.epilogue import Functions
-from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, scratch_shapes
+from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, memory_to_read, scratch_shapes
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.ring import Act, Ring
 from systolic.kernels.subtiles import Subtile, loop, quotient
@@ -49,11 +50,13 @@ def manual_dma_matmul(
     spec: MatmulSpec,
     functions: Functions,
     config: KernelConfig,
+    chip: Chip,
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Shaped[Array, "m n"], ...]:
     """Return all outputs of the product, with the dtypes `spec.dtypes_out`; `schedule.can_run_manually` must hold."""
-    arrays = operands if interpret else operands.map(from_hbm)
+    memories = operands.map(lambda array, side: memory_to_read(array, side, chip), operands.sides)
+    arrays = operands if interpret else operands.map(from_hbm, memories)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
@@ -123,7 +126,9 @@ def manual_dma_matmul(
         config=config,
         interpret=interpret,
         in_specs=arrays.map(
-            lambda _, block: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else pltpu.HBM), blocks
+            lambda _, block, memory: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else memory),
+            blocks,
+            memories,
         ),
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
         out_shape=tuple(shape_with_mesh_axes(*shape, all_blocks) for shape in shapes),

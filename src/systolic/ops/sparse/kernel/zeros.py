@@ -1,4 +1,4 @@
-"""Zeros where no block is wanted, copied from one buffer: in a matrix between the blocks, in a list after them."""
+"""Write zeros where there is no block, from one buffer: in a matrix between the blocks, in a list after them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from systolic.ops.sparse.spec import SparseSpec
 
 
 class Zeros(NamedTuple):
-    """Copies of zeros, started a few lines at a time, so that products' copies need not wait for all of them."""
+    """Copies of zeros, started a few lines at a time, so that the products' copies need not wait for all of them."""
 
     list: BlockList
     out_hbm: Any
-    its: Any  # the kernel's buffers, of which `zeros` is as wide as the widest copy
+    its: Any  # the kernel's buffers; `zeros` is as wide as the widest copy
     spec: SparseSpec
-    widths: tuple[int, ...]  # in blocks, each half of the one before, the last one 1
+    widths: tuple[int, ...]  # of the copies, in blocks: each is half of the previous one, the last is 1
 
     def prepare(self) -> None:
         self.its.zeros[...] = jnp.zeros_like(self.its.zeros)
@@ -89,6 +89,6 @@ class Zeros(NamedTuple):
 
 
 def _share(number: Any, turn: Any, turns: Any) -> Any:
-    """Return how many of `number` are done before a turn. Each number is below 2^31; their product need not be."""
+    """Return how many of `number` are done before a turn. `number * turn` may exceed 2^31, so it is not computed."""
     share, rest = lax.div(number, turns), lax.rem(number, turns)
     return share * turn + jnp.minimum(turn, rest)

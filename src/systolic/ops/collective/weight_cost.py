@@ -1,0 +1,170 @@
+"""The time of a product whose weight is gathered, by arithmetic, and the fastest schedule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.collective.cost import (
+    BLOCK_US,
+    COPY_US,
+    MAX_SEMAPHORES,
+    START_US,
+    WEIGHT_ROWS,
+    compiler_limit_bytes,
+    usable_bytes,
+    violations_of,
+)
+from systolic.ops.collective.schedule import WAYS, row_multiple
+from systolic.ops.collective.weight_schedule import TRANSPOSED, WeightCut, WeightSchedule
+from systolic.schedule import total_bytes
+from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import MIB
+from systolic.spec import dtype_bytes
+
+_MAX_BLOCK_ROWS = 1024
+_MAX_WIDTH = 1024  # columns of a piece: with more, the last product begins later
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSizes:
+    """Sizes of a product on one device.
+
+    Attributes:
+      rows: of x on this device.
+      k: of x.
+      columns: of the weight that this device has.
+      cut, weights, outs, transpose_rhs: as in `WeightSchedule`.
+    """
+
+    devices: int
+    rows: int
+    k: int
+    columns: int
+    dtype: str
+    dtype_out: str
+    cut: WeightCut
+    weights: int = 1
+    outs: int = 1
+    transpose_rhs: bool = False
+
+    def __str__(self) -> str:
+        k, columns = (f"{self.devices} × {self.k // self.devices}", f"{self.columns}")
+        if self.cut == "n":
+            k, columns = f"{self.k}", f"{self.devices} × {self.columns}"
+        weights = " and a second product" if self.weights > 1 else ""
+        return f"[{self.rows}, {self.k}] @ [{k}, {columns}]{weights}, weight gathered"
+
+    @property
+    def padded_rows(self) -> int:
+        return padded(max(self.rows, 1), max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the weights that this device has."""
+        k = self.k // self.devices if self.cut == "k" else self.k
+        return self.weights * k * self.columns * dtype_bytes(self.dtype)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a link carries in each direction."""
+        return (self.devices - 1) / 2 * self.chunk_bytes
+
+    @property
+    def operations(self) -> int:
+        columns = self.columns * (1 if self.cut == "k" else self.devices)
+        return 2 * self.rows * self.k * columns * self.weights
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.devices * self.chunk_bytes
+
+
+def fastest_weight_schedule(sizes: WeightSizes, chip: Chip) -> WeightSchedule:
+    """Return the schedule that takes least time by arithmetic.
+
+    Raises:
+      IllegalTilesError: there is none, with the reason.
+    """
+    violations = violations_of(sizes, chip)
+    if sizes.cut == "k" and sizes.transpose_rhs:
+        violations.append(TRANSPOSED)
+    schedules = [] if violations else list(_schedules(sizes, chip))
+    if not violations and not schedules:
+        value = f"[{sizes.rows}, {sizes.k}] is {sizes.padded_rows * sizes.k * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+        limit = f"pieces of weights are whole registers, and x and some fit in {usable_bytes(chip) // MIB} MiB"
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut the rows over more devices"))
+    if violations:
+        raise IllegalTilesError("a product with a gathered weight", violations)
+    return min(schedules, key=lambda schedule: weight_schedule_us(schedule, sizes, chip))
+
+
+def weight_vmem_limit_bytes(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> int:
+    """Return the limit to ask the compiler for."""
+    return compiler_limit_bytes(_vmem_bytes(schedule, sizes), chip)
+
+
+def weight_schedule_us(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> float:
+    """Return the modeled time of a schedule: links that send all the time, and products that wait for their pieces."""
+    assert chip.links is not None  # a rule of `violations_of`
+    piece_us = sizes.chunk_bytes / (schedule.groups * WAYS) / chip.links.bytes_per_s * 1e6
+    hop_us = chip.links.hop_s * 1e6
+    row_us = 2 * sizes.k * padded(schedule.width, chip.machine.mxu_columns) * sizes.weights
+    row_us *= chip.cores_per_device / chip.peak_ops_per_s(sizes.dtype) * 1e6
+    block_us = (schedule.block + WEIGHT_ROWS) * row_us + sizes.weights * BLOCK_US + sizes.outs * COPY_US
+    # Of two pieces from HBM the second one comes while the first is multiplied.
+    fetch_us = sizes.weights * sizes.k * schedule.width * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6
+    product_us = schedule.blocks * block_us + (fetch_us / WAYS if schedule.in_hbm else 0.0)
+    now = START_US + schedule.block * sizes.k * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6
+    for group in range(schedule.groups):
+        sent = group * schedule.steps
+        if sizes.cut == "n":
+            now += WAYS * product_us
+            for step in range(1, schedule.steps + 1):
+                hops = (step - 1) // WAYS + 1
+                now = max(now, (sent + step) * piece_us + (1 + hops) * hop_us) + WAYS * product_us
+        else:
+            arrival = (sent + schedule.steps) * piece_us + (1 + (schedule.steps + 1) // WAYS) * hop_us
+            now = max(now, arrival) + WAYS * product_us
+    return now
+
+
+def _vmem_bytes(schedule: WeightSchedule, sizes: WeightSizes) -> int:
+    # The compiler may copy what it multiplies: with libtpu 0.0.42.1 [1024, 4096] @ [4096, 512], of 12 MiB, took 8.3 MiB
+    # more than the buffers.
+    operand_bytes = (schedule.block + schedule.width) * sizes.k * dtype_bytes(sizes.dtype)
+    sum_bytes = schedule.block * schedule.width * dtype_bytes("float32")
+    return total_bytes(schedule.buffers(sizes.dtype_out)) + operand_bytes + sizes.weights * sum_bytes
+
+
+def _schedules(sizes: WeightSizes, chip: Chip) -> Iterator[WeightSchedule]:
+    """Yield all legal schedules."""
+    rows = sizes.padded_rows
+    multiple = max(row_multiple(sizes.dtype), row_multiple(sizes.dtype_out))
+    blocks = [block for block in legal_sides(rows, multiple) if block <= _MAX_BLOCK_ROWS]
+    for width in legal_sides(sizes.columns // WAYS, LANES):
+        if width > _MAX_WIDTH or sizes.columns % (width * WAYS):
+            continue
+        for block, in_hbm in itertools.product(blocks[-3:], (False, True)):
+            try:
+                schedule = WeightSchedule(
+                    devices=sizes.devices,
+                    rows=rows,
+                    k=sizes.k,
+                    columns=sizes.columns,
+                    dtype=sizes.dtype,
+                    cut=sizes.cut,
+                    groups=sizes.columns // (width * WAYS),
+                    block=block,
+                    weights=sizes.weights,
+                    outs=sizes.outs,
+                    transpose_rhs=sizes.transpose_rhs,
+                    in_hbm=in_hbm,
+                )
+            except IllegalTilesError:
+                continue
+            if schedule.semaphores <= MAX_SEMAPHORES and _vmem_bytes(schedule, sizes) <= usable_bytes(chip):
+                yield schedule

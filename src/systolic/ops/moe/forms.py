@@ -1,0 +1,81 @@
+"""The choice between a kernel that moves rows of tokens or of experts, and XLA's gather."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.moe.kernel.packed_rows import PACKED_DTYPES
+from systolic.ops.moe.schedule import CombineSchedule, CombineSpec, SpreadSchedule, SpreadSpec
+from systolic.schedule import IllegalTilesError
+from systolic.spec import dtype_bytes
+
+# Cycles of XLA's gather: for a row in HBM, and for a row in VMEM and each KiB of it.
+# Source: simulated on v6e, 16,384 rows of 2,048 and 8,192 columns of bfloat16, of 2,048 or 65,536 rows.
+_HBM_ROW_CYCLES, _VMEM_ROW_CYCLES, _KIB_CYCLES = 76, 13, 0.67
+# Of VMEM, for what XLA gathers from, beside the rest of the program.
+# Source: simulated on v6e with 2,048 tokens of Qwen3-30B, whose 64 MiB XLA does keep in VMEM of 128 MiB.
+SHARE_OF_VMEM = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The way in which rows are moved.
+
+    Attributes:
+      by_kernel: True if a kernel of systolic's moves them; else XLA gathers them.
+      reason: of the choice.
+      time_us: by arithmetic.
+    """
+
+    by_kernel: bool
+    reason: str
+    time_us: float
+
+
+@functools.lru_cache(maxsize=1024)
+def spread_form(spec: SpreadSpec, chip: Chip, used_rows: int | None = None) -> Form:
+    """Return the faster way to copy rows of tokens in the order of experts, of which `used_rows` have an expert."""
+    row_bytes = spec.d * dtype_bytes(spec.dtype)
+    xla_us = _gather_us(spec.rows, row_bytes, spec.tokens * row_bytes, chip)
+    if spec.dtype not in PACKED_DTYPES:
+        return _by_xla(spec.dtype, xla_us)
+    try:
+        schedule = SpreadSchedule.of(spec, chip)
+    except IllegalTilesError as error:
+        return Form(by_kernel=False, reason=f"not all tokens fit in VMEM: {error}", time_us=xla_us)
+    cut = f"all tokens in VMEM, {schedule.columns:,} columns at a time"
+    return _faster(cut, schedule.time_us(spec, chip, used_rows), xla_us)
+
+
+@functools.lru_cache(maxsize=1024)
+def combine_form(spec: CombineSpec, chip: Chip, rows: int, used_rows: int | None = None) -> Form:
+    """Return the faster way to add up experts' rows; `rows` is the room for them, `used_rows` those that there are."""
+    row_bytes, choices = spec.d * dtype_bytes(spec.dtype), spec.tokens * spec.top_k
+    xla_us = _gather_us(choices, row_bytes, rows * row_bytes, chip)
+    if spec.dtype not in PACKED_DTYPES:
+        return _by_xla(spec.dtype, xla_us)
+    schedule = CombineSchedule.of(spec, chip)
+    cut = f"results of {schedule.tokens:,} tokens in VMEM, {schedule.columns:,} columns at a time"
+    return _faster(cut, schedule.time_us(spec, chip, used_rows), xla_us)
+
+
+def _gather_us(rows: int, row_bytes: int, source_bytes: int, chip: Chip) -> float:
+    machine = chip.machine
+    in_vmem = source_bytes <= chip.vmem_bytes_per_core * SHARE_OF_VMEM
+    cycles = _VMEM_ROW_CYCLES + _KIB_CYCLES * row_bytes / 1024 if in_vmem else _HBM_ROW_CYCLES
+    written_s = max(rows * cycles / machine.clock_hz, rows * row_bytes / machine.hbm_bytes_per_s)
+    read_s = source_bytes / machine.hbm_bytes_per_s if in_vmem else 0.0
+    return (read_s + written_s) * 1e6
+
+
+def _by_xla(dtype: str, time_us: float) -> Form:
+    reason = f"kernels read rows of {' and '.join(PACKED_DTYPES)}, not of {dtype}"
+    return Form(by_kernel=False, reason=reason, time_us=time_us)
+
+
+def _faster(cut: str, kernel_us: float, xla_us: float) -> Form:
+    by_kernel = kernel_us <= xla_us
+    reason = f"{cut}: {kernel_us:.1f} µs by arithmetic, and XLA's gather {xla_us:.1f} µs"
+    return Form(by_kernel=by_kernel, reason=reason, time_us=min(kernel_us, xla_us))

@@ -1,0 +1,87 @@
+"""Calls of an operation by all cores of a device at about the same time, as after a barrier of its cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+_Call = TypeVar("_Call")
+_Outcome = TypeVar("_Outcome")
+
+# After XLA's barrier the core that came last is a cycle later: it takes the other's message one bundle after it sent
+# its own. An operation starts its first copy later than this after its call, so that waiting for the other core
+# until then changes nothing.
+_MAX_CYCLES_APART = 4
+
+
+@dataclass(slots=True)
+class _Arrival(Generic[_Call, _Outcome]):
+    name: str
+    time: int
+    call: _Call | None
+    decided: bool = False
+    outcome: _Outcome | None = None
+
+
+@dataclass(slots=True)
+class Meeting(Generic[_Call, _Outcome]):
+    """The cores of one device that are about to execute an operation.
+
+    Args:
+      cores: their number on the device.
+    """
+
+    cores: int
+    _arrivals: dict[int, _Arrival[_Call, _Outcome]] = field(default_factory=dict)  # by core
+
+    def together(
+        self,
+        core: int,
+        name: str,
+        time: int,
+        call: _Call | None,
+        decide: Callable[[Sequence[_Call]], Sequence[_Outcome] | None],
+    ) -> Generator[int, None, _Outcome | None]:
+        """Wait until the other cores have had their turn, and return a call's outcome.
+
+        Args:
+          core: that calls.
+          name: of the operation.
+          time: of the call.
+          call: of the core; None: it has to be executed.
+          decide: outcomes of all cores' calls, the earliest first; called if all call the same operation now.
+
+        Returns:
+          None where the call has to be executed.
+        """
+        own = self._arrivals[core] = _Arrival(name, time, call)
+        for turn in (time, time + _MAX_CYCLES_APART):
+            yield turn
+            if own.decided:
+                return own.outcome
+            if self._are_together():
+                self._decide(core, decide)
+                return own.outcome
+        del self._arrivals[core]
+        return None
+
+    def _are_together(self) -> bool:
+        arrivals = self._arrivals.values()
+        times = [arrival.time for arrival in arrivals]
+        return (
+            len(times) == self.cores
+            and len({arrival.name for arrival in arrivals}) == 1
+            and max(times) - min(times) <= _MAX_CYCLES_APART
+        )
+
+    def _decide(self, now: int, decide: Callable[[Sequence[_Call]], Sequence[_Outcome] | None]) -> None:
+        """Decide all calls; of those at the same time, that of the core whose turn it is now comes first."""
+        arrivals = [arrival for core, arrival in sorted(self._arrivals.items(), key=lambda entry: entry[0] != now)]
+        arrivals.sort(key=lambda arrival: arrival.time)
+        self._arrivals.clear()
+        calls = [arrival.call for arrival in arrivals if arrival.call is not None]
+        outcomes = decide(calls) if len(calls) == self.cores else None
+        for number, arrival in enumerate(arrivals):
+            arrival.decided = True
+            arrival.outcome = None if outcomes is None else outcomes[number]

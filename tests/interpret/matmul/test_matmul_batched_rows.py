@@ -1,0 +1,97 @@
+"""Products under `jit` of rows with a batch and a sequence, of which either is gathered or scattered by a kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from virtual_devices import run_on_virtual_devices
+
+SCRIPT = """
+import functools, sys
+from unittest import mock
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import systolic
+from systolic.compat import interpret_params, races_found
+from systolic.ops.collective.choice import RingChoice
+from systolic.ops.matmul import across_chips
+
+implementation = interpret_params(detect_races=True, uninitialized_memory="nan") if sys.argv[1] == "interpret" else None
+sizes = tuple(map(int, sys.argv[2].split(",")))
+whole_rows = {"sequence": ("data", None), "batch": (None, None)}[sys.argv[3]]
+rows = {"sequence": ("data", "model"), "batch": ("model", None)}[sys.argv[3]]
+mesh = jax.make_mesh(
+    sizes, ("data", "model"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[: np.prod(sizes)]
+)
+random = np.random.default_rng(0)
+options = {"implementation": implementation, "chip": "v6e", "precision": "highest"}
+
+def normal(*shape):
+    return (random.standard_normal(shape) / 8).astype(np.float32)
+
+def put(array, *cut):
+    return jax.device_put(array, NamedSharding(mesh, P(*cut)))
+
+def close(actual, expected):
+    for value, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=0, atol=2e-5 * float(abs(np.asarray(wanted)).max()))
+
+def layer(x, gate, up, down, bias):
+    hidden = systolic.gated_matmul(x, gate, up, out_sharding=P(*whole_rows, "model"), **options)
+    return systolic.matmul(hidden, down, bias=bias, residual=x, out_sharding=P(*rows, None), **options)
+
+def summed(x, gate, up, down, bias):
+    hidden = systolic.gated_matmul(x, gate, up, out_sharding=P(*whole_rows, "model"), **options)
+    return systolic.matmul(hidden, down, bias=bias, **options)  # rows of all devices, on each
+
+def reference(residual, x, gate, up, down, bias):
+    out = (jax.nn.silu(x @ gate) * (x @ up)) @ down + bias
+    return out + x if residual else out
+
+kinds = []
+
+def kernel(sizes, chip):
+    kinds.append("scatter" if sizes.scatters else "gather")
+    return RingChoice(by_kernel=True, reason="")
+
+every = tuple(range(5))
+arrays = normal(4, 12, 128), normal(128, 512), normal(128, 512), normal(512, 128), normal(128)
+cuts = (*rows, None), (None, "model"), (None, "model"), ("model", None), ()
+operands = tuple(put(array, *cut) for array, cut in zip(arrays, cuts, strict=True))
+with mock.patch.object(across_chips, "chosen", kernel):
+    for fn, residual, cut in ((layer, True, rows), (summed, False, whole_rows)):
+        loss = lambda fn, *arrays: (fn(*arrays) ** 2).sum()
+        with jax.enable_x64(True):
+            wide = tuple(np.asarray(array, np.float64) for array in arrays)
+            by_float64 = functools.partial(reference, residual)
+            wanted = jax.jit(by_float64)(*wide)
+            gradients = jax.grad(functools.partial(loss, by_float64), argnums=every)(*wide)
+        kinds.clear()
+        out = jax.jit(fn)(*operands)
+        assert kinds == ["gather", "scatter"], kinds
+        assert out.sharding.is_equivalent_to(NamedSharding(mesh, P(*cut, None)), 3), out.sharding
+        close(out, wanted)
+        assert implementation is None or not races_found()
+        if implementation is not None and fn is summed:  # interpret mode is slow
+            continue
+        found = jax.jit(jax.grad(functools.partial(loss, fn), argnums=every))(*operands)
+        close(found, gradients)
+        for gradient, operand in zip(found, operands, strict=True):
+            assert gradient.sharding.is_equivalent_to(operand.sharding, gradient.ndim), gradient.sharding
+        # The gradient of the hidden rows is a product of gathered rows, and that of x is scattered.
+        assert fn is summed or kinds[-2:] == ["gather", "scatter"], kinds
+"""
+
+
+@pytest.mark.parametrize(
+    ("implementation", "sizes", "cut"),
+    [
+        pytest.param("xla", "2,2", "sequence", marks=pytest.mark.exhaustive),
+        ("interpret", "1,2", "sequence"),
+        pytest.param("interpret", "2,2", "sequence", marks=pytest.mark.exhaustive),
+        pytest.param("interpret", "1,4", "batch", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_values_and_gradients_are_those_of_float64(tmp_path: Path, implementation: str, sizes: str, cut: str) -> None:
+    run_on_virtual_devices(SCRIPT, tmp_path, implementation, sizes, cut)

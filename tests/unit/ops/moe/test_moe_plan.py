@@ -1,0 +1,67 @@
+"""Plans of layers of experts: the parts and their times, and XLA's gather where no kernel can read the rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import systolic
+from systolic.chips import CHIPS
+from systolic.ops.moe.forms import combine_form, spread_form
+from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
+from systolic.spec import SpecError
+
+LAYER = systolic.MoeSpec(m=4096, k=4096, n=1536, experts=128, top_k=8, dtype="bfloat16")
+EIGHT = dataclasses.replace(LAYER, devices=8)
+
+
+@pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
+def test_kernels_move_rows_where_arithmetic_says_that_they_are_faster(chip: str) -> None:
+    plan = systolic.plan_moe(LAYER, chip)
+    assert [part.name for part in plan.parts] == ["rows of tokens", "gate and up", "down", "sums of tokens"]
+    assert {part.by for part in plan.parts} == {"a kernel"}
+    compute_s = LAYER.flops / CHIPS[chip].peak_ops_per_s("bfloat16")
+    least_s = max(compute_s, LAYER.least_hbm_bytes / CHIPS[chip].hbm_bytes_per_s)
+    assert 1 < plan.time_us / (least_s * 1e6) < 2
+
+
+def test_devices_share_the_experts_and_send_the_tokens() -> None:
+    one, eight = (systolic.plan_moe(spec, "v6e") for spec in (LAYER, EIGHT))
+    names = [part.name for part in eight.parts]
+    assert (names[0], names[-1]) == ("all-gather", "reduce-scatter")
+    times = [{part.name: part.time_us for part in plan.parts} for plan in (one, eight)]
+    for product in ("gate and up", "down"):
+        assert times[1][product] < times[0][product] / 4
+    with pytest.raises(SpecError, match="divisor"):
+        dataclasses.replace(LAYER, devices=3)
+
+
+def test_rows_of_another_dtype_or_more_tokens_than_vmem_holds_are_gathered_by_xla() -> None:
+    chip, many = CHIPS["v6e"], 2**20
+    form = spread_form(SpreadSpec.of(many, 2 * many, 256, "bfloat16"), chip)
+    assert not form.by_kernel
+    assert "not all tokens fit in VMEM" in form.reason
+    form = spread_form(SpreadSpec.of(64, 128, 256, "float16"), chip)
+    assert not form.by_kernel
+    assert "not of float16" in form.reason
+    sums = CombineSpec.of(tokens=64, top_k=2, experts=4, d=200, dtype="int8", dtype_out="int8")
+    assert sums.d == 256
+    assert not combine_form(sums, chip, 128).by_kernel
+
+
+def test_the_layer_decides_as_its_plan_does() -> None:
+    """A program with too many tokens for VMEM says why XLA gathers their rows; the sums are still a kernel's."""
+    tokens, d = 2**20, 128
+    x, logits, *weights = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        for shape in ((tokens, d), (tokens, 2), (2, d, d), (2, d, d), (2, d, d))
+    )
+    layer = functools.partial(systolic.moe, top_k=1, chip="v6e")
+    text = str(jax.make_jaxpr(layer)(x, logits, *weights))
+    assert "not all tokens fit in VMEM" in text
+    assert "systolic_combine" in text
+    assert "systolic_spread" not in text
