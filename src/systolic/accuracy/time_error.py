@@ -50,7 +50,7 @@ class ProgramTraits:
     unlike: str = ""  # a property that no published program has, in few words; "": none
     vector_share: float = 0.0  # in which the core issues instructions and the matrix units have no rows
     copy_share: float = 0.0  # in which the core starts copies or waits for them
-    sparse_share: float = 0.0  # in which SparseCores run
+    sparse_share: float = 0.0  # in which it waits while SparseCores run
     link_share: float = 0.0  # in which a device waits for links between chips and does nothing else
     kernel: str = ""  # the Pallas kernel that takes most of the time; "": an operation of XLA does
 
