@@ -1,6 +1,6 @@
 """Draw the times of a gathered product against its tokens: XLA's programs, our kernel, and the limit.
 
-cd benchmarks && python ring_products.py --only "gather 8B" --tokens 256 … --json ../docs/numbers/ring_products.json
+python benchmarks/ring_products.py --only "gather 8B" --tokens 256 … --json docs/numbers/ring_products.json
 """
 
 from __future__ import annotations

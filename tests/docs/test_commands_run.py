@@ -60,6 +60,7 @@ SLOW = (
     "systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep",
     "systolic lessons",  # minutes each, where parts are compiled for several chips
     "systolic simulate --json",  # of slices, what compare reads
+    "systolic simulate experts.py:layer",  # a large layer on eight devices
     "systolic simulate jax.numpy:matmul",  # three chips, whose compilers take their time over XLA's own product
     "systolic run examples/train_mlp.py --chip v6e --no-values",  # weights of real size: minutes of compiling
     "systolic tune",  # up to two minutes
@@ -96,6 +97,7 @@ NOT_RUN = {
     "python benchmarks/ring_products.py": "eight products by three programs on eight chips: half an hour",
     "systolic bench --suite moe-layer": "fifteen layers of experts: half an hour",
     "python benchmarks/ring_mlp.py": "an MLP and its gradients by five programs on eight chips: half an hour",
+    "python benchmarks/step_loss.py": "a loss in three forms on eight chips: ten minutes",
     "python benchmarks/training_steps.py": "whole steps on up to 256 chips: hours",
     "dask": "runs until it is stopped; test_tune_command.py starts both",
     "python benchmarks/step_estimate.py": "hundreds of kernels on three chips: an hour",

@@ -1,6 +1,6 @@
-"""Errors of simulated times by chip and kind of published program, as a table that is made once and shown often.
+"""Errors of simulated times by chip and kind of published program, as a stored table.
 
-`systolic validate … --kinds FILE` makes `kind_errors.json`, and it is not edited by hand.
+`systolic validate … --kinds FILE` makes `kind_errors.json`; do not edit it by hand.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class KindErrors:
       in_view: the half that constants may be fitted to; else the half that is held out.
       rows: rows with a simulated time.
       refused: rows without one.
-      other_programs: rows of which another program was timed: less is published than the compiled one can take.
+      other_programs: rows for which another program was timed: the published time is shorter than the compiled program
+        can take.
       median_percent, p90_percent: of the errors' sizes; None: no row.
       bias_percent: the median of the signed errors.
       with_interval: rows whose simulated time has an interval.
-      covered: those whose published time lies in it.
+      covered: rows whose published time lies in it.
       worst: the program with the largest error.
-      worst_percent: its signed error.
+      worst_percent: the signed error of this program.
     """
 
     chip: str
@@ -55,7 +56,7 @@ class KindErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindErrorsTable:
-    """The errors of all kinds, and how they were made."""
+    """The errors of all kinds, and their origin."""
 
     command: str
     versions: Mapping[str, str]

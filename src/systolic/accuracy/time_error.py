@@ -1,8 +1,7 @@
 """Errors of simulated times by chip and limiting resource, from the comparison with published times.
 
-`systolic validate … --intervals FILE` makes `time_errors.json`, and it is not edited by hand. It holds for the
-constants with which it was made, and for programs like the compared ones; for others it has the reason why there is no
-number.
+`systolic validate … --intervals FILE` makes `time_errors.json`; do not edit it by hand. It holds for the constants with
+which it was made, and for programs like the compared ones; for others it gives the reason why there is no number.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ RatioVerdict = Literal["faster", "slower", "level", "not known"]
 
 SCHEMA = 2
 _FILE = "time_errors.json"
-# How much shorter, or fuller of copies, than any program that was checked one may be and still count as alike.
+# By this factor a program may be shorter than all checked ones, or have more copies per µs, and still be similar.
 _ALIKE = 2.0
-# From so long on no program counts as short: a launch and a first copy take a few µs.
+# Longer programs never count as short: a launch and a first copy take a few µs.
 _NOT_SHORT_US = 100.0
-# Programs from which on nine in ten is one of them; with fewer, a wider group of programs says more.
+# With this number of programs, nine in ten is one of them; with fewer, a wider group of programs is used.
 FULL_GROUP = 9
-# Share of a slice's time in which its devices wait for links and do nothing else, from which on links limit it.
+# Links limit a slice if its devices wait for links and do nothing else for this share of the time.
 _LINK_BOUND = 0.5
 LINKS = "links"
 
@@ -41,7 +40,7 @@ class TimeErrorsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramTraits:
-    """Traits of a program, by which similar published programs are found. Shares are of its time."""
+    """Traits of a program, which select similar published programs. Shares are of its time."""
 
     pallas_share: float  # in Pallas kernels
     matrix_share: float  # in which rows go through the matrix units
@@ -51,20 +50,20 @@ class ProgramTraits:
     unlike: str = ""  # a property that no published program has, in few words; "": none
     vector_share: float = 0.0  # in which the core issues instructions and the matrix units have no rows
     copy_share: float = 0.0  # in which the core starts copies or waits for them
-    sparse_share: float = 0.0  # in which SparseCores run
+    sparse_share: float = 0.0  # in which it waits while SparseCores run
     link_share: float = 0.0  # in which a device waits for links between chips and does nothing else
-    kernel: str = ""  # the Pallas kernel that takes most of the time; "": an operation of XLA's does
+    kernel: str = ""  # the Pallas kernel that takes most of the time; "": an operation of XLA does
 
     @property
     def resource(self) -> str:
-        """The resource that limits the program: the one that is busy longest."""
+        """The resource that limits the program: the busiest one."""
         if self.link_share >= _LINK_BOUND:
             return LINKS
         shares = {
             "matrix units": self.matrix_share,
             "HBM": self.hbm_share,
             "vector units": self.vector_share,
-            # Waits that the bytes do not explain: for the latencies of many copies.
+            # Waits that the bytes do not explain come from the latencies of many copies.
             "small copies": self.copy_share - self.hbm_share,
             "SparseCores": self.sparse_share,
         }
@@ -75,7 +74,7 @@ class ProgramTraits:
         """The kinds of program that it belongs to, in words, the narrowest first."""
         resource = self.resource
         wide = f"program bound by {resource}"
-        if resource in (LINKS, "SparseCores"):  # whose times are the same whoever wrote the program
+        if resource in (LINKS, "SparseCores"):  # their times do not depend on who wrote the program
             return (wide,)
         return (f"{'Pallas kernel' if self.pallas_share >= 0.5 else 'XLA program'} bound by {resource}", wide)
 
@@ -84,8 +83,8 @@ class ProgramTraits:
 class CheckedKind:
     """The comparison of one kind of program with published times, on one generation of chips.
 
-    The interval is from the programs that constants may be fitted to. Coverage is counted on others, whose printed
-    interval is this one.
+    The interval comes from the programs that constants may be fitted to. Coverage is counted on other programs, for
+    which this interval is printed.
     """
 
     generation: str  # in any clock state; "": any
@@ -128,9 +127,9 @@ class CheckedRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeErrors:
-    """All errors, and how they were made."""
+    """All errors, and their origin."""
 
-    command: str  # made it
+    command: str  # the command that made it
     versions: Mapping[str, str]  # the packages' that compiled and compared
     machines: Mapping[str, str]  # each chip's `machine_digest`
     kinds: tuple[CheckedKind, ...]
@@ -143,7 +142,7 @@ class TimeErrors:
 
     @classmethod
     def from_json(cls, text: str) -> TimeErrors:
-        """Read the text of `as_json`; raise TimeErrorsError if it is none, or of another schema."""
+        """Read the text of `as_json`; raise TimeErrorsError for other text, or another schema."""
         try:
             errors = structured(read_json(text), cls)
         except UntrustedError as error:
@@ -235,11 +234,11 @@ class TimeError:
         return percent_text(self.percent) if self.percent is not None else "?"
 
 
-NOT_SAID = TimeError()  # of a time that was saved without its error
+NOT_SAID = TimeError()  # for a time that was saved without its error
 
 
 def percent_text(percent: float) -> str:
-    """Return a percentage of at most two significant digits, rounded up: an error is not made smaller."""
+    """Return a percentage with at most two significant digits, rounded up, so that an error does not become smaller."""
     tenths = math.ceil(percent * 10 - 1e-9) / 10
     return f"{tenths:.1f} %" if tenths < 3 else f"{math.ceil(percent - 1e-9)} %"
 
@@ -271,7 +270,7 @@ def ratio_verdict(ratio: float, error_percent: float | None) -> RatioVerdict:
 
 
 def machine_digest(machine: MachineModel) -> str:
-    """Return a few letters that are equal only for equal constants."""
+    """Return a short digest that is equal only for equal constants."""
     return hashlib.sha256(json.dumps(asdict(machine), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 def unknown(_: Any) -> None:
-    """Read nothing from a literal or a constant, for walks that know of arguments alone; see `Environment`."""
+    """Read nothing from a literal or a constant, for walks that know only arguments; see `Environment`."""
 
 
 class Environment(Generic[T]):
-    """The known values of a jaxpr's variables, while its equations are gone through in order.
+    """The known values of a jaxpr's variables during a walk through its equations.
 
     Args:
       function: the jaxpr, open or closed.
-      inputs: of its arguments, in order; what has none is `missing`.
+      inputs: values of its arguments, in order; `missing` for an argument without a value.
       literal: reads a literal.
       constant: reads a constant of a closed jaxpr.
-      missing: of variables that were never written.
+      missing: the value of variables that were never written.
     """
 
     def __init__(
@@ -79,23 +79,30 @@ def as_traced(equation: Any) -> Iterator[None]:
         yield
 
 
-def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
-    from jax.sharding import AbstractMesh, NamedSharding, use_abstract_mesh
-
-    primitive = equation.primitive
-    params = {name: None if isinstance(value, NamedSharding) else value for name, value in equation.params.items()}
-    with as_traced(equation), use_abstract_mesh(AbstractMesh((), ())):
-        results = primitive.bind(*operands, **primitive.get_bind_params(params))
-    return list(results) if primitive.multiple_results else [results]
-
-
 def bound(equation: Any, operands: Sequence[Any], params: Mapping[str, Any] | None = None) -> list[Any]:
-    """Run an equation, or trace it, with other parameters in the place of its own."""
+    """Run or trace an equation with other parameters in place of its own."""
     primitive = equation.primitive
     with as_traced(equation):
         made = primitive.bind(*operands, **primitive.get_bind_params(equation.params if params is None else params))
     return list(made) if primitive.multiple_results else [made]
+
+
+def computed(equation: Any, operands: Sequence[Any]) -> list[Any]:
+    """Compute an equation of whole arrays on this machine, also one that was traced for the devices of a mesh."""
+    import jax
+
+    primitive = equation.primitive
+    # JAX runs nothing on a mesh without devices, nor gives it a sharding.
+    params = {key: None if _is_sharding(value) else value for key, value in equation.params.items()}
+    with as_traced(equation), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        made = primitive.bind(*operands, **primitive.get_bind_params(params))
+    return list(made) if primitive.multiple_results else [made]
+
+
+def _is_sharding(value: Any) -> bool:
+    import jax
+
+    return isinstance(value, jax.sharding.Sharding)
 
 
 class ScanParts(NamedTuple, Generic[T]):
@@ -144,9 +151,9 @@ def while_parts(equation: Any, inputs: Sequence[T]) -> WhileParts[T]:
 
 
 def calls_inside(equation: Any, inputs: Sequence[T]) -> Iterator[tuple[Function, list[T]]]:
-    """Yield the functions inside of an equation, with the values of the operands that each begins with.
+    """Yield the functions inside an equation, with the values of the operands that each begins with.
 
-    Loops are entered once. A function whose operands do not follow from the equation's gets none.
+    Loops are entered once. A function whose operands do not follow from the equation's operands gets none.
     """
     name = equation.primitive.name
     if name == "while":

@@ -18,19 +18,19 @@ _FATAL = (
         re.MULTILINE,
     ),
 )
-# What stands around the last words, and says nothing by itself.
+# Lines around the last message that tell nothing.
 _NOISE = re.compile(r"^(?:    @ |PC: @|\*\*\*|https://symbolize|[EWI]\d{4} |Failed to find host bounds|\s*$)")
 
 
 class WorkerEnded(CompilerError):  # noqa: N818 -- said the way the user thinks of it
-    """A worker came to an end before it had answered. Base of the three ways in which it can.
+    """A worker ended before it answered. Base of the three ways in which it can.
 
     Attributes:
-        label: what the job was.
-        how: what happened, as the end of "the job was …".
-        stage: what the worker was doing then; None where that is not known.
+        label: the name of the job.
+        how: the event, as the end of "the job was …".
+        stage: the activity of the worker then; None if it is not known.
         where: the user's line that was being executed, "file.py:12 in name", or "".
-        fix: what to do about it.
+        fix: the suggested remedy.
     """
 
     def __init__(self, message: str, *, label: str, how: str, stage: Stage | None, where: str, fix: str) -> None:
@@ -51,9 +51,9 @@ class CompilerCrash(WorkerEnded):
     """The worker process died.
 
     Attributes:
-        exit_code: its exit status; None where a signal killed it.
-        signal_name: such as "SIGABRT"; None where it exited by itself.
-        stderr_tail: the end of what it wrote to standard error during this job.
+        exit_code: its exit status; None if a signal killed it.
+        signal_name: such as "SIGABRT"; None if it exited.
+        stderr_tail: the end of its standard error during this job.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class CompilerCrash(WorkerEnded):
         self.stderr_tail = stderr_tail
         words = last_words(stderr_tail)
         if not words and signal_name == "SIGKILL":
-            words = "nobody here sent that signal; the system does where memory runs out"
+            words = "systolic did not send that signal; the system does if memory runs out"
         ending = f"by {signal_name}" if signal_name else f"with exit code {exit_code}"
         during = f" during {label or 'a task'}"
         rest = _while(stage) + (f": {words}" if words else "")
@@ -92,8 +92,8 @@ class CompilerTimeout(WorkerEnded):
 
     Attributes:
         limit_s: the limit that it reached, seconds.
-        counted: what of it: "cpu", the CPU time that the job used, or "wall", the time that it took by the clock.
-        used_cpu_s: CPU time that it used, seconds; None where the system does not tell.
+        counted: "cpu", the CPU time of the job, or "wall", its time by the clock.
+        used_cpu_s: CPU time of the job in seconds; None if the system does not tell.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CompilerOutOfMemory(WorkerEnded):
 
     Attributes:
         limit_bytes: the limit.
-        used_bytes: what the worker and its children had resident.
+        used_bytes: resident memory of the worker and its children.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class CompilerOutOfMemory(WorkerEnded):
 
 
 class FunctionExit(ValueError):  # noqa: N818 -- said the way the user thinks of it
-    """The user's code asked for the end of the program, and the caller would not have learnt why.
+    """The user's code exited the program, and the caller would not have learned why.
 
     Attributes:
-        how: what it did, such as "SystemExit(7)".
+        how: the way in which it exited, such as "SystemExit(7)".
         where: the line, "file.py:12 in name", or "".
     """
 
@@ -164,7 +164,7 @@ class FunctionExit(ValueError):  # noqa: N818 -- said the way the user thinks of
 
     def __str__(self) -> str:
         at = f" at {self.where}" if self.where else ""
-        return f"{self.how}{at} would end the program: a function has to return, or to raise an error that says why not"
+        return f"{self.how}{at} would end the program: a function has to return, or raise an error that says why not"
 
 
 def last_words(text: str) -> str:
@@ -186,9 +186,9 @@ def _stopped(label: str, how: str, where: str, fix: str) -> str:
 def _time_fix(stage: Stage | None, where: str, *, waited: bool) -> str:
     longer = "raise --time-limit (in Python: time_limit_s)"
     if waited:
-        return f"find out what it waits for, or {longer}, {WALL_TIMES} times which is the limit by the clock"
+        return f"find out what it waits for, or {longer}; the limit by the clock is {WALL_TIMES} times as long"
     if stage in ("importing", "tracing"):
-        return f"make sure that {'this line' if where else 'it'} comes to an end, or {longer}"
+        return f"make sure that {'this line' if where else 'it'} ends, or {longer}"
     if stage in ("reading", "interpreting", "simulating"):
         loops = "the loops of its index maps" if stage == "reading" else "the kernel's loops"
         return f"make sure that {loops} end, take a smaller problem, or {longer}"

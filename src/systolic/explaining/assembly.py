@@ -1,4 +1,4 @@
-"""An explanation out of what was simulated and read."""
+"""Assemble an explanation from simulated runs and the traced program."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def explanation_of(
         )
         for result in tried
     ]
-    # Whoever asks wants to know what to change; what could stand in the function's place comes after that.
+    # Changes of the function come first, replacements of it after them.
     savings_here = [*change_savings(tried, run.time_us, this.communication), *surroundings_savings(run, now)]
     savings = (
         *sorted(savings_here, key=lambda saving: -(saving.saving or 0.0)),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _LARGEST_ERRORS = 6  # rows of the first page's table: it is read at a glance
+_LARGE_PERCENT = 10  # the errors of kinds of programs that are listed with their causes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,12 @@ def trust_pages(facts: TrustFacts) -> dict[str, str]:
     rows_of = {chip: [row for row in counted if row.chip == chip] for chip in dict.fromkeys(r.chip for r in counted)}
     row_pages = {chip: f"rows_{re.sub('[^a-z0-9]', '_', chip)}.md" for chip in rows_of}
     render = functools.partial(
-        _rendered, _environment(), facts=facts, errors=shipped_time_errors(), kinds=shipped_kind_errors()
+        _rendered,
+        _environment(),
+        facts=facts,
+        errors=shipped_time_errors(),
+        kinds=shipped_kind_errors(),
+        large=_large_errors(shipped_kind_errors()),
     )
     tables = {f"{name}.md": render(name) for name in ("held_out", "in_view", "intervals")}
     tables |= {page: render("rows", chip=chip, rows=rows_of[chip]) for chip, page in row_pages.items()}
@@ -105,6 +111,12 @@ def _rendered(environment: Environment, name: str, **values: object) -> str:
 
 def _largest_errors(counted: Sequence[ComparedRow]) -> list[ComparedRow]:
     return sorted(counted, key=lambda row: abs(row.error or 0.0), reverse=True)[:_LARGEST_ERRORS]
+
+
+def _large_errors(table: KindErrorsTable) -> list[KindErrors]:
+    """Return the kinds of programs whose worst row is far off, the worst first."""
+    worst = {kind: abs(kind.worst_percent or 0.0) for kind in table.kinds if kind.kind not in GROUPS}
+    return sorted((kind for kind, size in worst.items() if size >= _LARGE_PERCENT), key=lambda kind: -worst[kind])
 
 
 def _halves(table: KindErrorsTable) -> list[tuple[KindErrors, KindErrors | None]]:

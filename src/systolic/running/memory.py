@@ -1,4 +1,4 @@
-"""HBM that the live arrays of a program would take, against the chip's."""
+"""Compare the HBM that a program's live arrays would take with the chip's HBM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from systolic.schedule import MIB
 from systolic.steps.records import GIB
 from systolic.support.bugs import warn_user
 
-_MAX_KINDS = 5  # of arrays that are named
+_MAX_KINDS = 5  # kinds of arrays in a message
 
 
 def size_text(size_bytes: int) -> str:
@@ -29,7 +29,7 @@ class HeldArrays:
     shape: tuple[int, ...]
     dtype: str
     count: int
-    size_bytes: int  # of all of them
+    size_bytes: int  # of all these arrays
 
     def __str__(self) -> str:
         sizes = ",".join(map(str, self.shape))
@@ -37,12 +37,12 @@ class HeldArrays:
 
 
 class HbmWatch:
-    """Looks at the live arrays at every call.
+    """Watches the live arrays at every call.
 
     Attributes:
       capacity_bytes: HBM of a device.
-      peak_bytes: the most that arrays took at once, without the padding of tiles.
-      largest: the arrays that took most of it then.
+      peak_bytes: the peak of all arrays, without the padding of tiles.
+      largest: the arrays that took most of the peak.
     """
 
     def __init__(self, chip: Chip) -> None:
@@ -74,7 +74,7 @@ class HbmWatch:
             warn_user(
                 f"live arrays take {size_text(held_bytes)}, and a device of {self._chip.name} has "
                 f"{size_text(self.capacity_bytes)} of HBM. The largest: {'; '.join(map(str, self.largest))}. "
-                "Donate what a step replaces (donate_argnums), keep it in a smaller type, or shard it",
+                "Donate what a step replaces (donate_argnums), store it in a smaller dtype, or shard it",
                 HbmWarning,
             )
         return held_bytes

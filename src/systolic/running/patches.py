@@ -11,7 +11,7 @@ from systolic.running.replacing import Replacement
 from systolic.running.sent import Registration
 from systolic.running.timed_function import Handler, TimedFunction
 
-# Their public functions are partly functions of `jax.jit`. Operators of arrays call others, which no public name has.
+# Some of their public functions are made with `jax.jit`. Operators of arrays call functions without a public name.
 _MODULES = ("jax.numpy", "jax.numpy.linalg", "jax.numpy.fft", "jax.nn", "jax.lax", "jax.scipy.linalg")
 _REGISTER = (
     "register_dataclass",
@@ -24,7 +24,7 @@ _REGISTER = (
 
 
 def jit_patches(handle: Handler) -> Iterator[Replacement]:
-    """`jax.jit`, and what it made in JAX's own public modules."""
+    """Yield replacements of `jax.jit`, and of jitted functions in JAX's public modules."""
     import jax
 
     yield Replacement(jax, "jit", _noticing(jax.jit, handle))
@@ -38,7 +38,7 @@ def jit_patches(handle: Handler) -> Iterator[Replacement]:
 def _noticing(jit: Callable[..., Any], handle: Handler) -> Callable[..., Any]:
     @functools.wraps(jit)
     def noticing_jit(*function: Any, **options: Any) -> Any:
-        if not function:  # a decorator with options alone
+        if not function:  # a decorator with options only
             return functools.partial(noticing_jit, **options)
         return TimedFunction(jit(*function, **options), handle)
 
@@ -46,7 +46,7 @@ def _noticing(jit: Callable[..., Any], handle: Handler) -> Callable[..., Any]:
 
 
 def registration_patches(registrations: list[Registration]) -> Iterator[Replacement]:
-    """Functions that register pytree classes; those of classes that no worker can import go to `registrations`."""
+    """Yield replacements of functions that register pytree classes; classes that no worker can import are recorded."""
     import jax
 
     for name in _REGISTER:

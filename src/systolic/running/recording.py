@@ -27,7 +27,7 @@ from systolic.steps import TIME_LIMIT_S, StepRun, submit_step
 from systolic.support.bugs import runs_user_code
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # an event of `jax.monitoring`
-_ACTIVE: list[Recording] = []  # at most one: the replaced names are the whole process's
+_ACTIVE: list[Recording] = []  # at most one, because names are replaced in the whole process
 
 
 class RecordingError(ValueError):
@@ -38,11 +38,11 @@ class Recording:
     """The jitted calls of the code in `with recording.active():`.
 
     Args:
-      pool: compiles and simulates, while the code goes on.
+      pool: compiles and simulates while the code runs.
       chip: the chip.
-      values: whether results are computed, on the CPU; else they are zeros.
+      values: True: results are computed on the CPU; False: they are zeros.
       spans: number of timeline spans of each kind to keep per program, from the beginning and from the end.
-      started: called with a program's name and arguments when it is met for the first time.
+      started: called with the name and arguments of each new program.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Recording:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Record the calls of the block. Functions that it has jitted still work after it.
+        """Record the calls of the block. Functions that it jits still work afterwards.
 
         Raises:
           RecordingError: another recording is active.
@@ -81,7 +81,7 @@ class Recording:
             stack.enter_context(replaced(jit_patches(_called)))
             stack.enter_context(replaced(registration_patches(self._registrations)))
             stack.enter_context(replaced(compiled_for_a_tpu()))
-            stack.enter_context(pltpu.force_tpu_interpret_mode(self._interpreter))  # also outside of jitted functions
+            stack.enter_context(pltpu.force_tpu_interpret_mode(self._interpreter))  # also outside jitted functions
             jax.monitoring.register_event_duration_secs_listener(self._compiled)
             stack.callback(jax.monitoring.unregister_event_duration_listener, self._compiled)
             _ACTIVE.append(self)
@@ -97,7 +97,7 @@ class Recording:
 
         Raises:
           CompilerMissing: there is no TPU compiler on the machine.
-          SystolicBug: this package is at fault, and not the program.
+          SystolicBug: this package is at fault, not the program.
         """
         return ScriptRun(
             chip=self._chip.name,
@@ -147,7 +147,7 @@ class Recording:
             program.job = submit_step(self._pool, step, self._chip, name=program.label, spans=self._spans)
         except CompilerError as error:
             program.job.set_exception(error)
-        except Exception as error:  # noqa: BLE001 -- whatever the pickling of a user's object raises
+        except Exception as error:  # noqa: BLE001 -- pickling a user's object may raise anything
             text = f"it cannot be sent to a compiler process ({error}); keep such objects out of jitted functions"
             program.job.set_exception(UnsentError(text))
         self._programs[call.key] = program
@@ -166,7 +166,7 @@ class Recording:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Mark this thread's calls as parts of the one that is recorded."""
+        """Mark this thread's calls as parts of the recorded call."""
         self._thread.is_inside = True
         try:
             yield
@@ -175,26 +175,26 @@ class Recording:
 
     @contextmanager
     def _as_on_chip(self) -> Iterator[None]:
-        """Let this thread interpret kernels, and answer what asks for the device while it is traced."""
+        """Make this thread interpret kernels, and answer code that asks for the device while it is traced."""
         import jax
         from jax.experimental.pallas import tpu as pltpu
         from jax.sharding import AbstractDevice, AbstractMesh
 
         kind, cores = self._chip.device_kind, self._chip.cores_per_device
         device = AbstractDevice(device_kind=kind, num_cores=cores, platform="tpu")
-        has_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)  # the program has set one of its own
+        has_mesh = bool(jax.sharding.get_abstract_mesh().axis_names)  # the program has set its own
         mesh = nullcontext() if has_mesh else abstract_mesh_in_all_threads(AbstractMesh((), (), abstract_device=device))
         with pltpu.force_tpu_interpret_mode(self._interpreter), mesh:
             yield
 
     def _compiled(self, event: str, duration_secs: float, **kwargs: Any) -> None:
-        """Count a compilation of JAX's that no recorded call has asked for."""
+        """Count a compilation by JAX that no recorded call has caused."""
         if event == _COMPILED and not getattr(self._thread, "is_inside", False):
             self._untimed[str(kwargs.get("fun_name", "?")).removeprefix("jit(").removesuffix(")")] += 1
 
 
 def _called(function: TimedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Give a call to the active recording, which need not be the one that was active when the function was jitted."""
+    """Pass a call to the active recording, which may be another one than when the function was jitted."""
     return _ACTIVE[0].call(function, args, kwargs) if _ACTIVE else _original(function, args, kwargs)
 
 
@@ -232,9 +232,9 @@ def record(
 
     Args:
       chip: a name such as "v6e", or your own record.
-      values: whether results are computed, Pallas calls in TPU interpret mode; else they are zeros of the right shapes.
+      values: True: results are computed, Pallas calls in TPU interpret mode; False: they are zeros of the right shapes.
       flags: compiler flags by name.
-      workers: processes that compile and simulate at the same time.
+      workers: number of processes that compile and simulate.
       spans: number of timeline spans of each kind to keep per program, from the beginning and from the end.
       time_limit_s: seconds of CPU time that compiling and simulating one program may take.
       memory_limit_bytes: for a compiler process and its children; None: an equal share of the machine's memory.

@@ -19,7 +19,7 @@ class Replacement:
 
 @contextmanager
 def replaced(replacements: Iterable[Replacement]) -> Iterator[None]:
-    """Replace attributes, and put the former ones back at the end of the block."""
+    """Replace attributes, and restore them at the end of the block."""
     before: list[Replacement] = []
     try:
         for new in replacements:

@@ -16,7 +16,7 @@ _WAITS = {
     "matrix": "waits for matrix units",
     "semaphore": "waits for semaphores",
 }
-_BUSY = 0.5  # a unit that is busy for less of the time does not explain it
+_BUSY = 0.5  # a unit that is busy for a smaller share of the time does not explain it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,10 @@ class TimedProgram:
     """One distinct program: a jitted function, with shapes of its arguments and its static arguments.
 
     Attributes:
-      live_bytes: the most that live arrays took when it was called, without the padding of tiles.
-      step: its time, memory and timeline; None: it has none.
+      live_bytes: the most bytes of live arrays at its calls, without the padding of tiles.
+      step: its time, memory and timeline; None: it has no time.
       status: "ok" if it has a time.
-      reason: why it has none.
+      reason: the reason why it has no time.
     """
 
     name: str
@@ -50,7 +50,7 @@ class TimedProgram:
 
     @property
     def needed_bytes(self) -> int:
-        """HBM in use during a call: live arrays, and what the compiled program needs besides its arguments."""
+        """HBM in use during a call: live arrays, and what the compiled program needs in addition to its arguments."""
         if self.step is None:
             return self.live_bytes
         return self.live_bytes + max(0, self.step.memory.needed_bytes - self.step.memory.argument_bytes)
@@ -72,12 +72,12 @@ class ScriptRun(Summarised):
     """A program that ran as if on a TPU.
 
     Attributes:
-      programs: in the order of their first calls.
-      sequence: a number of `programs` for each call, in the order of the calls.
+      programs: the programs, in the order of their first calls.
+      sequence: the position in `programs` of each call's program, in the order of the calls.
       capacity_bytes: HBM of a device.
-      live_bytes: the most that live arrays took at once, without the padding of tiles.
-      largest: the arrays that took most of it then.
-      untimed: how often JAX compiled other programs, by name: operations outside of any jitted function. They ran on
+      live_bytes: the peak of live arrays, without the padding of tiles.
+      largest: the arrays that took most of the peak.
+      untimed: number of compilations of other programs, by name: operations outside any jitted function. They ran on
         the CPU, and have no time.
     """
 
@@ -101,7 +101,7 @@ class ScriptRun(Summarised):
 
     @property
     def fits(self) -> bool:
-        """False if some call needs more HBM than a device has."""
+        """False if a call needs more HBM than a device has."""
         return self.needed_bytes <= self.capacity_bytes
 
     @property
@@ -110,7 +110,7 @@ class ScriptRun(Summarised):
         return tuple(program for program in self.programs if program.step is None)
 
     def by_time(self) -> list[TimedProgram]:
-        """Return the programs, those that take longest in all calls first."""
+        """Return the programs, the longest total time first."""
         return sorted(self.programs, key=lambda program: -(program.total_us or 0.0))
 
     def summary(self) -> Summary:

@@ -1,4 +1,4 @@
-"""A function of `jax.jit` whose calls are noticed."""
+"""Replace a function of `jax.jit` by one whose calls are recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TimedFunction(StandIn):
 
     Args:
       jitted: the original.
-      handle: is given the function and the call's arguments, and returns the call's result.
+      handle: called with the function and the call's arguments; returns the call's result.
     """
 
     def __init__(self, jitted: Any, handle: Handler) -> None:
@@ -34,7 +34,7 @@ class TimedFunction(StandIn):
     def __get__(self, owner: Any, kind: type | None = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
-    # `jax.stages.Wrapped` is a protocol, and asks for these by name.
+    # `jax.stages.Wrapped` is a protocol that needs these names.
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Trace as the original does."""
@@ -45,7 +45,7 @@ class TimedFunction(StandIn):
         return self.jitted.lower(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "jitted":  # before __init__, as when it is copied
+        if name == "jitted":  # before __init__, when it is copied
             raise AttributeError(name)
         return getattr(self.jitted, name)
 

@@ -26,14 +26,14 @@ from systolic.simulator.translating.names import Allocations
 from systolic.simulator.translating.scalar import static_allocation
 from systolic.simulator.translating.translate import Translation, translate
 
-# Pointers that the runtime leaves in scalar memory, such as pointers of the results, lie above all others.
+# Pointers that the runtime leaves in scalar memory, such as pointers to results, are above all others.
 _RESULTS_FROM = (1 << 28) - (1 << 20)
 _PREFETCH = "cross_program_prefetch_index="  # in the HLO, of the copy of an argument that begins before the call
 
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Pause Python's collector of cycles, which goes through all objects again and again while they become more.
+    """Pause Python's garbage collector, which scans all objects again and again while their number grows.
 
     Reading a program makes millions of objects and no cycles; the collector took a quarter of the time.
     """
@@ -62,9 +62,9 @@ def prepare_listings(
 
     Args:
       listings: text of the final bundles of the top-level program, under "TLP", and of every operation it calls.
-      utilization: the compiler's table of units of each, if there is one.
+      utilization: the compiler's table of units for each, if there is one.
       hlo_text: the top-level HLO.
-      vmem: the compiler's account of VMEM, which is passed on.
+      vmem: the compiler's report of VMEM, which is passed on.
       sparse_listings: text of the final bundles of SparseCore programs, in the order of compilation.
       constants: the segment of HBM that holds the program's constants; empty: it is not known.
 
@@ -124,11 +124,11 @@ def prepare_listings(
 
 
 def runtime_words(program: Program, addresses: Mapping[str, int]) -> tuple[frozenset[int], dict[int, int]]:
-    """Return words of scalar memory that the runtime has set: those that have to be one, and pointers.
+    """Return words of scalar memory that the runtime has set: words that have to be 1, and pointers.
 
-    The top-level program reads a few words that it never wrote. One it compares with 1, to skip everything if it
-    differs. Another says whether the prefetch of an argument has been done before the call. Others say where results
-    go, or where a table says so; each gets an address of its own.
+    The top-level program reads a few words that it never wrote. It compares one with 1, and skips everything if it
+    differs. Another tells whether an argument was prefetched before the call. Others point to results, or to a table of
+    them; each gets its own address.
     """
     loaded: dict[str, str] = {}
     flags: set[int] = set()

@@ -27,9 +27,9 @@ def traits_of(run: SimulatedRun, link_cycles: int = 0) -> ProgramTraits:
         copies_per_us=core.copies / run.time_us if run.time_us else None,
         unlike="copies to the host" if core.host_bytes else "",
         vector_share=max(0.0, 1 - all_stalls - matrix),
-        # On SparseCores the core waits for their flag, as it does for a copy's.
         copy_share=max(0.0, copy_stalls - sparse / cycles),
-        sparse_share=min(1.0, sparse / cycles),
+        # The core waits for SparseCores at a semaphore. Those that run beside it limit nothing.
+        sparse_share=min(run.stalls["semaphore"], sparse / cycles),
         link_share=min(1.0, link_cycles / cycles),
         kernel=kernel_name(run),
     )

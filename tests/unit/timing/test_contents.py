@@ -66,6 +66,20 @@ def test_values_computed_from_an_argument() -> None:
     np.testing.assert_array_equal(values, np.cumsum(INDEX) % 8)
 
 
+def test_values_of_a_function_for_a_mesh_that_is_not_there() -> None:
+    """Its explicit axes are in the types of values and in parameters of operations, here of iota and broadcast."""
+    mesh = jax.sharding.AbstractMesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    cut = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+    def fn(index, x):
+        rows = lax.broadcasted_iota(jnp.int32, (8,), 0, out_sharding=cut) + jnp.arange(8)
+        return gather(jnp.where(jax.sharding.reshard(rows, jax.sharding.PartitionSpec()) > 6, index, 3), x)
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        (values,) = first_operands(fn, INDEX, X)
+    np.testing.assert_array_equal(values, np.where(2 * np.arange(8) > 6, INDEX, 3))
+
+
 def test_what_is_typical_counts_where_nothing_is_known() -> None:
     shape = jax.ShapeDtypeStruct(INDEX.shape, INDEX.dtype)
 

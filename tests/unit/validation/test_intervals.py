@@ -11,6 +11,7 @@ from scipy.stats import t
 
 from systolic.accuracy.time_error import CheckedKind, CheckedRatio
 from systolic.simulator import CoreRun, OpRun, SimulatedRun, kernel_name, same_kernel, traits_of
+from systolic.simulator.core_records import SparseCoreRun, SparseOpRun
 from systolic.timing import Measurement
 from systolic.validation.errors import PublishedProgram, compared
 from systolic.validation.intervals import FITTED_CONSTANTS, Compared, compared_programs, half_width, time_errors
@@ -184,3 +185,22 @@ def test_the_kernel_of_a_run() -> None:
     assert traits_of(mine).copies_per_us == pytest.approx(0.5)
     assert (traits_of(mine).kernel, traits_of(xla).kernel) == ("mine", "")
     assert traits_of(mine, link_cycles=mine.cycles // 4).link_share == pytest.approx(0.25)
+
+
+def test_sparse_cores_limit_a_program_only_while_the_core_waits() -> None:
+    beside = a_run(pallas=False, matrix=0.2)
+    cycles = beside.cores[0].cycles
+    op = SparseOpRun(name="format", begin_cycles=0, end_cycles=cycles)
+    sparse = SparseCoreRun(
+        core=0,
+        ops=(op,),
+        hbm_read_bytes=0,
+        hbm_written_bytes=0,
+        streams=0,
+        indices=0,
+        tile_stall_cycles=0,
+    )
+    beside = replace(beside, sparse_cores=(sparse,))
+    waiting = replace(beside, cores=(replace(beside.cores[0], semaphore_stall_cycles=cycles * 9 // 10),))
+    assert traits_of(beside).resource != "SparseCores"
+    assert traits_of(waiting).resource == "SparseCores"

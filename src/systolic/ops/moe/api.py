@@ -68,7 +68,7 @@ def moe(
       SpecError: shapes or dtypes that do not match, known expert_ids out of range, or a top_k that is not from 1 to the
         number of experts.
       UnsupportedDtypeError: the chip does not multiply this dtype.
-      QuantizationError: quantized matrices were cast or cut so that they are no codes and scales.
+      QuantizationError: quantized matrices were cast or cut so that they are not codes and scales.
     """
     import jax
 

@@ -14,6 +14,7 @@ from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.permuting import combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
+from systolic.ops.moe.scattering import scattered
 
 
 class Experts(NamedTuple):
@@ -88,4 +89,4 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     )
     part = experts_sum(everyone, experts, activation, options)
     with jax.named_scope("reduce_scatter"):
-        return lax.psum_scatter(part, axis, tiled=True)
+        return scattered(part, axis)

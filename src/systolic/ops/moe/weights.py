@@ -21,7 +21,7 @@ def in_floats(value: Any, name: str, x: Any) -> Any:
 
     Raises:
       SpecError: x holds no floats of 16 or 32 bits.
-      QuantizationError: the arrays were cast or cut so that they are no codes and scales.
+      QuantizationError: the arrays were cast or cut so that they are not codes and scales.
     """
     if not is_quantized(value):
         return value

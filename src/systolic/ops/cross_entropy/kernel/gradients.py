@@ -42,7 +42,7 @@ def loss_gradients(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[Array, Array]:
-    """Return dx [rows, depth] in float32, and dw [cores, stored depth, columns]: in its own dtype, float32 if cores > 1.
+    """Return dx [rows, depth] in float32 and dw [cores, stored depth, columns]: in its own dtype, float32 if cores > 1.
 
     Args:
       x: [rows, depth]; padding is zero.
