@@ -55,6 +55,7 @@ SLOW = (
     "systolic bench --suite moe --only",  # six programs
     "systolic explain",  # half a minute to minutes: each change that it tries is compiled
     "systolic compare",  # what explain wrote
+    "systolic step examples/transformer:train --config tiny --param width=128 --param loss=plain",  # eight programs
     "systolic ladder all",
     "systolic ladder v4 v5 --chip v6e --sizes 4096 --sweep",
     "systolic lessons",  # minutes each, where parts are compiled for several chips
