@@ -54,12 +54,13 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
     from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 
     manual = config.pipeline == "manual"
-    kernel = manual_dma_matmul if manual else functools.partial(auto_pipeline_matmul, chip=chip)
+    kernel = manual_dma_matmul if manual else auto_pipeline_matmul
     outs = kernel(
         Operands(lhs, rhs),
         spec=spec,
         functions=Functions(),
         config=config,
+        chip=chip,
         vmem_limit_bytes=vmem_limit(spec, config, chip),
     )
     return outs[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 from typing import Any
 
 
@@ -75,7 +76,7 @@ class Config:
     remat: str = "full"
     one_hot: bool = True
     loss: str = "systolic"
-    logits: str | int = 2**30
+    logits: Literal["recompute", "keep"] | int = 2**30
     loss_chunks: int = 1
 
     def __post_init__(self) -> None:

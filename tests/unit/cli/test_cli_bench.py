@@ -86,7 +86,7 @@ def answer(label: str, known: Chip, size: int) -> Measurement:
         ours_us * (1.03 if who == "xla" else 1.0),
         bundles=20_000 if size == 16384 else 900,
         other_share=0.5 if size == 3000 else 0.0,
-        prefetch_share=20 if size == 16 else 0.1,
+        prefetch_share=0 if who == "ours" else 20 if size == 16 else 0.1,
         assumptions=("a bound",) if who == "xla" and "drhs" in label else (),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from systolic.ops.op import Kept
 from systolic.spec import OneDtype, SpecError, dtype_bytes
 from systolic.spec.matmul import check_sizes
 
@@ -55,7 +56,7 @@ class MoeSpec(OneDtype):
         return elements * dtype_bytes(self.dtype) + self.m * self.experts * dtype_bytes("float32")
 
 
-class MoeLayers:
+class MoeLayers(Kept):
     """The kind of spec, by its name in files."""
 
     name = "moe"

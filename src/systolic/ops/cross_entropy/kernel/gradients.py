@@ -135,8 +135,8 @@ def _kernel(
         write_sem=write_sem,
     )
     if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
-        rest = pl.ds(schedule.stored_depth, schedule.depth - schedule.stored_depth)
-        w_vmem[rest, :] = jnp.zeros((rest.size, w_vmem.shape[1]), w_vmem.dtype)
+        rest = schedule.depth - schedule.stored_depth
+        w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
     run, logits = (_recompute, logits_vmem) if kept_vmem is None else (_keep, kept_vmem)
     run(schedule, soft_cap, refs, rows_vmem, logits, errors_vmem)
 
