@@ -34,7 +34,7 @@ demo: $(STAMP) ## the ladder on a v5e in float32 and bfloat16, beside XLA, with 
 test: $(STAMP) ## the quick selection of tests, in minutes; screenshots of pages in build/screenshots
 	SYSTOLIC_SCREENSHOTS="$(CURDIR)/build/screenshots" $(BIN)/python $(PYTEST) $(TESTS)
 
-test-exhaustive: $(STAMP) ## the cases that `make test` leaves out, and property tests with all their examples
+test-exhaustive: $(STAMP) ## the cases that `make test` leaves out, and property tests with more examples
 	$(BIN)/python $(PYTEST) -m '(exhaustive or hypothesis) and not slow and not device' \
 	  --hypothesis-profile exhaustive $(TESTS)
 

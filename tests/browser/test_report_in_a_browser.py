@@ -62,6 +62,7 @@ def opened(browser: Browser, file: Path, *, scheme: str = "light", width: int = 
     return Watched(page, file)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 500])
 def test_it_draws_fits_and_loads_nothing(browser: Browser, file: Path, tmp_path: Path, scheme: str, width: int) -> None:

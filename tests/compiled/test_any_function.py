@@ -111,7 +111,7 @@ def test_only_a_shape_where_a_value_decides(simulate: Simulate, name: str) -> No
         simulate(name, gather, i32(8), f32(512, 256))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", CHIPS)
 @pytest.mark.parametrize("sizes", [[256] * 4, [700, 0, 1, 323], [0, 0, 1024, 0]])
 def test_grouped_product_visits_every_tile_of_every_group(simulate: Simulate, name: str, sizes: list[int]) -> None:

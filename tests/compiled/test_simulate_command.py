@@ -138,7 +138,7 @@ def test_a_trace_for_xprof_has_the_operations_of_the_result(tmp_path: Path, caps
             ("s32[4]", "f32[2048,1024]"),
             "argument index, of which only the shape was given, which decides",
         ),
-        ("picked", ("s32[4]", "f32[2048,1024]"), 'Give its values, such as --arg "s32[4]=0,1,2,3", or name typical'),
+        ("picked", ("s32[4]", "f32[2048,1024]"), 'Give its values, such as --arg "s32[4]=0,1,2,3", or state typical'),
     ],
 )
 def test_an_answer_of_no(

@@ -74,7 +74,7 @@ def test_a_product_is_clean(fn: Callable[..., Any]) -> None:
     assert report.run.error is not None  # no finding says that it is above its tolerance
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["no barrier", "wrong slot", "early reuse"])
 @pytest.mark.parametrize("fn", SHAPES)
 def test_a_planted_fault_is_found(fn: Callable[..., Any], fault: str) -> None:

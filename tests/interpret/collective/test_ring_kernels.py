@@ -108,7 +108,8 @@ def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]")
 
 
-@pytest.mark.parametrize("delayed", [[1], pytest.param([0, 2], marks=pytest.mark.exhaustive)], ids=str)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("delayed", [[1], [0, 2]], ids=str)
 def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None:
     cases = [(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")]
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed))

@@ -130,10 +130,8 @@ for layers, implementation, checked in runs:
 """
 
 
-@pytest.mark.parametrize(
-    ("axes", "sizes", "dma"),
-    [("model", "4", "eager"), pytest.param("data,model", "2,2", "on_wait", marks=pytest.mark.exhaustive)],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("axes", "sizes", "dma"), [("model", "4", "eager"), ("data,model", "2,2", "on_wait")])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, axes: str, sizes: str, dma: str) -> None:
     run_on_virtual_devices(PRODUCTS, tmp_path, axes, sizes, dma)
 

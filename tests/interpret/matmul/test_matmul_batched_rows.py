@@ -84,13 +84,14 @@ with mock.patch.object(across_chips, "chosen", kernel):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("implementation", "sizes", "cut"),
     [
-        pytest.param("xla", "2,2", "sequence", marks=pytest.mark.exhaustive),
+        ("xla", "2,2", "sequence"),
         ("interpret", "1,2", "sequence"),
-        pytest.param("interpret", "2,2", "sequence", marks=pytest.mark.exhaustive),
-        pytest.param("interpret", "1,4", "batch", marks=pytest.mark.exhaustive),
+        ("interpret", "2,2", "sequence"),
+        ("interpret", "1,4", "batch"),
     ],
 )
 def test_values_and_gradients_are_those_of_float64(tmp_path: Path, implementation: str, sizes: str, cut: str) -> None:

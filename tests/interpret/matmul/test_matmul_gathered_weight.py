@@ -89,13 +89,10 @@ with mock.patch.object(across_chips, "chosen", kernel):
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("implementation", "axes", "sizes"),
-    [
-        pytest.param("xla", "data", "4", marks=pytest.mark.exhaustive),
-        ("interpret", "data", "2"),
-        pytest.param("interpret", "data,model", "2,2", marks=pytest.mark.exhaustive),
-    ],
+    [("xla", "data", "4"), ("interpret", "data", "2"), ("interpret", "data,model", "2,2")],
 )
 def test_values_and_gradients_are_those_of_float64(tmp_path: Path, implementation: str, axes: str, sizes: str) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, implementation, axes, sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from virtual_devices import run_on_virtual_devices
 
 SCRIPT = """
@@ -106,5 +107,6 @@ def test_every_pair_of_shardings_by_xla(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "xla")
 
 
+@pytest.mark.exhaustive
 def test_by_the_kernel(tmp_path: Path) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "interpret")

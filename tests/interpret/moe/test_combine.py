@@ -59,7 +59,7 @@ def test_all_tokens_may_go_to_one_expert_and_some_of_them_be_dropped(expert: int
     assert not out[140:].any()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("columns", [128, 384])
 def test_slabs_of_columns_give_the_same(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 128 tokens in slabs of columns, as where VMEM is small."""

@@ -145,7 +145,8 @@ for rows in (None, "int8"):
 """
 
 
-@pytest.mark.parametrize("by", ["xla", pytest.param("interpret", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("by", ["xla", "interpret"])
 def test_plain_shard_map(tmp_path: Path, by: str) -> None:
     """Values, and the derivative in rows, each device with rows, columns or a part of k."""
     run_on_virtual_devices(PLAIN, tmp_path, by)

@@ -27,7 +27,8 @@ def test_each_dtype_by_xla(dtype: str) -> None:
     check_all(MASK, 16, dtype, 24, "xla")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_each_dtype_by_the_kernels(dtype: str) -> None:
     check_all(MASK[::2, ::2], 128, dtype, 128, "interpret", chip="v5e")
 

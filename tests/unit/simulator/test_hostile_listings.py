@@ -202,7 +202,7 @@ def test_what_loops_leave_behind_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(SimulationError, match="101 words of scalar memory"):
         simulate(*loop(200, "%7 = sst [smem:[%s2_s1]] 1"), "%s8_s8 = sld [smem:[%s3_s1]]", *shown("%s8_s8"))
     monkeypatch.setattr(mxu, "_MAX_RESULTS", 100)
-    with pytest.raises(SimulationError, match="results of matrix unit 0 that nobody takes"):
+    with pytest.raises(SimulationError, match="results of matrix unit 0 that no instruction takes"):
         simulate(*loop(200, "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"))
     monkeypatch.setattr(dma, "_MAX_UNDER_WAY", 100)
     with pytest.raises(SimulationError, match="101 copies under way to one flag"):

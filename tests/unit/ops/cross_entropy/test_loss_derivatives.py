@@ -81,6 +81,7 @@ def test_derivatives(order: str, logits: Any, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(value, exact, rtol=0, atol=1e-5 * np.abs(exact).max())
 
 
+@pytest.mark.exhaustive
 def test_hessian_of_a_batch() -> None:
     """`jax.hessian` is forward over reverse mode, each a batch of tangents."""
 
