@@ -144,7 +144,7 @@ def test_a_grid_of_a_length_that_is_given(simulate: Simulate, name: str, steps: 
 
 
 # Half a minute on v7x, where compiling takes longest.
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "v7x")) for name in CHIPS])
 def test_loops_and_branches_of_xla(simulate: Simulate, name: str) -> None:
     def fn(n, x):

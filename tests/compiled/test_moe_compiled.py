@@ -32,6 +32,7 @@ def test_kernels_move_rows_forward_and_backward(chip: str, d: int, dtype: str) -
         assert sum(name.startswith(f"systolic_{kernel}") for name in kernels) >= 2, kernels
 
 
+@pytest.mark.exhaustive
 def test_a_device_of_four_copies_a_quarter_of_the_rows() -> None:
     """A router's typical result says how many rows each device has; the room for all of them is not written."""
     mesh, tokens, top_k, d = systolic.slice_mesh("v6e", "2x2", expert=4), 512, 4, 256

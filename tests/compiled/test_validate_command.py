@@ -50,6 +50,7 @@ def row(op: str, m: int, k: int, n: int, dtype: str = "bfloat16", **changes: obj
 TILES: dict[str, Any] = {"tile_m": 128, "tile_k": 128, "tile_n": 256}
 
 
+@pytest.mark.exhaustive
 def test_a_small_file(command: Command, capfd: pytest.CaptureFixture[str]) -> None:
     code, document = command(
         "validate",

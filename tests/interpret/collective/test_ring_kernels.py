@@ -103,7 +103,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [0, 1])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]")
 

@@ -66,6 +66,7 @@ def test_statistics(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: 
     assert_near(total, reference.logits.sum(1), sums)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
 @pytest.mark.parametrize(("sizes", "tiles"), CASES)
 def test_gradients(sizes: tuple[int, int, int], tiles: KernelConfig, soft_cap: float | None, name: str) -> None:
@@ -96,6 +97,7 @@ def test_kept_logits_are_rounded_products_and_the_statistics_are_theirs(
     assert_near(picked, kept.picked, kept.at_label(kept.logit_error))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("soft_cap", "name"), [(None, "v6e"), (5.0, "v6e"), (None, "v5p")])
 @pytest.mark.parametrize(("sizes", "tiles"), CASES)
 def test_gradients_from_kept_logits(
@@ -122,6 +124,7 @@ def value_and_gradients(x: Any, w: Any, labels: Any, **options: Any) -> tuple[An
     return jax.value_and_grad(total, argnums=(0, 1))(x, w)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("logits", ["recompute", "keep"])
 @pytest.mark.parametrize("m", [1, 50])
 def test_bfloat16(m: int, logits: Any) -> None:

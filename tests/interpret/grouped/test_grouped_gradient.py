@@ -74,7 +74,8 @@ def test_gradient_of_what_the_result_is_written_into(implementation: Any) -> Non
     np.testing.assert_array_equal(found, np.where(np.arange(48)[:, None] < 40, 0, 1) * cotangent)
 
 
-@pytest.mark.parametrize("joined", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("joined", [False, True])
 def test_gradients_of_a_gated_product(joined: bool) -> None:
     """Gradients of rows and of both weights are those of plain JAX, which multiplies each row by its group's matrix."""
     random, sizes = np.random.default_rng(0), [13, 0, 22, 5]

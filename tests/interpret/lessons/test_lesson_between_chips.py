@@ -41,7 +41,7 @@ def test_on_eight_devices(pool: WorkerPool, one) -> None:
         assert outcome.summary.error <= outcome.summary.tolerance
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [2, 3])  # with two, both neighbours are the same device
 @pytest.mark.parametrize("ways", [(1,), (-1,), (1, -1)], ids=str)
 def test_small_rings(count: int, ways: tuple[int, ...]) -> None:

@@ -66,6 +66,7 @@ def test_one_matrix_may_be_quantized_and_shared_ones_too() -> None:
     np.testing.assert_allclose(out, every, atol=2e-5)
 
 
+@pytest.mark.exhaustive
 def test_scales_have_a_gradient_and_values_are_constants() -> None:
     quantized = [systolic.quantize(matrix, "e4m3") for matrix in MATRICES]
 

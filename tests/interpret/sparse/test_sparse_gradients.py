@@ -83,7 +83,7 @@ def test_fused_gradients_by_xla(kind: str, turned: bool, fused: str) -> None:
     Product(kind, turned, fused, "xla").check()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["dsd", "dds"])
 def test_fused_gradients_of_a_transpose_by_the_kernels(kind: str) -> None:
     Product(kind, True, "both", "interpret").check()

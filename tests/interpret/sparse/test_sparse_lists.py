@@ -76,6 +76,7 @@ def test_gradients_of_a_list_that_is_cut(short: systolic.Chip) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_batches(implementation: Any) -> None:
     block = (128, 128) if implementation == "interpret" else (8, 16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import jax
+import pytest
 
 from systolic.bench import moe_layer_programs
 from systolic.bench.suites import suite
@@ -19,6 +20,7 @@ def test_layers_count_weights_once_and_the_products_of_every_choice() -> None:
     assert layer.least_hbm_bytes == 2 * (3 * 128 * 2048 * 768 + 2 * 2048 * 2048) + 4 * 2048 * 128
 
 
+@pytest.mark.exhaustive
 def test_both_programs_return_a_row_for_each_token() -> None:
     for case in suite("moe-layer")[::3]:  # each model once
         raced = moe_layer_programs.raced(case.spec, chip("v6e"))

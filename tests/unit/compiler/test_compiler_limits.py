@@ -93,6 +93,7 @@ def test_a_job_that_waits_for_ever_is_stopped_by_the_clock():
     assert "waited for the rest" in str(found)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("task", "arguments"), [(hold, (400 * MIB, PATIENCE_S)), (hold_in_a_child, (400 * MIB,))], ids=["itself", "child"]
 )

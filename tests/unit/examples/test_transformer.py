@@ -72,6 +72,7 @@ def test_ways_to_compute_it_give_the_same_gradients(changes: dict[str, object]) 
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

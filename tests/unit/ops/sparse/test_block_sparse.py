@@ -122,6 +122,7 @@ def test_other_refusals() -> None:
         BlockSparse.from_dense(np.ones((2, 3)), BLOCK).with_blocks(np.ones((2, 2, 3)))
 
 
+@pytest.mark.exhaustive
 def test_a_batch_of_matrices() -> None:
     random = np.random.default_rng(0)
     masks = random.random((2, 3, 2, 4)) < 0.5
