@@ -26,7 +26,7 @@ from step_recipes import ALL_GATHER_FUSION, VMEM_LIMIT
 
 import systolic
 from systolic.ops.collective.axis_ring import AxisRing
-from systolic.ops.collective.cost import RingSizes
+from systolic.ops.collective.sizes import RingSizes
 from systolic.schedule import IllegalTilesError
 
 AXIS = "model"

@@ -1,4 +1,4 @@
-"""What `systolic plan` says of a layer of experts, which several kernels compute."""
+"""Print the plan of a layer of experts, which several kernels compute."""
 
 from __future__ import annotations
 

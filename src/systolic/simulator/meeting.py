@@ -10,8 +10,8 @@ _Call = TypeVar("_Call")
 _Outcome = TypeVar("_Outcome")
 
 # After XLA's barrier the core that came last is a cycle later: it takes the other's message one bundle after it sent
-# its own. An operation starts its first copy later than this after its call, so that waiting for the other core
-# until then changes nothing.
+# its own. Waiting for the other core takes no simulated time. It changes the order of acts only of an operation that
+# acts on HBM within these cycles of its call; none is known, and this is an assumption.
 _MAX_CYCLES_APART = 4
 
 

@@ -5,36 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mesh_products import PRODUCTS_ON_A_MESH
 from virtual_devices import run_on_virtual_devices
 
-SCRIPT = """
-import functools, sys
-from unittest import mock
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-import systolic
-from systolic.compat import interpret_params, races_found
-from systolic.ops.collective.choice import RingChoice
-from systolic.ops.matmul import across_chips
-
-implementation = interpret_params(detect_races=True, uninitialized_memory="nan") if sys.argv[1] == "interpret" else None
+SCRIPT = (
+    PRODUCTS_ON_A_MESH
+    + """
 names, sizes = sys.argv[2].split(","), tuple(map(int, sys.argv[3].split(",")))
-devices = jax.devices()[: np.prod(sizes)]
-mesh = jax.make_mesh(sizes, names, axis_types=(AxisType.Explicit,) * len(names), devices=devices)
+mesh = explicit_mesh(sizes, names)
 DATA = names[0] if len(names) > 1 else None
 ROWS = ((DATA, "model") if DATA else "model"), None  # of the tokens, before and after an MLP
-random = np.random.default_rng(0)
-options = {"implementation": implementation, "chip": "v6e", "precision": "highest"}
-
-def normal(*shape):
-    return (random.standard_normal(shape) / 8).astype(np.float32)
-
-def put(array, *cut):
-    return jax.device_put(array, NamedSharding(mesh, P(*cut)))
-
-def close(actual, expected):
-    for value, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=0, atol=2e-5 * float(abs(np.asarray(wanted)).max()))
 
 def gated(x, gate, up, down, bias):
     hidden = systolic.gated_matmul(x, gate, up, out_sharding=P(DATA, "model"), **options)
@@ -103,6 +83,7 @@ out = few(put(arrays[0], None, "model"), put(arrays[1], "model", None))
 assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("model", None)), 2), out.sharding
 close(out, jnp.matmul(*arrays[:2], precision="highest"))
 """
+)
 
 
 @pytest.mark.parametrize(

@@ -5,37 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mesh_products import PRODUCTS_ON_A_MESH
 from virtual_devices import run_on_virtual_devices
 
-SCRIPT = """
-import functools, sys
-from unittest import mock
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-import systolic
-from systolic.compat import interpret_params, races_found
-from systolic.ops.collective.choice import RingChoice
-from systolic.ops.matmul import across_chips
-
-implementation = interpret_params(detect_races=True, uninitialized_memory="nan") if sys.argv[1] == "interpret" else None
+SCRIPT = (
+    PRODUCTS_ON_A_MESH
+    + """
 sizes = tuple(map(int, sys.argv[2].split(",")))
 whole_rows = {"sequence": ("data", None), "batch": (None, None)}[sys.argv[3]]
 rows = {"sequence": ("data", "model"), "batch": ("model", None)}[sys.argv[3]]
-mesh = jax.make_mesh(
-    sizes, ("data", "model"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[: np.prod(sizes)]
-)
-random = np.random.default_rng(0)
-options = {"implementation": implementation, "chip": "v6e", "precision": "highest"}
-
-def normal(*shape):
-    return (random.standard_normal(shape) / 8).astype(np.float32)
-
-def put(array, *cut):
-    return jax.device_put(array, NamedSharding(mesh, P(*cut)))
-
-def close(actual, expected):
-    for value, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=0, atol=2e-5 * float(abs(np.asarray(wanted)).max()))
+mesh = explicit_mesh(sizes, ("data", "model"))
 
 def layer(x, gate, up, down, bias):
     hidden = systolic.gated_matmul(x, gate, up, out_sharding=P(*whole_rows, "model"), **options)
@@ -82,6 +61,7 @@ with mock.patch.object(across_chips, "chosen", kernel):
         # The gradient of the hidden rows is a product of gathered rows, and that of x is scattered.
         assert fn is summed or kinds[-2:] == ["gather", "scatter"], kinds
 """
+)
 
 
 @pytest.mark.exhaustive

@@ -5,37 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mesh_products import PRODUCTS_ON_A_MESH
 from virtual_devices import run_on_virtual_devices
 
-SCRIPT = """
-import functools, sys
-from unittest import mock
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-import systolic
-from systolic.compat import interpret_params, races_found
-from systolic.ops.collective.choice import RingChoice
-from systolic.ops.collective.weight_cost import WeightSizes
-from systolic.ops.matmul import across_chips
-
-implementation = interpret_params(detect_races=True, uninitialized_memory="nan") if sys.argv[1] == "interpret" else None
+SCRIPT = (
+    PRODUCTS_ON_A_MESH
+    + """
+from systolic.ops.collective.sizes import WeightSizes
 names, sizes = sys.argv[2].split(","), tuple(map(int, sys.argv[3].split(",")))
-mesh = jax.make_mesh(
-    sizes, names, axis_types=(AxisType.Explicit,) * len(names), devices=jax.devices()[: np.prod(sizes)]
-)
+mesh = explicit_mesh(sizes, names)
 MODEL = names[1] if len(names) > 1 else None
-random = np.random.default_rng(0)
-options = {"implementation": implementation, "chip": "v6e", "precision": "highest"}
-
-def normal(*shape):
-    return (random.standard_normal(shape) / 8).astype(np.float32)
-
-def put(array, *cut):
-    return jax.device_put(array, NamedSharding(mesh, P(*cut)))
-
-def close(actual, expected):
-    for value, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=0, atol=2e-5 * float(abs(np.asarray(wanted)).max()))
 
 def by_k(x, gate, up, bias):
     return systolic.gated_matmul(x, gate, up, **options) + systolic.matmul(x, gate, bias=bias, **options)
@@ -87,6 +66,7 @@ with mock.patch.object(across_chips, "chosen", kernel):
                 assert gradient.sharding.is_equivalent_to(operand.sharding, gradient.ndim), gradient.sharding
         assert implementation is None or not races_found()
 """
+)
 
 
 @pytest.mark.exhaustive

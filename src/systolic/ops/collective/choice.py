@@ -6,9 +6,10 @@ import functools
 from dataclasses import dataclass
 
 from systolic.chips import Chip
-from systolic.ops.collective.cost import RingSizes, fastest_schedule, schedule_us
+from systolic.ops.collective.cost import fastest_schedule, schedule_us
 from systolic.ops.collective.schedule import RingSchedule
-from systolic.ops.collective.weight_cost import WeightSizes, fastest_weight_schedule, weight_schedule_us
+from systolic.ops.collective.sizes import RingSizes, WeightSizes
+from systolic.ops.collective.weight_cost import fastest_weight_schedule, weight_schedule_us
 from systolic.ops.collective.weight_schedule import WeightSchedule
 from systolic.schedule import IllegalTilesError
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import WAYS, RingSchedule, row_multiple
+from systolic.ops.collective.schedule import WAYS, RingSchedule
+from systolic.ops.collective.sizes import RingSizes, violations_of
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
 
-_DTYPES = ("bfloat16", "float32")
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
@@ -38,60 +37,6 @@ MAX_SEMAPHORES = 224
 # 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
 _MIN_COMPILER_BYTES = 3 * MIB
 _COMPILER_BYTES = 5 * MIB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingSizes:
-    """Sizes of a product on one device.
-
-    Attributes:
-      rows: of a chunk: those of x before all-gather, of the result after reduce-scatter.
-      columns: of w.
-      k: of x. For reduce-scatter with two weights, each has half of it.
-      scatters: True for matmul × reduce-scatter.
-      weights, outs, transpose_rhs: as in `RingSchedule`.
-      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
-    """
-
-    devices: int
-    rows: int
-    k: int
-    columns: int
-    dtype: str
-    dtype_out: str
-    scatters: bool
-    weights: int = 1
-    outs: int = 1
-    transpose_rhs: bool = False
-    turned_bytes: int = 0
-
-    def __str__(self) -> str:
-        product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
-        weights = " and a second product" if self.sums > 1 else ""
-        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}"
-
-    @property
-    def sums(self) -> int:
-        """Sums of each row."""
-        return 1 if self.scatters else self.weights
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that a link carries in each direction: half of all other devices' chunks."""
-        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.k * dtype_bytes(self.dtype)
-        return (self.devices - 1) / 2 * self.rows * width
-
-    @property
-    def operations(self) -> int:
-        return 2 * self.devices * self.rows * self.k * self.columns * self.sums
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.k * self.columns * self.sums * dtype_bytes(self.dtype)
-
-    @property
-    def padded_rows(self) -> int:
-        return padded(max(self.rows, 1), 2 * max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
 
 
 def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
@@ -261,38 +206,3 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
                     fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= MAX_SEMAPHORES
                 if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
                     yield schedule
-
-
-class ProductSizes(Protocol):
-    """Sizes that decide if a product across chips can have a kernel."""
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def columns(self) -> int: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def dtype_out(self) -> str: ...
-
-
-def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
-    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
-    violations: list[Violation] = []
-
-    def refuse(rule: str, value: str, limit: str, fix: str) -> None:
-        violations.append(Violation(rule=rule, value=value, limit=limit, fix=fix))
-
-    if sizes.devices < 2:
-        refuse("ring", "one device", "there is nothing to send", "use `systolic.matmul`")
-    if chip.links is None:
-        refuse("links", chip.name, "the links between its chips are not known", "use another chip")
-    for dtype in dict.fromkeys((sizes.dtype, sizes.dtype_out)):
-        if dtype not in _DTYPES:
-            refuse("dtype", dtype, f"the kernel takes {' and '.join(_DTYPES)}", "cast it")
-    for name, size in (("k", sizes.k), ("columns", sizes.columns)):
-        if size % LANES or not size:
-            refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")
-    return violations

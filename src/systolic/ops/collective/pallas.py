@@ -13,13 +13,14 @@ from systolic.chips import Chip
 from systolic.compat.mesh_values import mesh_value
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.collective.axis_ring import AxisRing
-from systolic.ops.collective.cost import RingSizes, fastest_schedule, vmem_limit_bytes
+from systolic.ops.collective.cost import fastest_schedule, vmem_limit_bytes
 from systolic.ops.collective.kernel.gather import all_gather_matmul
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, S
 from systolic.ops.collective.kernel.scatter import matmul_reduce_scatter
 from systolic.ops.collective.kernel.weights import matmul_gathered_weight
 from systolic.ops.collective.product import RingProduct
-from systolic.ops.collective.weight_cost import WeightSizes, fastest_weight_schedule, weight_vmem_limit_bytes
+from systolic.ops.collective.sizes import RingSizes, WeightSizes
+from systolic.ops.collective.weight_cost import fastest_weight_schedule, weight_vmem_limit_bytes
 from systolic.schedule.legality import IllegalTilesError, Violation
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.ops.collective.cost import (
@@ -15,10 +14,10 @@ from systolic.ops.collective.cost import (
     WEIGHT_ROWS,
     compiler_limit_bytes,
     usable_bytes,
-    violations_of,
 )
 from systolic.ops.collective.schedule import WAYS, row_multiple
-from systolic.ops.collective.weight_schedule import TRANSPOSED, WeightCut, WeightSchedule
+from systolic.ops.collective.sizes import WeightSizes, violations_of
+from systolic.ops.collective.weight_schedule import TRANSPOSED, WeightSchedule
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -27,60 +26,6 @@ from systolic.spec import dtype_bytes
 
 _MAX_BLOCK_ROWS = 1024
 _MAX_WIDTH = 1024  # columns of a piece: with more, the last product begins later
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSizes:
-    """Sizes of a product on one device.
-
-    Attributes:
-      rows: of x on this device.
-      k: of x.
-      columns: of the weight that this device has.
-      cut, weights, outs, transpose_rhs: as in `WeightSchedule`.
-    """
-
-    devices: int
-    rows: int
-    k: int
-    columns: int
-    dtype: str
-    dtype_out: str
-    cut: WeightCut
-    weights: int = 1
-    outs: int = 1
-    transpose_rhs: bool = False
-
-    def __str__(self) -> str:
-        k, columns = (f"{self.devices} × {self.k // self.devices}", f"{self.columns}")
-        if self.cut == "n":
-            k, columns = f"{self.k}", f"{self.devices} × {self.columns}"
-        weights = " and a second product" if self.weights > 1 else ""
-        return f"[{self.rows}, {self.k}] @ [{k}, {columns}]{weights}, weight gathered"
-
-    @property
-    def padded_rows(self) -> int:
-        return padded(max(self.rows, 1), max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of the weights that this device has."""
-        k = self.k // self.devices if self.cut == "k" else self.k
-        return self.weights * k * self.columns * dtype_bytes(self.dtype)
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that a link carries in each direction."""
-        return (self.devices - 1) / 2 * self.chunk_bytes
-
-    @property
-    def operations(self) -> int:
-        columns = self.columns * (1 if self.cut == "k" else self.devices)
-        return 2 * self.rows * self.k * columns * self.weights
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.devices * self.chunk_bytes
 
 
 def fastest_weight_schedule(sizes: WeightSizes, chip: Chip) -> WeightSchedule:

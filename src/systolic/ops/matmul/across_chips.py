@@ -27,10 +27,9 @@ from jax import Array, lax
 from systolic.kernels.epilogue import outputs
 from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_number
 from systolic.ops.collective.choice import RingChoice, chosen
-from systolic.ops.collective.cost import RingSizes
 from systolic.ops.collective.derivative import results
 from systolic.ops.collective.product import WEIGHT_CUTS, Kind, RingProduct
-from systolic.ops.collective.weight_cost import WeightSizes
+from systolic.ops.collective.sizes import RingSizes, WeightSizes
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.ops.engine.cuts import Axes, Names, axes_of, on_devices, parts_of
 from systolic.ops.engine.shapes import is_symbolic

@@ -38,15 +38,16 @@ def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str
         ids = call.ids if call.first_expert is None else call.ids - call.first_expert
         choices = sorted_by_expert(ids, here, call.capacity, call.experts // here)
     rows = ids.size if call.capacity is None else min(ids.size, here * call.capacity)
+    used_rows = min(rows, -(-ids.size * here // call.experts))
     with jax.named_scope("gather"):
-        x = spread(backend, call.x, choices, rows)
+        x = spread(backend, call.x, choices, rows, used_rows)
     # On one of several devices most rows may be of no group: zeros there would take longer than the product.
     leaves_rest = call.first_expert is not None
     options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
     with jax.named_scope("experts"):
         results = _mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
-        return combined(backend, results, call.weights, choices, call.x.dtype.name)
+        return combined(backend, results, call.weights, choices, call.x.dtype.name, used_rows)
 
 
 def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:

@@ -35,6 +35,7 @@ class _Spread:
 
     backend: Backend
     rows: int
+    used_rows: int  # those of this device's experts, if all are equally likely
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -47,7 +48,7 @@ class _Spread:
 
         def call(x: Array, tokens: Array, kept: Array) -> Array:
             def form(chip: Chip) -> Form:
-                return spread_form(SpreadSpec.of(x.shape[0], self.rows, x.shape[1], x.dtype.name), chip)
+                return spread_form(SpreadSpec.of(x.shape[0], self.rows, x.shape[1], x.dtype.name), chip, self.used_rows)
 
             return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
 
@@ -61,7 +62,7 @@ class _Spread:
         if x is None:
             return [None]
         weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
-        return [combined(self.backend, cotangent, weights, choices, x.dtype.name)]
+        return [combined(self.backend, cotangent, weights, choices, x.dtype.name, self.used_rows)]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -89,12 +90,13 @@ def _computed(
     return dispatched(backend, by_pallas, by_xla, array, *given)
 
 
-def spread(backend: Backend, x: Array, choices: Sorted, rows: int) -> Array:
+def spread(backend: Backend, x: Array, choices: Sorted, rows: int, used_rows: int | None = None) -> Array:
     """Return the rows of tokens in the order of experts, the first `rows` of them.
 
-    Those after the last expert's are not defined.
+    Those after the last expert's are not defined. `used_rows` have an expert, as far as the choice of the faster way
+    knows; None: all.
     """
-    return _moved(_Spread(backend=backend, rows=rows), x, choices)
+    return _moved(_Spread(backend=backend, rows=rows, used_rows=rows if used_rows is None else used_rows), x, choices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class _Combine:
 
     backend: Backend
     dtype_out: str
+    used_rows: int | None  # as in `_Spread`; None: all
 
     @property
     def effects(self) -> frozenset[Any]:
@@ -115,7 +118,7 @@ class _Combine:
         def call(results: Array, weights: Array, choices: Sorted) -> Array:
             def form(chip: Chip) -> Form:
                 spec = combine_spec(results, weights, choices, self.dtype_out)
-                return combine_form(spec, chip, results.shape[0])
+                return combine_form(spec, chip, results.shape[0], self.used_rows)
 
             return _computed(self.backend, form, by_pallas, by_xla, results, weights, choices)
 
@@ -124,19 +127,24 @@ class _Combine:
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
         rows = lhs.shape[0]
         weights = lax.sort((rest.place, rhs.reshape(-1)), num_keys=1)[1][:rows, None]
-        cotangents = spread(self.backend, cotangent, rest, rows).astype(jnp.float32)
+        cotangents = spread(self.backend, cotangent, rest, rows, self.used_rows).astype(jnp.float32)
         return kept_rows(cotangents * weights, rest).astype(lhs.dtype)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Sorted) -> Array:
-        rows = spread(self.backend, cotangent, rest, lhs.shape[0]).astype(jnp.float32)
+        rows = spread(self.backend, cotangent, rest, lhs.shape[0], self.used_rows).astype(jnp.float32)
         products = kept_rows((rows * lhs.astype(jnp.float32)).sum(1, keepdims=True), rest)[:, 0]
         products = jnp.pad(products, (0, rest.order.size - products.size))
         # A sort in place of a gather: a TPU gathers numbers one by one.
         return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
 
 
-def combined(backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str) -> Array:
-    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight."""
+def combined(
+    backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str, used_rows: int | None = None
+) -> Array:
+    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight.
+
+    `used_rows` is as in `spread`.
+    """
     has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
-    combine = _Combine(backend=backend, dtype_out=dtype_out)
+    combine = _Combine(backend=backend, dtype_out=dtype_out, used_rows=used_rows)
     return bilinear(combine, results, jnp.where(has_expert, weights, 0), choices)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import systolic
 from systolic.chips import chip
 from systolic.ops.collective.choice import chosen
-from systolic.ops.collective.cost import RingSizes
+from systolic.ops.collective.sizes import RingSizes
 from systolic.spec import SpecError
 
 GATHER = RingSizes(devices=8, rows=256, k=4096, columns=1792, dtype="bfloat16", dtype_out="bfloat16", scatters=False)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from systolic.chips import chip
-from systolic.ops.collective.cost import RingSizes, fastest_schedule, schedule_us, usable_bytes, vmem_bytes
+from systolic.ops.collective.cost import fastest_schedule, schedule_us, usable_bytes, vmem_bytes
+from systolic.ops.collective.sizes import RingSizes
 from systolic.schedule import IllegalTilesError
 
 GATHER = RingSizes(devices=8, rows=256, k=4096, columns=1792, dtype="bfloat16", dtype_out="bfloat16", scatters=False)

@@ -8,10 +8,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
 import systolic
 from systolic.chips import CHIPS
-from systolic.ops.moe.forms import combine_form, spread_form
+from systolic.ops.moe import permuting
+from systolic.ops.moe.forms import Form, combine_form, spread_form
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.spec import SpecError
 
@@ -65,3 +68,24 @@ def test_the_layer_decides_as_its_plan_does() -> None:
     assert "not all tokens fit in VMEM" in text
     assert "systolic_combine" in text
     assert "systolic_spread" not in text
+
+
+def test_on_a_device_only_the_rows_of_its_experts_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices' tokens are there, and their choices, but most choices have an expert elsewhere."""
+    used: list[int | None] = []
+
+    def recorded(spec: SpreadSpec, chip: systolic.Chip, used_rows: int | None) -> Form:
+        used.append(used_rows)
+        return spread_form(spec, chip, used_rows)
+
+    monkeypatch.setattr(permuting, "spread_form", recorded)
+    mesh = AbstractMesh((4,), ("expert",))
+    layer = jax.shard_map(
+        functools.partial(systolic.moe, top_k=2, axis_name="expert", chip="v6e"),
+        mesh=mesh,
+        in_specs=P("expert"),
+        out_specs=P("expert"),
+    )
+    shapes = (64, 256), (64, 8), (8, 256, 128), (8, 256, 128), (8, 128, 256)
+    assert jax.eval_shape(layer, *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)).shape == (64, 256)
+    assert used == [64 * 2 // 4]

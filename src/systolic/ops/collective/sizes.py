@@ -1,0 +1,142 @@
+"""Sizes of products across chips on one device, and the rules that they have to follow for a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.ops.collective.schedule import row_multiple
+from systolic.ops.collective.weight_schedule import WeightCut
+from systolic.schedule.legality import LANES, Violation
+from systolic.schedule.sizes import padded
+from systolic.spec import dtype_bytes
+
+_DTYPES = ("bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductSizes:
+    """Sizes that all products across chips have.
+
+    Attributes:
+      devices: on the ring.
+      rows: of x on one device, or of a result that is scattered.
+      k: of x on one device.
+      columns: of the weight that one device has.
+      weights, outs, transpose_rhs: as in the schedules.
+    """
+
+    devices: int
+    rows: int
+    k: int
+    columns: int
+    dtype: str
+    dtype_out: str
+    weights: int = 1
+    outs: int = 1
+    transpose_rhs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSizes(ProductSizes):
+    """Sizes of a product whose rows are gathered, or whose sum is scattered.
+
+    Rows are those of a chunk. For reduce-scatter with two weights, each has half of k.
+
+    Attributes:
+      scatters: True for matmul × reduce-scatter.
+      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
+    """
+
+    scatters: bool
+    turned_bytes: int = 0
+
+    def __str__(self) -> str:
+        product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
+        weights = " and a second product" if self.sums > 1 else ""
+        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}"
+
+    @property
+    def sums(self) -> int:
+        """Sums of each row."""
+        return 1 if self.scatters else self.weights
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a link carries in each direction: half of all other devices' chunks."""
+        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.k * dtype_bytes(self.dtype)
+        return (self.devices - 1) / 2 * self.rows * width
+
+    @property
+    def operations(self) -> int:
+        return 2 * self.devices * self.rows * self.k * self.columns * self.sums
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.k * self.columns * self.sums * dtype_bytes(self.dtype)
+
+    @property
+    def padded_rows(self) -> int:
+        return padded(max(self.rows, 1), 2 * max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSizes(ProductSizes):
+    """Sizes of a product whose weight is gathered.
+
+    Attributes:
+      cut: the dimension of the weight that the devices cut.
+    """
+
+    cut: WeightCut
+
+    def __str__(self) -> str:
+        k, columns = (f"{self.devices} × {self.k // self.devices}", f"{self.columns}")
+        if self.cut == "n":
+            k, columns = f"{self.k}", f"{self.devices} × {self.columns}"
+        weights = " and a second product" if self.weights > 1 else ""
+        return f"[{self.rows}, {self.k}] @ [{k}, {columns}]{weights}, weight gathered"
+
+    @property
+    def padded_rows(self) -> int:
+        return padded(max(self.rows, 1), max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the weights that this device has."""
+        k = self.k // self.devices if self.cut == "k" else self.k
+        return self.weights * k * self.columns * dtype_bytes(self.dtype)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that a link carries in each direction."""
+        return (self.devices - 1) / 2 * self.chunk_bytes
+
+    @property
+    def operations(self) -> int:
+        columns = self.columns * (1 if self.cut == "k" else self.devices)
+        return 2 * self.rows * self.k * columns * self.weights
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.devices * self.chunk_bytes
+
+
+def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
+    """Return the reasons for which no schedule is legal, whatever its pieces and blocks are."""
+    violations: list[Violation] = []
+
+    def refuse(rule: str, value: str, limit: str, fix: str) -> None:
+        violations.append(Violation(rule=rule, value=value, limit=limit, fix=fix))
+
+    if sizes.devices < 2:
+        refuse("ring", "one device", "there is nothing to send", "use `systolic.matmul`")
+    if chip.links is None:
+        refuse("links", chip.name, "the links between its chips are not known", "use another chip")
+    for dtype in dict.fromkeys((sizes.dtype, sizes.dtype_out)):
+        if dtype not in _DTYPES:
+            refuse("dtype", dtype, f"the kernel takes {' and '.join(_DTYPES)}", "cast it")
+    for name, size in (("k", sizes.k), ("columns", sizes.columns)):
+        if size % LANES or not size:
+            refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")
+    return violations
