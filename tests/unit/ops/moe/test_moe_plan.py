@@ -8,7 +8,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 import systolic
@@ -79,7 +79,7 @@ def test_on_a_device_only_the_rows_of_its_experts_count(monkeypatch: pytest.Monk
         return spread_form(spec, chip, used_rows)
 
     monkeypatch.setattr(permuting, "spread_form", recorded)
-    mesh = AbstractMesh((4,), ("expert",))
+    mesh = AbstractMesh((4,), ("expert",), axis_types=(AxisType.Auto,))
     layer = jax.shard_map(
         functools.partial(systolic.moe, top_k=2, axis_name="expert", chip="v6e"),
         mesh=mesh,
