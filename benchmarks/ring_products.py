@@ -123,7 +123,7 @@ def limit_us(chip: str, mesh: Mesh, kind: str, tokens: int, k: int, n: int) -> f
         scatters=not gathers,
     )
     return 1e6 * max(
-        sizes.operations / model.peak_ops_per_s("bfloat16"),
+        sizes.flops / model.peak_ops_per_s("bfloat16"),
         sizes.weight_bytes / model.hbm_bytes_per_s,
         sizes.sent_bytes / model.links.bytes_per_s,
     )
