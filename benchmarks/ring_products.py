@@ -139,21 +139,19 @@ def meshes(chip: str, topology: str, data: int) -> tuple[Mesh, Mesh]:
 
 
 def row_of(chip: str, topology: str, product: str, tokens: int, data: int = 1) -> dict[str, Any]:
-    """Return the times of a product in µs, or the reason why there is none."""
+    """Return the times of a product in µs; in place of ours, perhaps the reason why there is none."""
     made, ordered = meshes(chip, topology, data)
     simulate = functools.partial(systolic.simulate, chip=chip, topology=topology)
     kind, layer = product.split()
     k, n = LAYERS[layer][:: 1 if kind == "gather" else -1]
     row: dict[str, Any] = {"product": product, "chip": chip, "tokens": tokens, "data": data}
+    row["limit_us"] = limit_us(chip, made, kind, tokens, k, n)
     try:
         run = simulate(ours(made, kind), *operands(made, kind, tokens, k, n))
+        kernel_cycles = sum(collective.cycles for collective in run.collectives)
+        row |= {"ours_us": run.time_us, "kernel_us": kernel_cycles / run.clock_hz * 1e6}
     except IllegalTilesError as error:
-        return {**row, "reason": str(error)}
-    row |= {
-        "ours_us": run.time_us,
-        "kernel_us": sum(collective.cycles for collective in run.collectives) / run.clock_hz * 1e6,
-        "limit_us": limit_us(chip, made, kind, tokens, k, n),
-    }
+        row["reason"] = str(error)
     for name, flags in (("xla_us", None), ("xla_serial_us", SERIAL)):
         row[name] = simulate(by_xla(ordered, kind), *operands(ordered, kind, tokens, k, n), flags=flags).time_us
     return row
@@ -163,12 +161,11 @@ def line(row: dict[str, Any], goal: Goal | None) -> str:
     """Return a row of the table."""
     cut = f", {DATA}={row['data']}" if row["data"] > 1 else ""
     name = f"{row['chip']} {row['product']}, {row['tokens']}{cut}"
-    if "reason" in row:
-        return f"| {name} | {row['reason']} |"
     xla_us = min(row["xla_us"], row["xla_serial_us"])
-    cells = [f"{row[name]:.1f}" for name in ("ours_us", "kernel_us", "limit_us", "xla_us", "xla_serial_us")]
-    cells += [f"{xla_us / row[name]:.2f}" for name in ("ours_us", "kernel_us")]
-    cells.append(f"{row['limit_us'] / row['kernel_us']:.2f}")
+    times = [row.get(name) for name in ("ours_us", "kernel_us", "limit_us", "xla_us", "xla_serial_us")]
+    cells = ["–" if time_us is None else f"{time_us:.1f}" for time_us in times]
+    cells += ["–" if time_us is None else f"{xla_us / time_us:.2f}" for time_us in times[:2]]
+    cells.append(row.get("reason") or f"{row['limit_us'] / row['kernel_us']:.2f}")
     if goal is not None:
         cells += [f"{goal.ratio:.2f}", "–" if goal.share is None else f"{goal.share:.2f}"]
     return f"| {name} | {' | '.join(cells)} |"
