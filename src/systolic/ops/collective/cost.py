@@ -21,6 +21,8 @@ from systolic.spec import dtype_bytes
 
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
+PIECES = (2, 4)  # of a part of a chunk
+PARTS = (1, 2, 4, 8, 16, 32)  # of a chunk: the fewest that fit are taken
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
 # rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
 WEIGHT_ROWS = 45
@@ -55,7 +57,8 @@ def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
     if not violations and not schedules:
         elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
         value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
-        limit = f"with blocks of results they have to fit in {usable_bytes(chip) // MIB} MiB"
+        parts = "" if sizes.scatters else " and with more than four devices w and two parts of x,"
+        limit = f"with blocks of results they,{parts} have to fit in {usable_bytes(chip) // MIB} MiB"
         violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
     if violations:
         raise IllegalTilesError("a product on a ring", violations)
@@ -134,19 +137,21 @@ class _Link:
 
 def _gather_us(schedule: RingSchedule, times: _Times) -> float:
     link, now = _Link(times), times.hop  # of the barrier
-    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, schedule.steps))]
+    all_steps = schedule.parts * schedule.steps
+    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, all_steps))]
     pass_us = schedule.blocks * (
         schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
     )
-    for group in range(schedule.groups):
+    for number in range(schedule.parts * schedule.groups):
+        part, group = divmod(number, schedule.groups)
         for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
             if slot >= schedule.own_slots:
-                now = max(now, arrivals[slot - schedule.own_slots])
-                if len(arrivals) < schedule.steps:
+                now = max(now, arrivals[part * schedule.steps + slot - schedule.own_slots])
+                if len(arrivals) < all_steps:
                     arrivals.append(link.arrival(now))
-        if group == 0:  # its last part waits for the last weights
-            parts = schedule.columns // schedule.first_block
-            now = max(now, START_US + schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
+        if number == 0:  # its last block waits for the last weights
+            columns = schedule.columns // schedule.first_block
+            now = max(now, START_US + schedule.blocks * times.weights - pass_us * (columns - 1) / columns)
         now += pass_us
     return now
 
@@ -214,17 +219,22 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
-    for pieces in (2, 4):
-        for at_once in range(1, sizes.devices * pieces // 2 + 1):
-            for block in blocks:
-                with suppress(IllegalTilesError):
-                    schedule = ring_schedule(sizes, pieces=pieces, slots_at_once=at_once, block=block)
-                    require_fit(schedule, sizes, chip)
-                    if at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS:
-                        yield schedule
+    for parts in (1,) if sizes.scatters else PARTS:
+        is_legal = False
+        for pieces in PIECES:
+            for at_once in range(1, sizes.devices * pieces // 2 + 1):
+                for block in blocks:
+                    with suppress(IllegalTilesError):
+                        schedule = ring_schedule(sizes, parts=parts, pieces=pieces, slots_at_once=at_once, block=block)
+                        require_fit(schedule, sizes, chip)
+                        is_legal = True
+                        if at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS:
+                            yield schedule
+        if is_legal:  # more parts take more hops
+            return
 
 
-def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int) -> RingSchedule:
+def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int, parts: int = 1) -> RingSchedule:
     """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
     return RingSchedule(
         devices=sizes.devices,
@@ -237,4 +247,5 @@ def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: i
         weights=sizes.weights,
         outs=sizes.outs,
         transpose_rhs=sizes.transpose_rhs,
+        parts=parts,
     )
