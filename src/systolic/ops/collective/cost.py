@@ -22,7 +22,7 @@ from systolic.spec import dtype_bytes
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
 PIECES = (2, 4)  # of a part of a chunk
-PARTS = (1, 2, 4, 8, 16, 32)  # of a chunk: the fewest that fit are taken
+PARTS = (1, 2, 4, 8, 16, 32)  # of a chunk: the fewest that fit with pieces of a size
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
 # rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
 WEIGHT_ROWS = 45
@@ -219,18 +219,19 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
+    known: set[tuple[int, int, int]] = set()  # the same with fewer parts
     for parts in (1,) if sizes.scatters else PARTS:
-        is_legal = False
         for pieces in PIECES:
             for at_once in range(1, sizes.devices * pieces // 2 + 1):
                 for block in blocks:
                     with suppress(IllegalTilesError):
                         schedule = ring_schedule(sizes, parts=parts, pieces=pieces, slots_at_once=at_once, block=block)
                         require_fit(schedule, sizes, chip)
-                        is_legal = True
-                        if at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS:
+                        products = schedule.piece_rows, schedule.pass_rows, block
+                        if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
+                            known.add(products)
                             yield schedule
-        if is_legal:  # more parts take more hops
+        if parts == 1 and known:  # without parts there is less to wait for
             return
 
 
