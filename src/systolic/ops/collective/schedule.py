@@ -43,6 +43,7 @@ class RingSchedule:
       outs: results of all-gather × matmul, each [devices · rows, columns].
       transpose_rhs: weights are stored as [columns, k].
       parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
+      wire_dtype: of the rows in VMEM, each with its scale in the lanes after its values; None: dtype.
 
     Raises:
       IllegalTilesError: the pieces are odd, a size is not cut evenly, or there are too few devices for parts.
@@ -59,9 +60,10 @@ class RingSchedule:
     outs: int = 1
     transpose_rhs: bool = False
     parts: int = 1
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        multiple = self.parts * self.pieces * row_multiple(self.dtype)
+        multiple = self.parts * self.pieces * row_multiple(self.wire_dtype or self.dtype)
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:
             limit = "each direction brings half of the opposite device's chunk"
@@ -168,7 +170,12 @@ class RingSchedule:
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
         product = (self.outs, self.slots_at_once * WAYS, self.piece_rows, self.block)
+        made = ()
+        if self.wire_dtype is not None:
+            scales = _buffer("scales", (self.pass_rows, LANES), "float32")
+            made = (_buffer("made", (self.pass_rows, k), self.dtype), scales)
         return (
+            *made,
             *self._operand_buffers(k, self.weights * self.blocks, self.part_slots * self.slots),
             _buffer("out", product, dtype_out, copies=OUT_SLOTS),
         )
@@ -189,8 +196,9 @@ class RingSchedule:
 
     def _operand_buffers(self, k: int, blocks: int, slots: int) -> tuple[VmemBuffer, ...]:
         block = (self.block, k) if self.transpose_rhs else (k, self.block)
+        width = k if self.wire_dtype is None else k + LANES
         return (
-            _buffer("x", (slots, WAYS, self.piece_rows, k), self.dtype),
+            _buffer("x", (slots, WAYS, self.piece_rows, width), self.wire_dtype or self.dtype),
             _buffer("w", (blocks, *block), self.dtype),
         )
 

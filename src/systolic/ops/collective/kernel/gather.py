@@ -32,9 +32,11 @@ from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
 from systolic.ops.collective.schedule import OUT_SLOTS, PART_SLOTS, WAYS, RingSchedule
+from systolic.ops.collective.wire import scales_of
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
+_CONVERTED_ROWS = 32  # at once: of int8 a register has as many
 
 
 def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) -> RingResults:
@@ -45,7 +47,7 @@ def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) 
         operands,
         name="all_gather_matmul",
         rows=schedule.devices * schedule.rows,
-        buffers=schedule.gather_buffers(operands.x.shape[1], kernel.dtype_out),
+        buffers=schedule.gather_buffers(operands.w[0].shape[1 if schedule.transpose_rhs else 0], kernel.dtype_out),
         semaphores={
             "own_sem": pltpu.SemaphoreType.DMA((schedule.part_slots,)),
             "kept_sem": pltpu.SemaphoreType.DMA,
@@ -71,6 +73,8 @@ def _body(
     recv_sem,  # [parts in VMEM, directions, steps]
     out_sem,  # [2]
     kernel: RingKernel[RingSchedule],
+    made_vmem: Any = None,  # [rows of a pass, k]: values of rows that travel in another dtype
+    scales_vmem: Any = None,  # [rows of a pass, 128] float32
 ):
     schedule, x_hbm = kernel.schedule, refs.x
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
@@ -212,11 +216,25 @@ def _body(
 
         kept(part, slot, lambda copy: copy.start())
 
+    def make(part: Any, group: Any, chunk: Any) -> None:
+        """Convert the values of some rows to the dtype that is multiplied, and keep the rows' scales."""
+        k, first = made_vmem.shape[1], chunk * _CONVERTED_ROWS
+        piece, row = lax.div(first, jnp.int32(rows)), lax.rem(first, jnp.int32(rows))
+        slot = place_of_slot(part, group * at_once + lax.div(piece, jnp.int32(WAYS)))
+        source, to = (pl.ds(pl.multiple_of(start, _CONVERTED_ROWS), _CONVERTED_ROWS) for start in (row, first))
+        x = x_vmem[slot, lax.rem(piece, jnp.int32(WAYS)), source]
+        made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
+        scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (_CONVERTED_ROWS, LANES))
+
     def multiply(of_pass: Any, columns: Callable[[Any, Any], None]) -> None:
         part, group = part_and_group(of_pass)
         if schedule.parts > 1:
             pl.when((group == 0) & (part > 0))(lambda: proceed(part))
         lax.fori_loop(group * at_once, (group + 1) * at_once, lambda slot, _: arrive(part, slot), None)
+
+        if made_vmem is not None:
+            chunks = schedule.pass_rows // _CONVERTED_ROWS
+            lax.fori_loop(0, chunks, lambda chunk, _: make(part, group, chunk), None)
 
         def column(number: Any, _: None) -> None:
             at = of_pass * blocks + number
@@ -227,12 +245,17 @@ def _body(
         lax.fori_loop(0, blocks, column, None)
 
     def store(of_pass: Any, number: Any, columns: Any, place: Any) -> None:
-        part, group = part_and_group(of_pass)
-        x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once)]
-        x = x.reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+        if made_vmem is None:
+            part, group = part_and_group(of_pass)
+            x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once)]
+            x = x.reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+        else:
+            x = made_vmem[...]
         bias = None if refs.bias is None else refs.bias[number, :, columns]
         indices = [index * blocks + number for index in range(schedule.weights)]
         totals = tuple(kernel.dot(x, w_vmem[index, *kernel.block_of(columns)]) for index in indices)
+        if scales_vmem is not None:
+            totals = tuple(total * scales_vmem[:, :1] for total in totals)
         for number_out, out in enumerate(kernel.finish(totals, bias)):
             out_vmem[place, number_out, :, :, columns] = out.reshape(at_once * WAYS, rows, out.shape[-1])
 
