@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, sc
 from systolic.spec import MatmulSpec, Operands, Side, Spec
 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
+SpecT = TypeVar("SpecT", bound=Spec)
+ScheduleT = TypeVar("ScheduleT")
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
 
@@ -46,8 +49,7 @@ def from_hbm(array: Array, memory: Any = pltpu.HBM) -> Array:
     return pltpu.with_memory_space_constraint(array, pltpu.HBM)
 
 
-def read_from_hbm(operands: Arrays, *names: str) -> Arrays:
-    """Return the operands, those with these names to be read from HBM by blocks."""
+def _read_from_hbm(operands: Arrays, names: Sequence[str]) -> Arrays:
     arrays = {name: getattr(operands, name) for name in names}
     return operands._replace(**{name: from_hbm(array) for name, array in arrays.items() if array is not None})
 
@@ -110,33 +112,47 @@ def launch(
         return run(operands)[0]
 
 
-def launch_to_hbm(
-    kernel: Callable[..., None],
-    operands: Arrays,
-    places: Arrays,
-    shape: tuple[int, ...],
-    dtype_out: str,
-    spec: Spec,
-    **rest: Any,
-) -> Array:
-    """Return the output of a kernel that copies it to HBM itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HbmKernel(Generic[SpecT, ScheduleT]):
+    """All that a kernel knows besides its operands, if it copies its output to HBM itself."""
 
-    Args:
-      kernel: called with the refs of the operands and of the output, and with the scratch.
-      places: block specs of all operands; those of absent ones are left out.
-      shape, dtype_out: the output's.
-      rest: further arguments of `pallas_call`.
-    """
-    in_specs = jax.tree.map(
-        lambda array, place: None if array is None else place, operands, places, is_leaf=lambda array: array is None
-    )
-    return pl.pallas_call(
-        kernel,
-        in_specs=(in_specs,),
-        out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
-        out_shape=shape_with_mesh_axes(shape, jnp.dtype(dtype_out), jax.tree.leaves(operands)),
-        cost_estimate=pl.CostEstimate(
-            flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
-        ),
-        **rest,
-    )(operands)
+    spec: SpecT
+    schedule: ScheduleT
+    vmem_limit_bytes: int
+    interpret: bool | pltpu.InterpretParams = False
+
+    def launch(
+        self,
+        body: Callable[..., None],
+        operands: Arrays,
+        places: Arrays,
+        shape: tuple[int, ...],
+        *,
+        from_hbm: Sequence[str] = (),
+        **rest: Any,
+    ) -> Array:
+        """Return the output.
+
+        Args:
+          body: called with the refs of the operands and of the output, and with the scratch.
+          places: block specs of all operands; those of absent ones are left out.
+          shape: the output's.
+          from_hbm: names of the operands that the kernel copies from HBM itself.
+          rest: further arguments of `pallas_call`.
+        """
+        spec: Any = self.spec
+        arrays = operands if self.interpret else _read_from_hbm(operands, from_hbm)
+        in_specs = jax.tree.map(
+            lambda array, place: None if array is None else place, arrays, places, is_leaf=lambda array: array is None
+        )
+        return pl.pallas_call(
+            body,
+            in_specs=(in_specs,),
+            out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+            out_shape=shape_with_mesh_axes(shape, jnp.dtype(spec.dtype_out), jax.tree.leaves(arrays)),
+            cost_estimate=pl.CostEstimate(
+                flops=spec.flops * spec.passes, transcendentals=0, bytes_accessed=spec.least_hbm_bytes
+            ),
+            interpret=self.interpret,
+            **rest,
+        )(arrays)
