@@ -12,31 +12,15 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.schedule import KernelConfig, Scratch, VmemBuffer, hbm_traffic, scratch_buffers
-from systolic.spec import MatmulSpec, Operands, Side, Spec
+from systolic.schedule import VmemBuffer
+from systolic.spec import Spec
 
 Arrays = TypeVar("Arrays", bound=NamedTuple)
 SpecT = TypeVar("SpecT", bound=Spec)
 ScheduleT = TypeVar("ScheduleT")
 
 SMALL_ELEMENTS = 1024  # XLA may insist on another place for a few numbers
-
-# XLA keeps the activations of few tokens in VMEM between two products: 256 of Llama-3 8B have 3.5 Mi elements.
-_MAX_ROWS = 256
-_MAX_ELEMENTS = 4 * 2**20
-
-
-def memory_to_read(array: Array, side: Side, chip: Chip) -> Any:
-    """Return the memory from which a kernel that starts its own copies reads an operand: HBM, or any.
-
-    For a kernel that reads HBM, XLA copies what the operation before has left in VMEM, and nothing runs meanwhile.
-    Weights stay in HBM: no operation has just made them. Activations do, too, on chips for which XLA would first copy
-    an argument of the program to VMEM.
-    """
-    is_small = array.size <= _MAX_ELEMENTS and min(array.shape[-2:], default=1) <= _MAX_ROWS
-    return pl.ANY if side != "rhs" and is_small and not chip.moves_arguments else pltpu.HBM
 
 
 def from_hbm(array: Array, memory: Any = pltpu.HBM) -> Array:
@@ -67,10 +51,6 @@ def core_number(cores: int) -> Any:
     return pl.program_id(0) if cores > 1 else 0
 
 
-def scratch_shapes(spec: MatmulSpec, config: KernelConfig) -> Scratch:
-    return jax.tree.map(lambda one: pltpu.VMEM(one.shape, jnp.dtype(one.dtype)), scratch_buffers(spec, config))
-
-
 def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
     """Return by name the VMEM of a schedule's buffers that the kernel allocates; `dtypes` override the schedule's."""
     return {
@@ -78,38 +58,6 @@ def vmem_shapes(buffers: Iterable[VmemBuffer], **dtypes: Any) -> dict[str, Any]:
         for buffer in buffers
         if buffer.ref_shape is not None
     }
-
-
-def launch(
-    kernel: Callable[..., None],
-    operands: Operands,
-    *,
-    spec: MatmulSpec,
-    config: KernelConfig,
-    interpret: bool | pltpu.InterpretParams,
-    in_specs: Operands,
-    out_specs: tuple[pl.BlockSpec, ...],
-    out_shape: tuple[jax.ShapeDtypeStruct, ...],
-    **rest: Any,
-) -> tuple[Array, ...]:
-    """Return all outputs of a kernel, which is called with the refs of operands and outputs, and the scratch."""
-    cost = pl.CostEstimate(
-        flops=spec.flops * spec.passes,
-        transcendentals=spec.epilogue.transcendentals * spec.batch * spec.m * spec.n,
-        bytes_accessed=hbm_traffic(spec, config).hbm_bytes,
-    )
-    run = pl.pallas_call(
-        kernel,
-        in_specs=(in_specs,),
-        out_specs=(out_specs,),
-        out_shape=(out_shape,),
-        cost_estimate=cost,
-        interpret=interpret,
-        name=f"systolic_{spec.pairing or 'matmul'}_{spec.dtype_lhs}_{spec.m}_{spec.k}_{spec.n}",
-        **rest,
-    )
-    with jax.named_scope("systolic.matmul"):
-        return run(operands)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
