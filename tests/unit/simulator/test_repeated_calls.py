@@ -10,7 +10,7 @@ from simulator_listings import V5E, listing, loop
 from systolic.chips import Chip, chip
 from systolic.simulator import SimulatedRun, prepare_listings
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
-from systolic.simulator.repeated_calls import Execution, RepeatedCalls
+from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
 
 TIMES = 7
 POP = "%v2_v2 = vpop.f32.mrf.mxu0 %7"
@@ -41,10 +41,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     find = RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: object) -> tuple[Execution, ...] | None:
-        executions = find(self, *args)  # type: ignore[arg-type]
-        found.append(executions is not None)
-        return executions
+    def noted(self: RepeatedCalls, *args: object) -> tuple[Outcome, ...] | None:
+        outcomes = find(self, *args)  # type: ignore[arg-type]
+        found.append(outcomes is not None)
+        return outcomes
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     return found
