@@ -121,7 +121,7 @@ def execute_alone(
     timelines = [Timeline(spans) for _ in calls] if spans else None  # by core
     dma = DmaEngine(machine, count, timelines, schedule, pipe=pipe)
     mailboxes = Mailboxes(count, schedule)
-    nobody: Any = _Nobody(others)
+    nobody: Any = NoOthers(others)
     device = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=nobody, meeting=Meeting(count), others=nobody)
     started: list[tuple[CoreCall, int, Sequencer, OwnMemory, Mxus, IterationBudget]] = []
     for call in calls:
@@ -178,7 +178,7 @@ def _refuse(*_: object) -> NoReturn:
     raise SimulationError("an operation that depends on others")
 
 
-class _Nobody:
+class NoOthers:
     """Placeholder for other devices and SparseCores, on which an operation executed alone does not act."""
 
     def __init__(self, others: OtherDevices | None) -> None:

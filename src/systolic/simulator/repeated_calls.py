@@ -194,14 +194,17 @@ class _Lookup:
         """Return the execution of one core's call, once it ends."""
         executions = self._at_full_rate
         if self._pipe is not None:
+            schedule = self._dma.schedule
             # Links that leave less of the rate only delay the end.
             yield self._end(executions[number])
-            executions = self._with_links(executions[number])
-            while self._end(executions[number]) > self._dma.schedule.now:
-                self._dma.schedule.wait_for(self._links, self._end(executions[number]))
+            changes = self._changes_before(executions[number])
+            executions = self._with_links(changes)
+            while (end := self._end(executions[number])) > schedule.now:
+                schedule.wait_for(self._links, end)
                 yield None
-                yield self._dma.schedule.now  # after all changes of this time
-                executions = self._with_links(executions[number])
+                yield schedule.now  # after all changes of this time
+                if changes != (changes := self._changes_before(executions[number])):
+                    executions = self._with_links(changes)
         if not self._ended:
             self._dma.pipe.repeat(self._time, executions[0].dma.pipe)
         self._ended += 1
@@ -213,10 +216,11 @@ class _Lookup:
     def _end(self, execution: Execution) -> int:
         return self._time + execution.begin_cycles + execution.cycles
 
-    def _with_links(self, before: Execution) -> tuple[Execution, ...]:
-        """Return the execution with the changes of links until an earlier one's end."""
-        end = before.begin_cycles + before.cycles
-        changes = tuple(change for change in self._changes if change[0] < end)
+    def _changes_before(self, execution: Execution) -> LinkChanges:
+        end = execution.begin_cycles + execution.cycles
+        return tuple(change for change in self._changes if change[0] < end)
+
+    def _with_links(self, changes: LinkChanges) -> tuple[Execution, ...]:
         repeated, operation, calls = self._repeated, self._operation, self._calls
         executions = repeated.execution(operation, self._begin, calls, changes)
         if executions is None or self._time + executions[0].dma.pipe.free > self._until:
