@@ -177,7 +177,7 @@ class Core:
 
     def _execution(
         self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
-    ) -> Generator[float | None, None, Execution | None]:
+    ) -> Generator[int | None, None, Execution | None]:
         """Return what a call does without executing it; None if it has to be executed."""
         device, repeated = self._parts.device, self._setup.repeated
 

@@ -17,6 +17,7 @@ together, as far apart as they are; see `Meeting`. Calls of one core are execute
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ _MAX_KEPT = 256  # beginnings of one operation, with changes of links
 _MAX_NEW_CHANGES = 16  # of links that an operation meets and none of its calls has met before; see `_Operation`
 _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at different hours differ in the last ones
 
-Outcome = Generator[float | None, None, Execution]
+Outcome = Generator[int | None, None, Execution]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +153,7 @@ class RepeatedCalls:
         self, operation: _Operation, calls: Sequence[CoreCall], pipe: HbmPipe, changes: LinkChanges
     ) -> tuple[Execution, ...]:
         """Execute a call alone."""
-        return execute_alone(
-            operation.translation, self._machine, calls, pipe, self._spans, operation.others, changes
-        )
+        return execute_alone(operation.translation, self._machine, calls, pipe, self._spans, operation.others, changes)
 
 
 class _Lookup:
@@ -202,7 +201,7 @@ class _Lookup:
             while (end := self._end(executions[number])) > schedule.now:
                 schedule.wait_for(self._links, end)
                 yield None
-                yield schedule.now  # after all changes of this time
+                yield math.ceil(schedule.now)  # after all changes of this time
                 if changes != (changes := self._changes_before(executions[number])):
                     executions = self._with_links(changes)
         if not self._ended:

@@ -45,6 +45,9 @@ def in_whole_cycles(on: Chip) -> Chip:
     return replace(on, machine=replace(on.machine, hbm_bytes_per_s=512 * on.machine.clock_hz))
 
 
+EXACT_V5P = in_whole_cycles(V5P)
+
+
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Lists for every call whether it was looked up."""
@@ -105,9 +108,7 @@ def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool])
     assert alone == [False, True, False, True, False, True, True]
 
 
-def with_links(
-    *body: str, changes: Sequence[tuple[float, float]], on: Chip = in_whole_cycles(V5P)
-) -> tuple[CoreRun, ...]:
+def with_links(*body: str, changes: Sequence[tuple[float, float]], on: Chip = EXACT_V5P) -> tuple[CoreRun, ...]:
     """Runs calls in a slice whose links take shares of the rate of HBM from some times on: both ways the same."""
     top = loop(TIMES, *BARRIER, "%3 = inlined_call /* %op.1 = f(%x) */", "", "", "", "")
     program = prepare_listings({"TLP": listing(*top), "op.1": listing(*body)}, on)
@@ -197,7 +198,12 @@ def test_an_operation_that_is_executed_alone_may_copy_to_its_own_device() -> Non
 
 WINDOW = "%s7_s10 = inlined_call_operand.hbm [shape: s32[1024], index: 0, kind: input, shape index: {}]"
 RESULT = "%s6_s11 = inlined_call_operand.hbm [shape: s32[1024], index: 1, kind: output, shape index: {}]"
-INTO_VMEM = (f"{WINDOW}  ;;  {RESULT}", "%7 = dma.hbm_to_vmem %s7_s10, 128, [#allocation9], [#allocation8]", *copied(128)[1:])
+INTO = "%7 = dma.hbm_to_vmem %s7_s10, 128, [#allocation9], [#allocation8]"
+INTO_VMEM = (
+    f"{WINDOW}  ;;  {RESULT}",
+    "%7 = dma.hbm_to_vmem %s7_s10, 128, [#allocation9], [#allocation8]",
+    *copied(128)[1:],
+)
 INTO_SMEM = ("%7 = dma.vmem_to_smem [#allocation9], 8, [#allocation7], [#allocation8]", *copied(8)[1:])
 OUT_AGAIN = (*INTO_SMEM, "%7 = dma.vmem_to_hbm [#allocation9], 128, %s6_s11, [#allocation8]", *copied(128)[1:])
 
