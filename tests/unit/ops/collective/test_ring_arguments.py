@@ -100,6 +100,13 @@ def test_a_wrong_call_is_refused_with_the_value(x: Any, w: Any, options: dict[st
             shape_of(multiply, x, w, **options)
 
 
+def test_rows_travel_in_a_known_dtype() -> None:
+    operands = zeros(8, 128), zeros(128, 128)
+    assert shape_of(systolic.all_gather_matmul, *operands, wire_dtype="int8") == (32, 128)
+    with pytest.raises(SpecError, match="wire_dtype='int4'; use 'int8'"):
+        shape_of(systolic.all_gather_matmul, *operands, wire_dtype="int4")
+
+
 def test_rows_that_do_not_divide_are_refused() -> None:
     with pytest.raises(SpecError, match="6 rows do not divide among the 4 devices of 'model'; pad x to 8 rows"):
         shape_of(systolic.matmul_reduce_scatter, zeros(6, 128), zeros(128, 128))
