@@ -39,7 +39,7 @@ cuts = ROWS, (None, "model"), (None, "model"), ("model", None), ()
 operands = tuple(put(array, *cut) for array, cut in zip(arrays, cuts, strict=True))
 chosen = []
 
-def kernel(sizes, chip):
+def kernel(sizes, chip, **options):
     chosen.append("scatter" if sizes.scatters else "gather")
     return RingChoice(by_kernel=True, reason="")
 

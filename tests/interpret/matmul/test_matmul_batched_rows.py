@@ -30,7 +30,7 @@ def reference(residual, x, gate, up, down, bias):
 
 kinds = []
 
-def kernel(sizes, chip):
+def kernel(sizes, chip, **options):
     kinds.append("scatter" if sizes.scatters else "gather")
     return RingChoice(by_kernel=True, reason="")
 
