@@ -25,7 +25,7 @@ from systolic.simulator import SimulatedRun, SimulationError
 from systolic.simulator.reading.blocks import split_blocks
 from systolic.simulator.reading.listing import parse_listing
 from systolic.simulator.reading.verify import check_registers
-from systolic.simulator.repeated_calls import Execution, RepeatedCalls
+from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
 from systolic.spec import MatmulSpec
 from systolic.timing import target_of
 
@@ -146,9 +146,9 @@ def test_looking_calls_up_changes_nothing(compiled: Compile, monkeypatch: pytest
     found: list[bool] = []
     find = RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...] | None:
-        found.append((executions := find(self, *args)) is not None)
-        return executions
+    def noted(self: RepeatedCalls, *args: Any) -> tuple[Outcome, ...] | None:
+        found.append((outcomes := find(self, *args)) is not None)
+        return outcomes
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     run = simulate_listings(listings, chip(name), spans=50)

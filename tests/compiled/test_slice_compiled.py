@@ -21,7 +21,7 @@ from systolic.compiler import ShardedFunction, WorkerPool, submit_compilation
 from systolic.lessons.kernels.rings import all_gather, reduce_scatter, ring_of
 from systolic.simulator import SimulationError, SliceRun
 from systolic.simulator.errors import DeadlockError, TooManyCopiesError
-from systolic.simulator.repeated_calls import Execution, RepeatedCalls
+from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
 from systolic.simulator.sequencer import Sequencer
 from systolic.simulator.slice import network, run
 from systolic.simulator.slice.routes import Routes
@@ -340,9 +340,9 @@ def test_what_never_comes_names_device_program_line_and_flag(pool) -> None:
 def test_looking_calls_up_changes_nothing(pool, monkeypatch: pytest.MonkeyPatch, name: str, topology: str) -> None:
     found, find = list[bool](), RepeatedCalls.find
 
-    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...] | None:
-        found.append((executions := find(self, *args)) is not None)
-        return executions
+    def noted(self: RepeatedCalls, *args: Any) -> tuple[Outcome, ...] | None:
+        found.append((outcomes := find(self, *args)) is not None)
+        return outcomes
 
     monkeypatch.setattr(RepeatedCalls, "find", noted)
     runs = [

@@ -12,6 +12,7 @@ from systolic.simulator.core_records import CoreRun
 from systolic.simulator.core_results import core_run, spent_so_far
 from systolic.simulator.device_setup import TOP_LEVEL, DeviceSetup
 from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.executed_alone import CoreCall, Execution
 from systolic.simulator.hardware.iteration_budget import IterationBudget
 from systolic.simulator.hardware.loop_timer import LoopTimer
 from systolic.simulator.hardware.memory import ROW_BYTES, ROW_WORDS, WORD_BYTES, Contents, Memory, Words
@@ -20,10 +21,10 @@ from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.hardware.values import COMPUTED, Unknown
 from systolic.simulator.op_totals import OpTotals
 from systolic.simulator.reading.calls import CallOperand
-from systolic.simulator.repeated_calls import CoreCall, Execution
+from systolic.simulator.repeated_calls import Outcome
 from systolic.simulator.results import ResultPointers
 from systolic.simulator.sequencer import Sequencer
-from systolic.simulator.translating.names import parameter_address
+from systolic.simulator.translating.names import ALLOCATION_SPAN, parameter_address
 from systolic.simulator.translating.translate import Translation
 
 # Where the contents of an argument are not known, neither is its size; a copy of any part of it then says whose it is.
@@ -176,33 +177,40 @@ class Core:
 
     def _execution(
         self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
-    ) -> Generator[int, None, Execution | None]:
+    ) -> Generator[int | None, None, Execution | None]:
         """Return what a call does without executing it; None if it has to be executed."""
         device, repeated = self._parts.device, self._setup.repeated
 
-        def find(calls: Sequence[CoreCall]) -> Sequence[Execution] | None:
-            return None if repeated is None else repeated.find(translation, calls, device.dma.pipe)
+        def find(calls: Sequence[CoreCall]) -> Sequence[Outcome] | None:
+            return None if repeated is None else repeated.find(translation, calls, device.dma, device.others)
 
         if device.meeting.cores > 1:
             call = self._core_call(translation, time, registers)
-            return (yield from device.meeting.together(self.number, translation.name, time, call, find))
-        if repeated is not None and device.others is not None:
-            yield time  # what links do until then decides whether the call may be looked up
-        call = self._core_call(translation, time, registers)
-        executions = None if call is None else find([call])
-        return None if executions is None else executions[0]
+            outcome = yield from device.meeting.together(self.number, translation.name, time, call, find)
+        else:
+            if repeated is not None and device.others is not None:
+                yield time  # what links do until then decides how the call begins
+            call = self._core_call(translation, time, registers)
+            outcomes = None if call is None else find([call])
+            outcome = None if outcomes is None else outcomes[0]
+        return None if outcome is None else (yield from outcome)
 
     def _core_call(
         self, translation: Translation, time: int, registers: Mapping[str, int | Unknown]
     ) -> CoreCall | None:
-        """Return a call of which no input is known; None for others."""
+        """Return a call that may be looked up; None for others."""
         setup, name = self._setup, translation.name
+        places = {
+            operand: registers.get(operand.register, COMPUTED)
+            for operand in translation.operands
+            if operand.is_input and operand.space
+        }
 
-        def knows(operand: CallOperand) -> bool:
-            at, space = registers.get(operand.register, COMPUTED), operand.space or ""
-            return isinstance(at, Unknown) or self._memory.knows(
-                space, self._first_word(space, at), operand.padded_words
-            )
+        def knows(operand: CallOperand, at: int | Unknown) -> bool:
+            space = operand.space or ""
+            # Addresses are made up: what lies behind an allocation's span belongs to others, even if it is larger.
+            words = min(operand.padded_words, self._first_word(space, ALLOCATION_SPAN))
+            return not isinstance(at, Unknown) and self._memory.knows(space, self._first_word(space, at), words)
 
         flags = self._parts.device.dma.own_flags(self.number, name, time)
         if (
@@ -210,11 +218,17 @@ class Core:
             or name in setup.assumed
             or flags is None
             or not self._mxus[name].is_idle(time)
-            or any(knows(operand) for operand in translation.operands if operand.is_input and operand.space)
+            or any(isinstance(at, Unknown) for at in places.values())
         ):
             return None
-        mxus = partial(self._new_mxus, name)
-        return CoreCall(core=self.number, time=time, mxus=mxus, flags=flags, iterations=self._iterations)
+        return CoreCall(
+            core=self.number,
+            time=time,
+            knows_inputs=any(knows(operand, at) for operand, at in places.items()),
+            mxus=partial(self._new_mxus, name),
+            flags=flags,
+            iterations=self._iterations,
+        )
 
     def _repeat(self, translation: Translation, time: int, execution: Execution) -> None:
         """Apply the recorded execution of a call."""

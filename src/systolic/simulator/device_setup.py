@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from systolic.chips import Chip
-from systolic.simulator.assumptions import Progression
+from systolic.simulator.assumptions import ZEROS, Attempt, Progression
 from systolic.simulator.hardware.memory import Contents, Words
 from systolic.simulator.hardware.mxu import Memo
 from systolic.simulator.hardware.values import Unknown
@@ -37,11 +37,21 @@ class DeviceSetup:
     operand_words: OperandWords
     initial: Callable[[int], int]  # words of scalar memory that the runtime has written
     pointers: Mapping[int, int]  # and those where it has left a pointer to the results, by address
-    assumed: frozenset[str]  # operations in which something counts for computed values that are not known
-    progression: Progression  # what does
     remember: bool
-    max_iterations: int
-    skipped: frozenset[str]  # operations that are not executed, as if they took no time
+    max_iterations: int = 0
+    assumed: frozenset[str] = frozenset()  # operations in which something counts for computed values that are not known
+    progression: Progression = ZEROS  # what does
+    skipped: frozenset[str] = frozenset()  # operations that are not executed, as if they took no time
     remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
     repeated: RepeatedCalls | None = None  # None: every call is executed
     tables: Mapping[int, Words] = field(default_factory=dict)  # contents of HBM next to the parameters, by pointer
+
+    def of_attempt(self, attempt: Attempt) -> DeviceSetup:
+        """Return the setup of one attempt to run the program."""
+        return replace(
+            self,
+            assumed=attempt.assumed,
+            progression=attempt.progression,
+            max_iterations=attempt.most_iterations,
+            skipped=attempt.skipped,
+        )

@@ -1,11 +1,15 @@
 """Look up calls of an operation that has been called before, instead of executing them.
 
 The layers of a model are a loop, whose operations are called again and again. How long a call takes can depend on
-registers and contents that it is handed. So the operation is executed alone: from cycle 0, with flags and memory of its
-own, and everything that it is handed unknown. If it ends, its control flow depends only on the counts of its flags and
-on how long the pipe to HBM is still busy when it begins, and at which rate it carries; all calls with equal values of
-these do the same. Calls during which the rate changes are executed, and so are those that begin while links use HBM,
-and all of operations that act on other devices, or on flags that are not their own.
+registers and contents that it is handed. So the operation is executed alone, see `executed_alone`. If it ends, its
+control flow depends only on the counts of its flags, on how long the pipe to HBM is still busy when it begins, and at
+which rate it carries; all calls with equal values of these do the same. Calls during which the rate changes by itself
+are executed, and so are all of operations that act on other devices, or on flags that are not their own. Calls with
+known inputs are looked up too, unless the operation copies inputs to its results, which are then known as well.
+
+Links of a slice take a share of the rate, which changes while a call lasts. The call does not act on links, so the
+changes can be awaited: a call that is looked up waits until it would end if links left HBM alone, and is looked up by
+the changes until then. If it ends later with them, it waits for further changes until that end.
 
 The cores of a device share its pipe. They begin an operation together, after a barrier, and are executed alone
 together, as far apart as they are; see `Meeting`. Calls of one core are executed.
@@ -13,85 +17,58 @@ together, as far apart as they are; see `Meeting`. Calls of one core are execute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+import math
+from collections.abc import Generator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from systolic.chips import MachineModel
-from systolic.simulator.core_parts import Activation, CoreParts, DeviceParts
 from systolic.simulator.errors import SimulationError
+from systolic.simulator.executed_alone import CoreCall, Execution, LinkChanges, execute_alone
 from systolic.simulator.hardware.dma import DmaEngine
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
-from systolic.simulator.hardware.iteration_budget import IterationBudget
-from systolic.simulator.hardware.loop_timer import LoopTime, LoopTimer
-from systolic.simulator.hardware.memory import Memory
-from systolic.simulator.hardware.mxu import Mxus
 from systolic.simulator.hardware.sync_flags import OwnFlags
-from systolic.simulator.hardware.timeline import Timeline
-from systolic.simulator.hardware.values import Unknown
-from systolic.simulator.mailboxes import Mailboxes
-from systolic.simulator.meeting import Meeting
-from systolic.simulator.schedule import Schedule
-from systolic.simulator.sequencer import Sequencer
+from systolic.simulator.other_devices import OtherDevices
+from systolic.simulator.schedule import Waited
 from systolic.simulator.translating.translate import Translation
 
-# Not one that is computed, for which a zero may count.
-_HANDED_OVER = Unknown("what an operation is handed", computed=False)
-_MAX_KEPT = 64  # beginnings of one operation
+_MAX_KEPT = 256  # beginnings of one operation, with changes of links
+_MAX_NEW_CHANGES = 16  # of links that an operation meets and none of its calls has met before; see `_Operation`
 _PIPE_DIGITS = 6  # of the cycles for which it is busy: sums of times at different hours differ in the last ones
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
-    """An execution of an operation alone by one core; times count from the first core's begin."""
-
-    begin_cycles: int  # after that of the device's first core
-    cycles: int
-    iterations: int  # of its loops
-    block_counts: tuple[int, ...]
-    loop: LoopTime | None
-    dma: DmaEngine  # of the device
-    mxus: Mxus
-    memory: OwnMemory
-    timeline: Timeline | None
-
-
-class OwnMemory(Memory):
-    """Memory in which only the operation's own stores and copies are known."""
-
-    def __init__(self, iterations: IterationBudget) -> None:
-        super().__init__(lambda _: _HANDED_OVER, iterations)
-        self.overwritten: dict[tuple[str, int, int], None] = {}  # space, first word, words
-
-    def copy(self, source: str, begin: int, destination: str, first: int, size: int, **options: Any) -> None:
-        """Record what a copy overwrites; see `Memory.copy`."""
-        if source == "smem":
-            _refuse()  # known words, which may be meant for another core
-        super().copy(source, begin, destination, first, size, **options)
-        if destination != "smem" and not any(isinstance(word, Unknown) for word in (first, size)):
-            self.overwritten[destination, first, size] = None
+Outcome = Generator[int | None, None, Execution]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoreCall:
-    """A core's call of an operation, of which none of the inputs is known."""
+class _Begin:
+    """The state in which cores begin a call."""
 
-    core: int
-    time: int
-    mxus: Callable[[Timeline | None], Mxus]  # makes matrix units in which nothing is under way
-    flags: OwnFlags  # counts of the operation's own flags
-    iterations: IterationBudget
+    pipe_cycles: float  # for which the pipe is busy
+    rate: float  # of the pipe, if links leave all of it
+    left: float  # the share that they leave
+    last: tuple[str, float]  # copy of the pipe
+    cores: tuple[tuple[int, int, OwnFlags], ...]  # that call, with how much later, and their flags
 
-
-# How long the pipe is busy, its rate and last copy, and the cores that call, with how much later and their flags.
-_Begin = tuple[float, float, tuple[str, float], tuple[tuple[int, int, OwnFlags], ...]]
+    def pipe(self, machine: MachineModel) -> HbmPipe:
+        pipe = HbmPipe(machine, self.pipe_cycles, self.rate, self.last)
+        pipe.left = self.left
+        return pipe
 
 
 @dataclass(slots=True)
 class _Operation:
+    translation: Translation
+    others: OtherDevices | None
+    closed: bool  # as far as is known
     calls: int = 0
-    closed: bool = True  # as far as is known
-    executions: dict[_Begin, tuple[Execution, ...]] = field(default_factory=dict)
+    executions: dict[tuple[_Begin, LinkChanges], tuple[Execution, ...]] = field(default_factory=dict)
+    new_changes: int = 0  # executions alone because of changes of links
+    known_changes: int = 0  # such changes that an earlier call has met
+
+    @property
+    def follows_links(self) -> bool:
+        """True unless changes of links are different in each call, so that it would be executed several times."""
+        return self.new_changes <= _MAX_NEW_CHANGES + self.known_changes
 
 
 class RepeatedCalls:
@@ -108,126 +85,155 @@ class RepeatedCalls:
         self._operations: dict[str, _Operation] = {}
 
     def find(
-        self,
-        translation: Translation,
-        calls: Sequence[CoreCall],
-        pipe: HbmPipe,
-    ) -> tuple[Execution, ...] | None:
-        """Return the outcome of a call, and let the pipe carry what it does.
+        self, translation: Translation, calls: Sequence[CoreCall], dma: DmaEngine, others: OtherDevices | None
+    ) -> tuple[Outcome, ...] | None:
+        """Look up a call.
 
         Args:
           translation: the operation.
           calls: of all cores of the device, in the order in which they act if they do at the same time.
-          pipe: to HBM.
+          dma: of the device.
+          others: devices of the slice, whose copies use HBM too.
 
         Returns:
-          The execution of each call. None where the call has to be executed: the first one, one during which the pipe
-          changes its rate or may, because links use HBM when it begins, and all of an operation that depends on others.
+          The execution of each call, for which the core may have to wait until it ends. None where the call has to be
+          executed: the first one, one during which the pipe changes its rate, and all of an operation that depends on
+          others.
         """
-        operation = self._operations.setdefault(translation.name, _Operation(closed=_may_be_closed(translation)))
+        operation = self._operations.get(translation.name)
+        if operation is None:
+            operation = _Operation(translation, others, closed=_may_be_closed(translation))
+            self._operations[translation.name] = operation
         operation.calls += 1
-        if not operation.closed or operation.calls == 1 or pipe.serves_links:
+        follows_links = others is not None and operation.follows_links
+        pipe = dma.pipe
+        if not operation.closed or operation.calls == 1 or (pipe.left < 1.0 and not follows_links):
             return None
         time = calls[0].time
-        rate, until = pipe.rate(max(time, pipe.free))
-        if rate != pipe.rate(time)[0]:
+        rate, until = pipe.rate_without_links(max(time, pipe.free))
+        if rate != pipe.rate_without_links(time)[0]:
             return None
         pipe_cycles = max(0.0, pipe.free - time)
-        last = pipe.last if pipe_cycles else ("", 0.0)
-        cores = tuple((call.core, call.time - time, call.flags) for call in calls)
-        key = (round(pipe_cycles, _PIPE_DIGITS), rate, last, cores)
-        executions = operation.executions.get(key)
+        begin = _Begin(
+            pipe_cycles=round(pipe_cycles, _PIPE_DIGITS),
+            rate=rate,
+            left=pipe.left,
+            last=pipe.last if pipe_cycles else ("", 0.0),
+            cores=tuple((call.core, call.time - time, call.flags) for call in calls),
+        )
+        at_full_rate = replace(begin, pipe_cycles=round(pipe_cycles * pipe.left, _PIPE_DIGITS), left=1.0)
+        try:
+            executions = self.execution(operation, at_full_rate, calls)
+        except SimulationError:
+            operation.closed = False
+            return None
+        if executions is None or time + executions[0].dma.pipe.free > until or _makes_known_results(calls, executions):
+            return None
+        lookup = _Lookup(self, operation, calls, dma, begin, until, executions)
+        if follows_links:
+            lookup.follow_links()
+        return tuple(lookup.outcome(number) for number in range(len(calls)))
+
+    def execution(
+        self, operation: _Operation, begin: _Begin, calls: Sequence[CoreCall], changes: LinkChanges = ()
+    ) -> tuple[Execution, ...] | None:
+        """Return an execution alone, perhaps one of before; None if it is not and no more are kept."""
+        executions = operation.executions.get((begin, changes))
         if executions is None:
             if len(operation.executions) >= _MAX_KEPT:
                 return None
-            try:
-                pipe_alone = HbmPipe(self._machine, pipe_cycles, rate, last)
-                executions = _alone(translation, self._machine, calls, pipe_alone, self._spans)
-            except SimulationError:
-                operation.closed = False
-                return None
-            operation.executions[key] = executions
+            executions = self.execute(operation, calls, begin.pipe(self._machine), changes)
+            operation.executions[begin, changes] = executions
+            operation.new_changes += bool(changes)
         else:
-            for call, execution in zip(calls, executions, strict=True):
-                call.iterations.spend(execution.iterations)
-        carried = executions[0].dma.pipe
-        if time + carried.free > until:
-            return None
-        pipe.repeat(time, carried)
+            operation.known_changes += bool(changes)
         return executions
+
+    def execute(
+        self, operation: _Operation, calls: Sequence[CoreCall], pipe: HbmPipe, changes: LinkChanges
+    ) -> tuple[Execution, ...]:
+        """Execute a call alone."""
+        return execute_alone(operation.translation, self._machine, calls, pipe, self._spans, operation.others, changes)
+
+
+class _Lookup:
+    """A call of all cores of a device that is looked up."""
+
+    def __init__(
+        self,
+        repeated: RepeatedCalls,
+        operation: _Operation,
+        calls: Sequence[CoreCall],
+        dma: DmaEngine,
+        begin: _Begin,
+        until: float,
+        at_full_rate: tuple[Execution, ...],
+    ) -> None:
+        self._repeated, self._operation, self._calls, self._dma = repeated, operation, calls, dma
+        self._time, self._begin, self._until = calls[0].time, begin, until
+        self._at_full_rate = at_full_rate
+        self._pipe: HbmPipe | None = None  # as it is when the call begins
+        self._links = Waited()
+        self._changes: list[tuple[float, float]] = []  # since the begin: time, and the share of the rate left
+        self._ended = 0
+
+    def follow_links(self) -> None:
+        """Record the changes of links from now on."""
+        self._pipe = self._dma.pipe.from_time(self._time)
+        self._dma.pipe.links_changed = self._changed
+
+    def _changed(self, time: float, left: float) -> None:
+        after = time - self._time
+        if self._changes and self._changes[-1][0] == after:
+            self._changes.pop()
+        self._changes.append((after, left))
+        self._dma.schedule.changed(self._links)
+
+    def outcome(self, number: int) -> Outcome:
+        """Return the execution of one core's call, once it ends."""
+        executions = self._at_full_rate
+        if self._pipe is not None:
+            schedule = self._dma.schedule
+            # Links that leave less of the rate only delay the end.
+            yield self._end(executions[number])
+            changes = self._changes_before(executions[number])
+            executions = self._with_links(changes)
+            while (end := self._end(executions[number])) > schedule.now:
+                schedule.wait_for(self._links, end)
+                yield None
+                yield math.ceil(schedule.now)  # after all changes of this time
+                if changes != (changes := self._changes_before(executions[number])):
+                    executions = self._with_links(changes)
+        if not self._ended:
+            self._dma.pipe.repeat(self._time, executions[0].dma.pipe)
+        self._ended += 1
+        if self._ended == len(self._calls):
+            self._dma.pipe.links_changed = None
+        self._calls[number].iterations.spend(executions[number].iterations)
+        return executions[number]
+
+    def _end(self, execution: Execution) -> int:
+        return self._time + execution.begin_cycles + execution.cycles
+
+    def _changes_before(self, execution: Execution) -> LinkChanges:
+        end = execution.begin_cycles + execution.cycles
+        return tuple(change for change in self._changes if change[0] < end)
+
+    def _with_links(self, changes: LinkChanges) -> tuple[Execution, ...]:
+        repeated, operation, calls = self._repeated, self._operation, self._calls
+        executions = repeated.execution(operation, self._begin, calls, changes)
+        if executions is None or self._time + executions[0].dma.pipe.free > self._until:
+            assert self._pipe is not None
+            return repeated.execute(operation, calls, copy(self._pipe), changes)
+        return executions
+
+
+def _makes_known_results(calls: Sequence[CoreCall], executions: Sequence[Execution]) -> bool:
+    """True if what is known of inputs may be known of results."""
+    passes_on = any(execution.memory.passes_inputs_on for execution in executions)
+    return passes_on and any(call.knows_inputs for call in calls)
 
 
 def _may_be_closed(translation: Translation) -> bool:
     """True if its results are in memory that only copies and vectors write."""
     return all(operand.is_input or operand.space in ("hbm", "vmem", "cmem") for operand in translation.operands)
-
-
-def _alone(
-    translation: Translation, machine: MachineModel, calls: Sequence[CoreCall], pipe: HbmPipe, spans: int
-) -> tuple[Execution, ...]:
-    """Execute an operation alone; raise SimulationError if it depends on something else."""
-    schedule, count = Schedule(), len(calls)
-    timelines = [Timeline(spans) for _ in calls] if spans else None  # by core
-    dma = DmaEngine(machine, count, timelines, schedule, pipe=pipe)
-    mailboxes = Mailboxes(count, schedule)
-    others: Any = _Nobody()
-    device = DeviceParts(dma=dma, mailboxes=mailboxes, sparse_cores=others, meeting=Meeting(count), others=others)
-    started: list[tuple[CoreCall, int, Sequencer, OwnMemory, Mxus, int]] = []
-    for call in calls:
-        begin = call.time - calls[0].time
-        timeline = timelines[call.core] if timelines else None
-        memory, mxus = OwnMemory(call.iterations), call.mxus(timeline)
-        for flag, amount in call.flags:
-            dma.set(call.core, translation.name, flag, amount)
-        parts = CoreParts(
-            device=device,
-            number=call.core,
-            # Of a chip whose devices have several cores no other device's cores have other numbers.
-            named_words={"core id": call.core} if count > 1 else {},
-            model=machine,
-            memory=memory,
-            iterations=call.iterations,
-            parameter=_refuse,
-            call=_refuse,
-        )
-        activation = Activation(
-            translation=translation,
-            mxus=mxus,
-            timer=LoopTimer(translation.name, begin, timeline),
-            passed={operand.register: _HANDED_OVER for operand in translation.operands},
-        )
-        sequencer = Sequencer(parts, activation)
-        started.append((call, begin, sequencer, memory, mxus, call.iterations.left))
-        schedule.start(begin, sequencer.run(begin), lambda sequencer=sequencer: sequencer.waits_for)
-    ends = [int(end) for end in schedule.run()]  # DeadlockError: it waits for others
-    cores = range(count)
-    if dma.acts_on_others(translation.name, cores) or not mailboxes.are_empty:
-        _refuse()
-    executions = []
-    for (call, begin, sequencer, memory, mxus, before), end in zip(started, ends, strict=True):
-        if dma.own_flags(call.core, translation.name, end) is None:
-            _refuse()
-        execution = Execution(
-            begin_cycles=begin,
-            cycles=end - begin,
-            iterations=before - call.iterations.left,
-            block_counts=tuple(sequencer.counts),
-            loop=sequencer.timer.longest(begin, end),
-            dma=dma,
-            mxus=mxus,
-            memory=memory,
-            timeline=timelines[call.core] if timelines else None,
-        )
-        executions.append(execution)
-    return tuple(executions)
-
-
-def _refuse(*_: object) -> NoReturn:
-    raise SimulationError("an operation that depends on others")
-
-
-class _Nobody:
-    """Placeholder for other devices and SparseCores, which an operation executed alone has none of."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        _refuse()

@@ -104,12 +104,12 @@ class PreparedProgram:
           DeadlockError: it waits for something that does not come.
         """
         check_constants(chip.machine, self.prepared_for)
-        words = self._known(parameters)
+        base = self._setup(chip, spans, remember=remember)
+        base = replace(base, parameters=self._known(parameters), operand_words=operand_words)
 
         def device(attempt: Attempt) -> DeviceRun:
             kept_spans = spans if attempt.progression == ZEROS else 0
-            setup = self._setup(chip, attempt, kept_spans, remember=remember)
-            setup = replace(setup, parameters=words, operand_words=operand_words)
+            setup = base.of_attempt(attempt)
             run = _run_device(setup, kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, lambda cold: _run_device(cold, 0)))
 
@@ -159,9 +159,11 @@ class PreparedProgram:
             parameters=tuple(map(self._known, parameters or [()] * len(assignment))), operand_words=tuple(operand_words)
         )
 
+        base = self._setup(chip, spans, remember=remember)
+
         def devices(attempt: Attempt) -> DevicesRun:
             kept_spans = spans if attempt.progression == ZEROS else 0
-            setup = self._setup(chip, attempt, kept_spans, remember=remember)
+            setup = base.of_attempt(attempt)
             again = partial(run_devices, where=where, facts=facts, contents=contents, spans=0, one_for_all=one_for_all)
             run = again(setup, spans=kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, again))
@@ -180,7 +182,8 @@ class PreparedProgram:
         cold = again(replace(setup, initial=lambda address: int(address in self.flags)))
         return max(0, end_cycles(cold) - end_cycles(run))
 
-    def _setup(self, chip: Chip, attempt: Attempt, spans: int, *, remember: bool) -> DeviceSetup:
+    def _setup(self, chip: Chip, spans: int, *, remember: bool) -> DeviceSetup:
+        """Return the setup of all attempts, each of which looks up what the ones before have executed."""
         return DeviceSetup(
             chip=chip,
             translations=self.translations,
@@ -190,14 +193,10 @@ class PreparedProgram:
             hlo=self.hlo,
             parameters=(),
             operand_words=_nothing_known,
-            assumed=attempt.assumed,
-            progression=attempt.progression,
             initial=lambda _: 1,
             pointers=self.pointers,
             remember=remember,
             repeated=RepeatedCalls(chip.machine, spans) if remember and not self.sparse_programs else None,
-            max_iterations=attempt.most_iterations,
-            skipped=attempt.skipped,
         )
 
     def _assuming(self, run_with: Callable[[Attempt], _Run], limit: int) -> tuple[_Run, dict[str, str]]:

@@ -91,7 +91,7 @@ def test_only_v6e_is_slow() -> None:
 def test_links_leave_the_rest_of_the_rate() -> None:
     pipe = HbmPipe(replace(V5E.machine, hbm_slow_period_s=0.0))
     quarter = pipe.bytes_per_cycle / 4
-    assert not pipe.serves_links
+    assert pipe.left == 1
     pipe.serve_links(0, quarter)
     pipe.carry(0, 300)
     assert pipe.free == pytest.approx(400)
@@ -99,7 +99,7 @@ def test_links_leave_the_rest_of_the_rate() -> None:
     pipe.serve_links(200, quarter)
     pipe.serve_links(300, -2 * quarter)
     assert pipe.free == pytest.approx(300 + 150 - 50)
-    assert not pipe.serves_links
+    assert pipe.left == 1
     # In all, links had 200 quarters of a cycle and 100 halves: nothing is lost.
     assert pipe.free == pytest.approx(300 + 200 / 4 + 100 / 2)
 

@@ -68,7 +68,7 @@ class DmaEngine:
         self._timelines = timelines
         self._flags = SyncFlags()
         self.counts = [DmaCounts() for _ in range(cores)]
-        self._schedule = schedule if schedule is not None else Schedule()
+        self.schedule = schedule if schedule is not None else Schedule()
         self.waited: Callable[[int, str, int, int], None] | None = None  # told of waits for labelled flags; see `land`
         # Where one device represents all, and they differ: which of their sizes counts, and whose words.
         self.largest: Callable[[Sequence[int]], int] | None = None
@@ -195,7 +195,7 @@ class DmaEngine:
         self._flags.reset_own_flags(core, program, alone.own_flags(core, program, cycles) or ())
 
     def _land(self, flag: Flag, time: int, granules: int, label: str = "") -> None:
-        self._schedule.changed(flag)
+        self.schedule.changed(flag)
         flag.label = label
         landing = flag.landing
         landing.append((time, granules))
@@ -261,11 +261,11 @@ class DmaEngine:
         for ahead, (time, amount) in enumerate(flag.landing, 1):
             count += amount
             if satisfied(count):
-                if self._schedule.patient and time > self._schedule.now:
-                    self._schedule.wait_for(flag, time)
+                if self.schedule.patient and time > self.schedule.now:
+                    self.schedule.wait_for(flag, time)
                     return None
                 return ahead
-        self._schedule.wait_for(flag)
+        self.schedule.wait_for(flag)
         return None
 
     def count(self, core: int, program: str, time: int, flag: int) -> int:

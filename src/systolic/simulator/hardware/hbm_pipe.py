@@ -10,7 +10,9 @@ What links read and write passes beside that order, at the links' rate, and leav
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 
 from systolic.chips import MachineModel
 
@@ -47,7 +49,9 @@ class HbmPipe:
         self._slow = False  # begins slowly
         self._busy_from = 0.0  # from then to `free` without a pause
         self._links_bytes_per_cycle = 0.0  # that links read and write now
-        self._left = 1.0  # the share of the rate that they leave
+        self.left = 1.0  # the share of the rate that they leave
+        self.links_changed: Callable[[float, float], None] | None = None  # called with the time and the new `left`
+        self._origin = 0.0  # when the first period begins
 
     def carry(self, time: float, cycles: float, direction: str = "") -> float:
         """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins.
@@ -72,18 +76,18 @@ class HbmPipe:
 
     def rate(self, time: float) -> tuple[float, float]:
         """Return the share of the full rate at a time not before `free`, and until when it is known to last."""
-        if self._constant_rate is not None:
-            return self._constant_rate * self._left, math.inf
-        period, slow = self._at(time)
-        begun = period * self._period_cycles
-        if slow and time < begun + self._slow_cycles:
-            return self._slow_rate * self._left, begun + self._slow_cycles
-        return self._left, begun + self._period_cycles
+        rate, until = self.rate_without_links(time)
+        return rate * self.left, until
 
-    @property
-    def serves_links(self) -> bool:
-        """True if links read or write now."""
-        return self._left < 1.0
+    def rate_without_links(self, time: float) -> tuple[float, float]:
+        """Return what `rate` does if links leave all of it."""
+        if self._constant_rate is not None:
+            return self._constant_rate, math.inf
+        period, slow = self._at(time)
+        begun = period * self._period_cycles + self._origin
+        if slow and time < begun + self._slow_cycles:
+            return self._slow_rate, begun + self._slow_cycles
+        return 1.0, begun + self._period_cycles
 
     def serve_links(self, time: float, bytes_per_cycle: float) -> None:
         """Let links read and write so much more than before, or less, from `time` on.
@@ -91,17 +95,36 @@ class HbmPipe:
         What the pipe has not carried by then takes longer, or less long. Copies whose landing is known land as they
         would have: the next one bears the difference. So does what follows a repeated call.
         """
-        before = self._left
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
-        self._left = 1.0 if taken < _ROUNDING else max(_MIN_LEFT_SHARE, 1.0 - taken)
+        self.leave(time, 1.0 if taken < _ROUNDING else max(_MIN_LEFT_SHARE, 1.0 - taken))
+        if self.links_changed is not None:
+            self.links_changed(time, self.left)
+
+    def leave(self, time: float, left: float) -> None:
+        """Let links leave another share of the rate from `time` on."""
+        before, self.left = self.left, left
         since = max(time, self._busy_from)
         if self.free > since:
-            self.free = since + (self.free - since) * before / self._left
+            self.free = since + (self.free - since) * before / left
+
+    def from_time(self, time: float) -> HbmPipe:
+        """Return a copy that counts time from `time` on."""
+        pipe = copy.copy(self)
+        pipe.free, pipe._busy_from, pipe._origin = self.free - time, self._busy_from - time, self._origin - time
+        pipe.links_changed = None
+        return pipe
 
     def repeat(self, time: float, alone: HbmPipe) -> None:
-        """Carry again, from `time` on, what another pipe has carried at a constant rate from its begin on."""
-        self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
+        """Carry again, from `time` on, what another pipe has carried from its begin on.
+
+        That has carried it at a constant rate, or is a copy of this one.
+        """
+        if self._constant_rate is None and alone._constant_rate is None:
+            self._period, self._slow, self.busy_cycles = alone._period, alone._slow, alone.busy_cycles
+            self.free = time + alone.free
+        else:
+            self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
         self.last, self._busy_from = alone.last, self.free
 
     def _pass(self, begin: float, end: float, busy_cycles: float) -> None:
@@ -115,7 +138,7 @@ class HbmPipe:
 
     def _at(self, time: float) -> tuple[int, bool]:
         """Return the period of a time, and whether it begins slowly."""
-        period = int(time // self._period_cycles)
+        period = int((time - self._origin) // self._period_cycles)
         if period == self._period:
             return period, self._slow
         return period, period == self._period + 1 and self.busy_cycles > self._most_busy_cycles

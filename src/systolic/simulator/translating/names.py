@@ -16,6 +16,7 @@ from systolic.simulator.errors import SimulationError
 from systolic.simulator.hardware.sync_flags import FLAG_BITS, NUMBERED_FLAGS, SHARED_FLAGS_FROM
 
 _ALLOCATION_SPAN_BITS = 16
+ALLOCATION_SPAN = 1 << _ALLOCATION_SPAN_BITS  # pointers from an allocation's begin to the next one's
 # Parameters lie in the upper half of what an address may be that is going to be multiplied by sixteen.
 _PARAMETERS_FROM = 1 << 27
 _PARAMETERS_TO = 1 << 28
