@@ -85,6 +85,11 @@ class RepeatedCalls:
         self._spans = spans
         self._operations: dict[str, _Operation] = {}
 
+    @property
+    def looked_up(self) -> frozenset[str]:
+        """Operations whose calls are looked up."""
+        return frozenset(name for name, kept in self._operations.items() if kept.closed and kept.executions)
+
     def find(
         self, translation: Translation, calls: Sequence[CoreCall], dma: DmaEngine, others: OtherDevices | None
     ) -> tuple[Outcome, ...] | None:
