@@ -10,10 +10,11 @@ inputs to its results, which are then known as well.
 
 Links of a slice take a share of the rate, which changes while a call lasts. The call does not act on links, so the
 changes can be awaited: a call that is looked up waits until it would end if links left HBM alone, and is looked up by
-the changes until then. If it ends later with them, it waits for further changes until that end.
+the changes until then. If it ends later with them, it waits for further changes until that end. Operations that keep
+meeting other changes are executed if links use HBM when they begin, and else looked up without later changes.
 
-The cores of a device share its pipe. They begin an operation together, after a barrier, and are executed alone
-together, as far apart as they are; see `Meeting`. Calls of one core are executed.
+The cores of a device share its pipe. They begin an operation at about the same time, and are executed alone together,
+as far apart as they are; see `Meeting`. Calls of one core are executed.
 """
 
 from __future__ import annotations

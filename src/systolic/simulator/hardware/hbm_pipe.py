@@ -96,7 +96,8 @@ class HbmPipe:
         """Let links read and write so much more than before, or less, from `time` on.
 
         What the pipe has not carried by then takes longer, or less long. Copies whose landing is known land as they
-        would have: the next one bears the difference. So does what follows a repeated call.
+        would have: the next one bears the difference. So does what follows a call that was looked up without later
+        changes, see `repeated_calls`.
         """
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
