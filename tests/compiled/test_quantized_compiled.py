@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 
 import systolic
 from systolic.compiler import CompilerRefusal, WorkerPool, submit_compilation
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.quantized.kernel.copies import QuantizedOperands
 from systolic.ops.quantized.kernel.product import quantized_product
 from systolic.ops.quantized.schedule import QuantizedSchedule
@@ -146,7 +147,8 @@ def kernel_within(
     spec: QuantizedSpec, schedule: QuantizedSchedule, limit_bytes: int, lhs: Any, values: Any, scales: Any
 ) -> Any:
     operands = QuantizedOperands(lhs=lhs, values=values, scales=scales)
-    return quantized_product(operands, spec=spec, schedule=schedule, activation=None, vmem_limit_bytes=limit_bytes)
+    kernel = HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=limit_bytes)
+    return quantized_product(operands, kernel, activation=None)
 
 
 @pytest.mark.sampled(1)

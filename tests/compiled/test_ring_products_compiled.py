@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,3 +58,21 @@ def test_each_copy_goes_to_a_neighbor(
     assert collective.sent_bytes == 7 * chunk_bytes
     used = [link.sent_bytes for link in slice_run.links if link.sent_bytes]
     assert used == [3.5 * chunk_bytes] * 16
+
+
+@pytest.mark.parametrize(
+    ("fn", "specs", "out"),
+    [
+        (systolic.all_gather_matmul, (P(("data", "model")), P(None, "model")), P("data", "model")),
+        (systolic.matmul_reduce_scatter, (P("data", "model"), P("model")), P(("data", "model"))),
+    ],
+)
+def test_a_mesh_of_two_axes_takes_jax_s_check_of_what_varies(
+    pool: WorkerPool, fn: Callable[..., Any], specs: Any, out: Any
+) -> None:
+    mesh = systolic.slice_mesh("v6e", "2x4", data=2, model=4)
+    run = jax.shard_map(functools.partial(fn, axis_name="model"), mesh=mesh, in_specs=specs, out_specs=out)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((256, 512), (512, 512))]
+    outcome = submit_simulation(pool, run, arrays, systolic.chip("v6e"), label="a test", topology="2x4").result()
+    assert outcome.slice_run is not None
+    assert [collective.kind for collective in outcome.slice_run.collectives] == ["pallas"]

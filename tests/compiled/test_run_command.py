@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from virtual_devices import run_on_virtual_devices
 
 import systolic
 from systolic.cli.main import main
@@ -116,3 +119,70 @@ def test_the_time_is_that_of_simulate() -> None:
     assert program.time_us == systolic.simulate(lambda x, y: x @ y, x, x, chip="v5e").time_us
     assert program.time_us is not None
     assert " ms on v5e in 2 calls" in str(recording.result())
+
+
+SHARDED = """
+import functools
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import systolic
+
+FOUR = (AxisType.Auto,)
+
+
+def product(x, w):
+    return jnp.sum(x @ w, axis=0)
+
+
+def arguments(mesh, make):
+    cut, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+    return make((512, 512), cut), make((512, 256), whole)
+
+
+with systolic.record("v6e", topology="2x2") as recording:
+    mesh = jax.make_mesh((4,), ("data",), axis_types=FOUR)
+    jax.jit(product)(*arguments(mesh, lambda shape, place: jax.device_put(jnp.ones(shape, jnp.bfloat16), place)))
+(program,) = recording.result().programs
+assert program.step is not None, program.reason
+there = systolic.slice_mesh("v6e", "2x2", data=4)
+shapes = arguments(there, lambda shape, place: jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place))
+run = systolic.simulate(product, *shapes, chip="v6e", topology="2x2")
+assert run.time_us == program.time_us, (run.time_us, program.time_us)
+assert program.step.devices == 4 and " ms on v6e 2x2 in 1 calls" in str(recording.result())
+"""
+
+
+def test_the_time_on_a_slice_is_that_of_simulate(tmp_path: Path) -> None:
+    run_on_virtual_devices(SHARDED, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_the_sharded_example_runs_on_a_slice(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_sharded.py"
+    command = [
+        sys.executable,
+        "-m",
+        "systolic",
+        "run",
+        str(example),
+        "--chip",
+        "v6e",
+        "--topology",
+        "2x2",
+        "--no-values",
+    ]
+    done = subprocess.run([*command, "--", "--model", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "slice 2x2" in done.stdout
+    (step,) = (line.split() for line in done.stdout.splitlines() if line.startswith("train_step"))
+    assert "bf16[512,512]@data,-" in step
+    assert "step 2: loss 0.0000" in done.stdout
+
+
+@pytest.mark.exhaustive
+def test_a_script_that_wants_several_devices_is_told_how_to_get_them(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("sharded.py").write_text("import jax\njax.make_mesh((64,), ('data',))\n")
+    assert main(["run", "sharded.py", "--chip", "v6e", "-q"]) == 1
+    assert "give it a slice with --topology" in capsys.readouterr().err
+    assert main(["run", "sharded.py", "--chip", "v6e", "--topology", "8x8", "-q"]) == 2
+    assert "a slice 8x8 of v6e has 64 devices, and JAX has started with" in capsys.readouterr().err

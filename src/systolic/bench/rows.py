@@ -105,6 +105,8 @@ class OurTime:
     stall_share: Amount | None = None
     # Communication that nothing hides.
     exposed_us: Amount | None = field(default=None, metadata={_SAVED_NAME: "ours_exposed_us"})
+    # On a slice, in addition to both programs' flags, if our program is faster with them.
+    flags: Mapping[str, str] = field(default_factory=dict, metadata={_SAVED_NAME: "ours_flags"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ _COLUMNS: tuple[Column[BenchRow], ...] = (
     error_column(lambda row: row.ours.error),
     numeric("XLA µs", lambda row: row.xla_repeated_us, us),
     error_column(lambda row: row.xla.error, "± XLA", droppable=True),
+    textual("ours with", lambda row: "more VMEM" if row.ours.flags else "", optional=True),
     textual("with", lambda row: "more VMEM" if row.xla.flags else row.xla.form, optional=True),
     numeric("× XLA", lambda row: row.ratio, ".2f"),
     numeric("alone", lambda row: row.ratio_alone, ".2f", droppable=True),
@@ -65,8 +66,9 @@ def show(
     missed = f", {len(summary.missed)} of {len(summary.bars)} bars missed" if bars else ""
     out.print(_verdict(summary) + missed, markup=False, soft_wrap=True)
     out.print(_LEGEND, soft_wrap=True)
-    if any(row.xla.flags for row in rows):
-        out.print(f"more VMEM: XLA is raced with {flags_text(MORE_VMEM_FLAGS)} too, and is faster so", soft_wrap=True)
+    if any(row.ours.flags or row.xla.flags for row in rows):
+        flags = flags_text(MORE_VMEM_FLAGS)
+        out.print(f"more VMEM: XLA, and on a slice ours, is raced with {flags} too, and is faster so", soft_wrap=True)
     for chip in chips:
         of_chip = [row for row in rows if row.case.chip == chip]
         for standing in (standing for standing in summary.standings if standing.chip == chip):

@@ -11,7 +11,7 @@ from systolic.checking import submit_check
 from systolic.chips import Chip
 from systolic.cli.check_tables import show_check
 from systolic.cli.function import AskedFunction, function_options
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.options import Workers, chip_option, count_option, flag_option, output_options, worker_options
 from systolic.cli.output import check_target, give
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import mesh_option
@@ -41,13 +41,7 @@ from systolic.compiler.named_shardings import mesh_axes
     help="Compile for each chip, if the TPU compiler is installed.",
 )
 @click.option("--strict", is_flag=True, help="Exit code 1 for warnings as well.")
-@click.option(
-    "--seeds",
-    type=click.IntRange(min=1, max=1000),
-    default=3,
-    show_default=True,
-    help="Number of runs, each with different inputs and orders.",
-)
+@count_option("--seeds", 3, "Number of runs, each with different inputs and orders.", most=1000)
 @worker_options("one job")
 @output_options
 def check(

@@ -12,7 +12,15 @@ from systolic.chips import Chip
 from systolic.cli.explanation_tables import show_explanation
 from systolic.cli.function import AskedFunction, function_options
 from systolic.cli.opponent import xla_default_flags_option
-from systolic.cli.options import Workers, chip_option, flag_option, output_options, page_option, worker_options
+from systolic.cli.options import (
+    Workers,
+    chip_option,
+    count_option,
+    flag_option,
+    output_options,
+    page_option,
+    worker_options,
+)
 from systolic.cli.output import check_drawing_target, check_target, give, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.cli.slice_options import AskedSlice, slice_options
@@ -29,9 +37,7 @@ from systolic.timing.outcome import Outcome
 @flag_option
 @click.option("--against", metavar="FILE.py:OTHER", help="Another function of the same arguments to compare with.")
 @page_option
-@click.option(
-    "--tries", type=click.IntRange(min=0), default=12, show_default=True, help="Simulate at most this many changes."
-)
+@count_option("--tries", 12, "Simulate at most this many changes.", least=0)
 @click.option(
     "--try-mesh", is_flag=True, help="On a slice: simulate other meshes and shardings too, at most --tries of them."
 )

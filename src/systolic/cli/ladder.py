@@ -13,7 +13,16 @@ import click
 
 from systolic.chips import Chip
 from systolic.cli.opponent import opponent_column, xla_default_flags_option
-from systolic.cli.options import Sizes, TileSizes, Workers, chip_option, flag_option, output_options, worker_options
+from systolic.cli.options import (
+    Sizes,
+    TileSizes,
+    Workers,
+    chip_option,
+    count_option,
+    flag_option,
+    output_options,
+    worker_options,
+)
 from systolic.cli.output import SIMULATED, by_reason, check_target, give, heading, make_folder, note, versions, writing
 from systolic.cli.progress import progress_bar
 from systolic.cli.tables import console, say, show_table
@@ -74,11 +83,9 @@ _COLUMNS: tuple[Column[LadderRow], ...] = (
     help="Sizes m = k = n, separated by commas.",
 )
 @click.option("--tiles", type=TileSizes(), help="Tiles of v3 to v8, in place of their own choice.")
-@click.option("--splits", type=click.IntRange(min=1), default=4, show_default=True, help="N of v2's grid (N, N).")
+@count_option("--splits", 4, "N of v2's grid (N, N).")
 @click.option("--sweep", is_flag=True, help="v4 and v5: compile and simulate candidate tiles, and take the best.")
-@click.option(
-    "--sweep-trials", type=click.IntRange(min=1), default=8, show_default=True, help="Candidates per size with --sweep."
-)
+@count_option("--sweep-trials", 8, "Candidates per size with --sweep.")
 @xla_default_flags_option
 @click.option("--check/--no-check", default=True, help="Compare with float64 in TPU interpret mode, up to size 1024.")
 @click.option(

@@ -70,6 +70,15 @@ store_option = click.option(
 )
 
 
+def count_option(
+    name: str, default: int, help_text: str, *, parameter: str | None = None, least: int = 1, most: int | None = None
+) -> Callable[[_F], _F]:
+    """Return an option that is a whole number; the command takes it as `parameter`, by default under its own name."""
+    names = (name,) if parameter is None else (name, parameter)
+    kind = click.IntRange(min=least, max=most)
+    return click.option(*names, type=kind, default=default, show_default=True, help=help_text)
+
+
 class ChipNames(TextType):
     """One chip or several with commas."""
 
@@ -223,9 +232,7 @@ def worker_options(job: str = "one compilation", time_limit_s: float = 300) -> C
             show_default=True,
             help=f"Seconds of CPU time for {job}. The limit of elapsed time is ten times as long.",
         )(made)
-        return click.option(
-            "--workers", type=click.IntRange(min=1), default=2, show_default=True, help="Number of compiler processes."
-        )(made)
+        return count_option("--workers", 2, "Number of compiler processes.")(made)
 
     return decorated
 

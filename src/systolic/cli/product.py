@@ -14,7 +14,7 @@ import click
 from systolic.bench.cases import Case, fused_spec, sizes
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.suites import SUITES, suite
-from systolic.cli.options import TextType, whole_number
+from systolic.cli.options import TextType, count_option, whole_number
 from systolic.ops.op import op_of, read_spec
 from systolic.spec import LARGEST_SIZE, MatmulSpec, PrecisionName, Spec
 from systolic.support.choices import unknown_name
@@ -136,13 +136,7 @@ def stack_options(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--bias", is_flag=True, help="A bias [n] is added.")
     @click.option("--activation", metavar="NAME", default="", help="Activation: relu, gelu, silu, ….")
     @click.option("--residual", is_flag=True, help="An array [m, n] is added.")
-    @click.option(
-        "--batch",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Number of products of these sizes, each with its own operands.",
-    )
+    @count_option("--batch", 1, "Number of products of these sizes, each with its own operands.")
     @functools.wraps(command)
     def wrapped(
         *,

@@ -22,10 +22,11 @@ from systolic.cli.options import WRITTEN_FILE, Workers, chip_option, flag_option
 from systolic.cli.output import check_target, give, note, write_text
 from systolic.cli.progress import progress_bar, result_of
 from systolic.cli.run_output import program_record, run_summary, show_script
+from systolic.cli.slice_options import topology_option
 from systolic.cli.stopping import STOPPED
 from systolic.cli.tables import chosen_format
 from systolic.compiler import check_available
-from systolic.running import Recording
+from systolic.running import HostSlice, Recording
 from systolic.steps import TIME_LIMIT_S
 from systolic.support.bugs import raise_own
 from systolic.support.regular_file import read_regular
@@ -49,6 +50,7 @@ class _Command(click.Command):
 @click.argument("script_arguments", metavar="[-- ARGUMENTS]", nargs=-1, type=click.UNPROCESSED)
 @chip_option(several=False)
 @flag_option
+@topology_option("The slice that the script runs on, for scripts with a mesh")
 @click.option("--no-values", is_flag=True, help="Compute nothing: results of jitted functions are zeros.")
 @click.option(
     "--trace",
@@ -62,6 +64,7 @@ def run(
     script: Path,
     script_arguments: tuple[str, ...],
     chips: tuple[Chip, ...],
+    topology: str | None,
     no_values: bool,
     trace_file: Path | None,
     workers: Workers,
@@ -74,12 +77,16 @@ def run(
     Pallas kernels run in TPU interpret mode. At the end there is a table by call. Operations outside of jitted
     functions run on the CPU and have no time. Ctrl-C ends the script; the table follows.
 
+    With --topology the script sees as many devices as the slice has, and what it shards over them is compiled for the
+    slice.
+
     Exit code: the script's. 1: it ended well, but a program has no time, or the arrays do not fit HBM.
 
     \b
     Examples:
       systolic run examples/train_mlp.py --chip v6e
       systolic run examples/train_mlp.py --chip v5e --no-values --trace calls.json -- --width 4096
+      systolic run examples/train_sharded.py --chip v6e --topology 2x4
     """
     _check_script(script)
     check_target(json_file)
@@ -90,6 +97,7 @@ def run(
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # computes the values
     check_available()
     (chip,) = chips
+    host_slice = None if topology is None else HostSlice.of(chip, topology)
     # What goes to standard output for a program to read is alone there.
     aside = contextlib.redirect_stdout(sys.stderr) if json_file == "-" or chosen_format() != "table" else None
     with _started_as(script, script_arguments), workers.pool() as pool:  # workers import its neighbours as well
@@ -99,6 +107,7 @@ def run(
             values=not no_values,
             spans=0 if trace_file is None else _SPANS_OF_A_TRACE,
             started=lambda label: note(f"{label}: compiling for {chip.name}", quiet=quiet),
+            host_slice=host_slice,
         )
         with recording.active(), aside or contextlib.nullcontext():
             code = _exit_code(script)

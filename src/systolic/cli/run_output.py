@@ -36,6 +36,7 @@ def program_record(run: ScriptRun, program: TimedProgram) -> dict[str, Any]:
     limited_by, share = program.limit
     return {
         **row,
+        "devices": program.step.devices,
         "provenance": program.step.run.provenance,
         "time_error": dataclasses.asdict(program.step.error),
         "limited_by": limited_by,
@@ -49,6 +50,7 @@ def program_record(run: ScriptRun, program: TimedProgram) -> dict[str, Any]:
 def run_summary(run: ScriptRun, script_exit_code: int) -> dict[str, Any]:
     return {
         "provenance": "simulated",
+        "topology": run.topology,
         "total_us": run.total_us,
         "calls": len(run.sequence),
         "sequence": list(run.sequence),
@@ -64,7 +66,7 @@ def run_summary(run: ScriptRun, script_exit_code: int) -> dict[str, Any]:
 def show_script(run: ScriptRun, chip: Chip) -> None:
     """Print a table by program, and lines on HBM and on what has no time."""
     out = console()
-    heading(out, (run.chip,), SIMULATED, flags=chip.given_flags)
+    heading(out, (run.chip,), *[f"slice {run.topology}"] * bool(run.topology), SIMULATED, flags=chip.given_flags)
     programs = run.by_time()
     if programs:
         show_table(out, _columns(run), programs)
@@ -95,7 +97,8 @@ def _total_text(run: ScriptRun) -> str:
 
 
 def _hbm_text(run: ScriptRun) -> str:
-    text = f"HBM: {size_text(run.needed_bytes)} needed at once, of {size_text(run.capacity_bytes)}"
+    where = " on a device" if run.topology else ""
+    text = f"HBM: {size_text(run.needed_bytes)} needed at once{where}, of {size_text(run.capacity_bytes)}"
     if run.fits:
         return text
     return f"{text}: it does not fit. The largest arrays: {'; '.join(map(str, run.largest)) or 'none'}"
@@ -108,9 +111,13 @@ def _columns(run: ScriptRun) -> tuple[Column[TimedProgram], ...]:
     def share(program: TimedProgram) -> float | None:
         return None if program.total_us is None else program.total_us / max(run.total_us, 1e-9)
 
+    def devices(program: TimedProgram) -> int | None:
+        return None if program.step is None else program.step.devices
+
     return (
         textual("call", lambda program: program.name),
         textual("arguments", lambda program: program.arguments, droppable=True),
+        *[numeric("devices", devices, ",")] * bool(run.topology),
         numeric("calls", lambda program: program.calls, ","),
         numeric("simulated µs", lambda program: program.time_us, us),
         error_column(lambda program: None if program.step is None else program.step.error, droppable=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from systolic.chips import Chip
-from systolic.cli.options import Workers, chip_option, worker_options
+from systolic.cli.options import Workers, chip_option, count_option, worker_options
 from systolic.cli.output import make_folder, note, write_text
 from systolic.cli.progress import progress_bar
 from systolic.compiler import check_available
@@ -19,9 +19,7 @@ from systolic.tuning.profiling import profile_tiles
 @click.command(name="profile")
 @chip_option()
 @click.option("--dtype", default="bfloat16", show_default=True, help="The dtype of both operands.")
-@click.option(
-    "--count", type=click.IntRange(min=1), default=160, show_default=True, help="Number of tiles for each chip."
-)
+@count_option("--count", 160, "Number of tiles for each chip.")
 @click.option(
     "--again",
     is_flag=True,

@@ -23,6 +23,7 @@ from systolic.cli.options import (
     FiniteFloat,
     Workers,
     chip_option,
+    count_option,
     output_options,
     store_option,
     worker_options,
@@ -81,13 +82,7 @@ from systolic.tuning import tune as searched
     metavar="SECONDS",
     help="Time for one product, after which no further trial starts.",
 )
-@click.option(
-    "--trials",
-    type=click.IntRange(min=1),
-    default=12,
-    show_default=True,
-    help="Configurations to compile for one product at most; stored trials count.",
-)
+@count_option("--trials", 12, "Configurations to compile for one product at most; stored trials count.")
 @click.option("--exhaustive", is_flag=True, help="Try every legal configuration; takes hours.")
 @worker_options("one trial", time_limit_s=COMPILE_LIMIT_S)
 @click.option(
@@ -98,13 +93,12 @@ from systolic.tuning import tune as searched
 )
 @tls_options
 @store_option
-@click.option(
+@count_option(
     "--measure",
-    "measured",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Number of best configurations to run on the attached TPU, timed by its clock.",
+    0,
+    "Number of best configurations to run on the attached TPU, timed by its clock.",
+    parameter="measured",
+    least=0,
 )
 @xla_default_flags_option
 @click.option("--plot", "plot_file", type=WRITTEN_FILE, help="Draw all trials of the last product as a PNG.")

@@ -55,11 +55,12 @@ from systolic.compiler.named import (
     named_argument,
 )
 from systolic.compiler.named_calls import check_named_call
+from systolic.compiler.pickling import sent_devices
 from systolic.compiler.pool import WorkerPool
 from systolic.compiler.program import CompiledProgram, Target, Topology
 from systolic.compiler.sharded import ShardedFunction, with_virtual_devices
 from systolic.compiler.slice_calls import check_sharded_call, with_slice_options
-from systolic.compiler.slice_devices import slice_devices, slice_mesh, topology_of
+from systolic.compiler.slice_devices import StandInDevice, ordered_devices, slice_devices, slice_mesh, topology_of
 from systolic.compiler.stage import at_stage
 from systolic.compiler.stand_in import StandIn
 from systolic.compiler.submit import submit_compilation, tracing_settings

@@ -70,6 +70,9 @@ def with_options_of(fn: Any, made: Callable[..., Any]) -> Any:
     return made if options == JitOptions() else FunctionWithOptions(made, options, function_name(fn))
 
 
-def giving_away(fn: Callable[..., Any], donated: tuple[int, ...]) -> Any:
-    """Return the function with these arguments donated, as by `jax.jit(fn, donate_argnums=donated)`."""
-    return FunctionWithOptions(fn, JitOptions(donated=donated), function_name(fn)) if donated else fn
+def giving_away(
+    fn: Callable[..., Any], donated: tuple[int, ...], in_shardings: Any = None, out_shardings: Any = None
+) -> Any:
+    """Return the function with these arguments donated, as by `jax.jit(fn, donate_argnums=donated)`, and shardings."""
+    options = JitOptions(donated, in_shardings, out_shardings)
+    return fn if options == JitOptions() else FunctionWithOptions(fn, options, function_name(fn))

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import cloudpickle
@@ -11,6 +15,23 @@ import cloudpickle
 from systolic.compiler.caller_globals import SentGlobal, packed_globals
 from systolic.compiler.globals_used import resolved
 from systolic.compiler.stand_in import StandIn, imported, jitted_again
+
+# Devices of this process, each with the device of a slice that a worker gets in its place.
+_SENT_DEVICES: ContextVar[Mapping[Any, Any]] = ContextVar("_SENT_DEVICES", default=MappingProxyType({}))
+
+
+@contextmanager
+def sent_devices(stand_ins: Mapping[Any, Any]) -> Iterator[None]:
+    """Send devices of this process as those of a slice, in meshes and shardings that functions in the block refer to.
+
+    Args:
+        stand_ins: the `StandInDevice` of each device.
+    """
+    token = _SENT_DEVICES.set(stand_ins)
+    try:
+        yield
+    finally:
+        _SENT_DEVICES.reset(token)
 
 
 def dumps(value: Any) -> bytes:
@@ -53,6 +74,8 @@ class _Pickler(cloudpickle.Pickler):
                 return imported, obj.place
             return jitted_again, (obj.function, obj.static_argnums, obj.static_argnames)
         jax = sys.modules.get("jax")
+        if jax is not None and isinstance(obj, jax.Device) and obj in _SENT_DEVICES.get():
+            return _SENT_DEVICES.get()[obj].__reduce__()
         if jax is not None and isinstance(obj, jax.custom_vjp):
             # Its constructor wants the function that pickle hands over only later, as part of its state.
             module, name = getattr(obj, "__module__", "__main__"), getattr(obj, "__qualname__", "")

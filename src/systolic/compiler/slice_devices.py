@@ -103,7 +103,6 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
     """
     import math
 
-    from jax.experimental import mesh_utils
     from jax.sharding import Mesh
 
     devices = slice_devices(chip, topology)
@@ -116,12 +115,18 @@ def slice_mesh(chip: str | Chip, topology: str, /, **axes: int) -> Any:
             f"a mesh with {named} has {math.prod(axes.values())} devices, and a slice {topology} of {name} has "
             f"{len(devices)}"
         )
+    return Mesh(ordered_devices(tuple(axes.values()), devices), tuple(axes))
+
+
+def ordered_devices(sizes: Sequence[int], devices: Sequence[Any]) -> Any:
+    """Return all devices of a slice in the order of `jax.make_mesh`, as an array of these sizes."""
+    from jax.experimental import mesh_utils
+
     try:
-        ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices)
+        return mesh_utils.create_device_mesh(sizes, devices)
     except NotImplementedError:
         # An axis of the mesh covers part of an axis of the slice: `jax.make_mesh` refuses this, too, by default.
-        ordered = mesh_utils.create_device_mesh(tuple(axes.values()), devices, allow_split_physical_axes=True)
-    return Mesh(ordered, tuple(axes))
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
 def explicit_axes(mesh: Any) -> Any:

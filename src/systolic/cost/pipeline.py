@@ -29,11 +29,13 @@ class ModelledTime:
     compute_us: float  # steps alone
     copy_us: float  # copies alone
     ramp_us: float  # until the first blocks have arrived, and from the last product to the end of its store
+    sent_us: float = 0.0  # what a link carries to other devices of a slice, alone
 
     @property
     def limit(self) -> str:
-        """The name of the larger part."""
-        return "the matrix units" if self.compute_us >= self.copy_us else "HBM"
+        """The name of the largest part."""
+        parts = {"the matrix units": self.compute_us, "HBM": self.copy_us, "the links": self.sent_us}
+        return max(parts, key=parts.__getitem__)
 
 
 def pipeline_time(spec: MatmulSpec, config: KernelConfig, chip: Chip, cost: StepCost) -> ModelledTime:

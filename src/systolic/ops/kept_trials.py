@@ -10,9 +10,10 @@ from systolic.accuracy.time_error import RatioVerdict, TimeError, ratio_error_pe
 from systolic.chips import Chip, known_chip
 from systolic.cost import machine_roofline, repeated_us
 from systolic.ops.op import op_of
+from systolic.ops.planner import Planner
 from systolic.ops.trial_error import trial_error
 from systolic.spec import Spec
-from systolic.store import Trial, best_first, fastest
+from systolic.store import StoreError, Subject, Trial, best_first, fastest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,17 @@ class KeptTrials:
     def _error(self, trial: Trial | None) -> TimeError | None:
         trial_chip = known_chip(self.chip)
         return None if trial is None or trial_chip is None else trial_error(trial, self.computed, trial_chip)
+
+
+def kept_trials(planner: Planner, spec: Spec, chip: Chip) -> KeptTrials | None:
+    """Return the stored trials of a product; the planner has warned of a store that cannot be read."""
+    if planner.store is None or chip != known_chip(chip.name):
+        return None
+    try:
+        trials = planner.store.trials(Subject.here(op_of(spec).computed(spec), chip.name))
+    except StoreError:
+        return None
+    return KeptTrials.of(spec, chip, trials)
 
 
 def xla_repeated_us(xla: Trial, spec: Spec, chip: Chip) -> float | None:

@@ -1,5 +1,6 @@
 """The table of ops. A new op is one more line."""
 
+from systolic.ops.collective.op import GatheredWeightOp, RingProductOp
 from systolic.ops.cross_entropy.op import CrossEntropyOp
 from systolic.ops.gated.op import GatedOp
 from systolic.ops.grouped.op import GroupedGradientOp, GroupedOp
@@ -17,6 +18,8 @@ OPS = (
     QuantizedOp(),
     SparseOp(),
     CrossEntropyOp(),
+    RingProductOp(),
+    GatheredWeightOp(),
 )
 
 for op in OPS:

@@ -10,7 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from systolic.compiler import CompilerError, StandIn, argument_values, giving_away, tracing_settings
+from systolic.compat import jit_shardings
+from systolic.compiler import (
+    PlacedArray,
+    StandIn,
+    argument_values,
+    giving_away,
+    tracing_settings,
+)
+from systolic.running.host_slice import HostSlice, ShardedCallError, cut_text, is_on_several
 from systolic.running.sent import Registration, SentCall
 from systolic.running.timed_function import TimedFunction
 from systolic.steps import Step
@@ -20,10 +28,6 @@ _ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 _MAX_ARRAYS = 3  # named in a table
 # Floats that a program branches on are scalars and thresholds; integers may be indices and group sizes.
 _MAX_FLOATS = 1024
-
-
-class ShardedCallError(CompilerError):
-    """A call has no time because it is sharded over several devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,8 +70,17 @@ class JittedCall:
             return None
         return JittedCall(function=function, args=args, kwargs=kwargs, dynamic=dynamic, leaves=leaves, key=key)
 
+    @property
+    def options(self) -> tuple[Any, Any]:
+        """The shardings of arguments and of results that its `jax.jit` was given; None: none."""
+        return jit_shardings(self.function.jitted)
+
     def step(
-        self, registrations: Sequence[Registration], donated: Sequence[bool], is_known: Callable[[Any], bool]
+        self,
+        registrations: Sequence[Registration],
+        donated: Sequence[bool],
+        is_known: Callable[[Any], bool],
+        host_slice: HostSlice | None = None,
     ) -> Step:
         """Return the call for a worker.
 
@@ -75,17 +88,18 @@ class JittedCall:
           registrations: pytree classes that the worker does not know.
           donated: True for each leaf that is donated.
           is_known: returns True if a leaf's contents were computed.
+          host_slice: the slice that it runs on; None: it runs on one device.
 
         Raises:
-          ShardedCallError: it is sharded over several devices.
+          ShardedCallError: it is sharded over several devices and there is no slice, or in a way that is not sent.
         """
         import jax
 
-        devices = max((len(leaf.devices()) for leaf in self.leaves if isinstance(leaf, jax.Array)), default=1)
-        if devices > 1:
+        if host_slice is None and any(map(is_on_several, self.leaves)):
+            devices = max(len(leaf.devices()) for leaf in self.leaves if isinstance(leaf, jax.Array))
             raise ShardedCallError(
-                f"its arguments are sharded over {devices} devices of this process, but a script is timed on one: use "
-                "`systolic simulate` or `systolic step` with --topology"
+                f"its arguments are sharded over {devices} devices of this process, which stand for no slice: name one "
+                "by `systolic run --topology`, or systolic.record(topology=…)"
             )
         flags = iter(donated)
         given = [[next(flags) for _ in jax.tree.leaves(argument)] for argument in self.dynamic]
@@ -102,9 +116,14 @@ class JittedCall:
             },
             registrations=tuple(registrations),
         )
+        args = jax.tree.map(lambda leaf: _sent_leaf(leaf, is_known(leaf), host_slice), self.dynamic)
+        if host_slice is None:
+            return Step(fn=giving_away(sent, argnums), args=args)
+        mesh = jax.sharding.get_mesh()
         return Step(
-            fn=giving_away(sent, argnums),
-            args=jax.tree.map(lambda leaf: _sent_leaf(leaf, known=is_known(leaf)), self.dynamic),
+            fn=giving_away(sent, argnums, *jax.tree.map(host_slice.sharding, self.options)),
+            args=args,
+            mesh=None if mesh.empty else host_slice.mesh(mesh),
         )
 
     @property
@@ -112,7 +131,7 @@ class JittedCall:
         """Shapes of the arguments, and static arguments, in short."""
         import jax
 
-        types = [_short(jax.typeof(leaf)) for leaf in self.leaves]
+        types = [_short(jax.typeof(leaf)) + cut_text(leaf) for leaf in self.leaves]
         words = types if len(types) <= _MAX_ARRAYS else [*types[: _MAX_ARRAYS - 1], f"{len(types) - 2} more"]
         static = [
             _ADDRESS.sub("", repr(self.args[number]))
@@ -134,7 +153,8 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
     import jax
 
     shape = jax.typeof(leaf)
-    return shape.shape, shape.dtype, getattr(shape, "weak_type", False)
+    sharding = leaf.sharding if is_on_several(leaf) else None
+    return shape.shape, shape.dtype, getattr(shape, "weak_type", False), sharding
 
 
 def _is_traced() -> bool:
@@ -145,19 +165,24 @@ def _is_traced() -> bool:
     return isinstance(jax.lax.full((), 0), Tracer)
 
 
-def _sent_leaf(leaf: Any, *, known: bool) -> Any:
+def _sent_leaf(leaf: Any, is_known: bool, host_slice: HostSlice | None) -> Any:
     """Return the contents of small arrays, on which control flow may depend, and of other arrays the shape."""
     import jax
 
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     shape = jax.typeof(leaf)
-    abstract = jax.ShapeDtypeStruct(shape.shape, shape.dtype, weak_type=shape.weak_type)
+    sharding = None
+    if host_slice is not None and isinstance(leaf, jax.Array) and is_on_several(leaf):
+        sharding = host_slice.sharding(leaf.sharding)
+    abstract = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type)
     is_whole = jax.numpy.issubdtype(shape.dtype, jax.numpy.integer) or shape.dtype == bool
-    if not known or shape.weak_type or not (is_whole or math.prod(shape.shape) <= _MAX_FLOATS):
+    if not is_known or shape.weak_type or not (is_whole or math.prod(shape.shape) <= _MAX_FLOATS):
         return abstract
     (value,) = argument_values([leaf])
-    return abstract if value is None else value
+    if value is None:
+        return abstract
+    return value if sharding is None else PlacedArray(value, sharding)
 
 
 def _short(shape: Any) -> str:

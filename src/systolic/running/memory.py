@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.schedule import MIB
@@ -41,8 +43,8 @@ class HbmWatch:
 
     Attributes:
       capacity_bytes: HBM of a device.
-      peak_bytes: the peak of all arrays, without the padding of tiles.
-      largest: the arrays that took most of the peak.
+      peak_bytes: the peak of all arrays on the fullest device, without the padding of tiles.
+      largest: the arrays, or the pieces of them, that took most of the peak.
     """
 
     def __init__(self, chip: Chip) -> None:
@@ -53,18 +55,23 @@ class HbmWatch:
         self.largest: tuple[HeldArrays, ...] = ()
 
     def look(self) -> int:
-        """Return the bytes of live arrays now; warn the first time they do not fit."""
+        """Return the bytes of live arrays on the fullest device now; warn the first time they do not fit."""
         import jax
 
-        arrays = jax.live_arrays()
-        held_bytes = sum(array.nbytes for array in arrays)
+        by_device: defaultdict[Any, list[Any]] = defaultdict(list)
+        for array in jax.live_arrays():
+            for device in array.devices():
+                by_device[device].append(array)
+        arrays = max(by_device.values(), key=lambda held: sum(map(_piece_bytes, held)), default=[])
+        held_bytes = sum(map(_piece_bytes, arrays))
         if held_bytes > self.peak_bytes:
             self.peak_bytes = held_bytes
             sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
             counts: Counter[tuple[tuple[int, ...], str]] = Counter()
             for array in arrays:
-                sizes[array.shape, str(array.dtype)] += array.nbytes
-                counts[array.shape, str(array.dtype)] += 1
+                kind = (array.sharding.shard_shape(array.shape), str(array.dtype))
+                sizes[kind] += _piece_bytes(array)
+                counts[kind] += 1
             self.largest = tuple(
                 HeldArrays(shape=kind[0], dtype=kind[1], count=counts[kind], size_bytes=size_bytes)
                 for kind, size_bytes in sizes.most_common(_MAX_KINDS)
@@ -78,3 +85,9 @@ class HbmWatch:
                 HbmWarning,
             )
         return held_bytes
+
+
+def _piece_bytes(array: Any) -> int:
+    """Return the bytes of an array's piece on each of its devices."""
+    shape = array.sharding.shard_shape(array.shape)
+    return array.nbytes * math.prod(shape) // max(1, array.size)

@@ -13,8 +13,9 @@ from typing import Any
 from systolic.chips import Chip, FlagValue, with_flags
 from systolic.chips import chip as chip_named
 from systolic.compat import abstract_mesh_in_all_threads, interpret_params
-from systolic.compiler import CompilerError, WorkerPool, check_available
+from systolic.compiler import CompilerError, WorkerPool, check_available, sent_devices
 from systolic.running.call import JittedCall
+from systolic.running.host_slice import HostSlice, one_device_notes
 from systolic.running.memory import HbmWatch
 from systolic.running.patches import jit_patches, registration_patches
 from systolic.running.program import Program, UnsentError
@@ -43,6 +44,7 @@ class Recording:
       values: True: results are computed on the CPU; False: they are zeros.
       spans: number of timeline spans of each kind to keep per program, from the beginning and from the end.
       started: called with the name and arguments of each new program.
+      host_slice: the slice that the code runs on; None: one device.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class Recording:
         values: bool = True,
         spans: int = 0,
         started: Callable[[str], object] = lambda _: None,
+        host_slice: HostSlice | None = None,
     ) -> None:
         self._pool, self._chip, self._values, self._spans, self._started = pool, chip, values, spans, started
+        self._slice = host_slice
         self._programs: dict[Hashable, Program] = {}
         self._sequence = array("I")
         self._registrations: list[Registration] = []
@@ -81,6 +85,8 @@ class Recording:
             stack.enter_context(replaced(jit_patches(_called)))
             stack.enter_context(replaced(registration_patches(self._registrations)))
             stack.enter_context(replaced(compiled_for_a_tpu()))
+            stack.enter_context(replaced(one_device_notes() if self._slice is None else self._slice.replacements()))
+            stack.enter_context(sent_devices({} if self._slice is None else self._slice.stand_ins))
             stack.enter_context(pltpu.force_tpu_interpret_mode(self._interpreter))  # also outside jitted functions
             jax.monitoring.register_event_duration_secs_listener(self._compiled)
             stack.callback(jax.monitoring.unregister_event_duration_listener, self._compiled)
@@ -101,6 +107,7 @@ class Recording:
         """
         return ScriptRun(
             chip=self._chip.name,
+            topology="" if self._slice is None else self._slice.topology,
             programs=tuple(program.timed() for program in self._programs.values()),
             sequence=tuple(self._sequence),
             capacity_bytes=self._hbm.capacity_bytes,
@@ -133,18 +140,24 @@ class Recording:
 
         with self._as_on_chip():
             traced = _traced(call)
+            is_sharded = self._slice is not None and self._slice.is_over(call.leaves, call.options, traced.jaxpr)
+            shapes = None if self._values else _result_shapes(traced) if is_sharded else traced.out_info
+        host_slice = self._slice if is_sharded else None
         program = Program(
             number=len(self._programs),
             function=call.function,
             arguments=call.text,
             job=Future(),
-            shapes=None if self._values else traced.out_info,
+            shapes=shapes,
             donated=[leaf.donated for leaf in jax.tree.leaves(traced.args_info)],
         )
         self._started(program.label)
         try:
-            step = call.step(self._registrations, program.donated, self._zeros.is_computed)
-            program.job = submit_step(self._pool, step, self._chip, name=program.label, spans=self._spans)
+            step = call.step(self._registrations, program.donated, self._zeros.is_computed, host_slice)
+            topology = None if host_slice is None else host_slice.topology
+            program.job = submit_step(
+                self._pool, step, self._chip, name=program.label, topology=topology, spans=self._spans
+            )
         except CompilerError as error:
             program.job.set_exception(error)
         except Exception as error:  # noqa: BLE001 -- pickling a user's object may raise anything
@@ -208,10 +221,22 @@ def _traced(call: JittedCall) -> Any:
     return call.function.jitted.trace(*call.args, **call.kwargs)
 
 
+def _result_shapes(traced: Any) -> Any:
+    """Return the shapes of a call's results with their shardings, which XLA may have chosen for this process."""
+    import jax
+
+    return jax.tree.map(
+        lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+        traced.out_info,
+        traced.lower().compile().output_shardings,
+    )
+
+
 @contextmanager
 def record(
     chip: str | Chip = "v5e",
     *,
+    topology: str | None = None,
     values: bool = True,
     flags: Mapping[str, FlagValue] | None = None,
     workers: int = 2,
@@ -232,6 +257,8 @@ def record(
 
     Args:
       chip: a name such as "v6e", or your own record.
+      topology: chips of the slice along each axis, "2x4" on v5e and v6e, "2x2x1" on the others; None: one device. This
+        process gets as many CPU devices, unless JAX has started before.
       values: True: results are computed, Pallas calls in TPU interpret mode; False: they are zeros of the right shapes.
       flags: compiler flags by name.
       workers: number of processes that compile and simulate.
@@ -241,13 +268,15 @@ def record(
 
     Raises:
       UnknownChipError: no such chip.
+      SliceError: no such slice, or JAX has started with fewer devices than it has.
       CompilerMissing: there is no TPU compiler on the machine.
       RecordingError: another recording is active.
     """
     check_available()
     target_chip = with_flags(chip_named(chip), flags)
+    host_slice = None if topology is None else HostSlice.of(target_chip, topology)
     with WorkerPool(workers, time_limit_s, memory_limit_bytes) as pool:
-        recording = Recording(pool, target_chip, values=values, spans=spans)
+        recording = Recording(pool, target_chip, values=values, spans=spans, host_slice=host_slice)
         with recording.active():
             yield recording
         wait([job for _, job in recording.jobs()])

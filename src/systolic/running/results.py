@@ -64,7 +64,10 @@ class TimedProgram:
         wait = max(stalls, key=lambda cause: stalls[cause])
         if part.limit_share >= _BUSY:
             return part.limit, part.limit_share
-        return max(((part.limit, part.limit_share), (_WAITS[wait], stalls[wait])), key=lambda limit: limit[1])
+        limits = [(part.limit, part.limit_share), (_WAITS[wait], stalls[wait])]
+        if self.step.slice_run is not None and self.step.slice_run.exposed_us:
+            limits.append(("waits for other devices", self.step.slice_run.exposed_us / self.step.time_us))
+        return max(limits, key=lambda limit: limit[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +77,9 @@ class ScriptRun(Summarised):
     Attributes:
       programs: the programs, in the order of their first calls.
       sequence: the position in `programs` of each call's program, in the order of the calls.
+      topology: chips of the slice along each axis; "" if it ran on one device.
       capacity_bytes: HBM of a device.
-      live_bytes: the peak of live arrays, without the padding of tiles.
+      live_bytes: the peak of live arrays on a device, without the padding of tiles.
       largest: the arrays that took most of the peak.
       untimed: number of compilations of other programs, by name: operations outside any jitted function. They ran on
         the CPU, and have no time.
@@ -88,6 +92,7 @@ class ScriptRun(Summarised):
     live_bytes: int
     largest: tuple[HeldArrays, ...]
     untimed: Mapping[str, int] = field(default_factory=dict)
+    topology: str = ""
 
     @property
     def total_us(self) -> float:
@@ -115,8 +120,9 @@ class ScriptRun(Summarised):
 
     def summary(self) -> Summary:
         """Return the total time, HBM, and a row for each program, as text and tables."""
+        where = f"{self.chip} {self.topology}".rstrip()
         return Summary(
-            heading=f"{self.total_us / 1e3:,.3f} ms on {self.chip} in {len(self.sequence):,} calls (simulated)",
+            heading=f"{self.total_us / 1e3:,.3f} ms on {where} in {len(self.sequence):,} calls (simulated)",
             facts={
                 "HBM": f"{size_text(self.needed_bytes)} of {size_text(self.capacity_bytes)}"
                 + ("" if self.fits else ": it does not fit"),

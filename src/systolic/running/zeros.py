@@ -21,7 +21,7 @@ class Zeros:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def like(self, shapes: Any) -> Any:
-        """Return a pytree of zeros for a pytree of `jax.ShapeDtypeStruct`s."""
+        """Return a pytree of zeros for a pytree of `jax.ShapeDtypeStruct`s, with their shardings over devices here."""
         import jax
 
         return jax.tree.map(self._array, shapes)
@@ -39,12 +39,23 @@ class Zeros:
             zeros = self._array(jax.ShapeDtypeStruct((*shape.shape, *data.shape), data.dtype))
             made = jax.random.wrap_key_data(zeros, impl=name)
         else:
-            # Of 4-bit types NumPy stores an element in a byte.
-            size_bytes = math.prod(shape.shape) * np.dtype(shape.dtype).itemsize
-            memory = self._zeros(size_bytes).view(shape.dtype).reshape(shape.shape)
-            made = jax.device_put(memory, may_alias=True)
+            made = self._plain(shape)
         self._made[id(made)] = made
         return made
+
+    def _plain(self, shape: Any) -> Any:
+        import jax
+
+        sharding = shape.sharding
+        piece = shape.shape if sharding is None else sharding.shard_shape(shape.shape)
+        # Of 4-bit types NumPy stores an element in a byte.
+        size_bytes = math.prod(piece) * np.dtype(shape.dtype).itemsize
+        memory = self._zeros(size_bytes).view(shape.dtype).reshape(piece)
+        if sharding is None or len(sharding.device_set) == 1:
+            return jax.device_put(memory, may_alias=True)
+        devices = sharding.devices_indices_map(shape.shape)
+        pieces = [jax.device_put(memory, device, may_alias=True) for device in devices]
+        return jax.make_array_from_single_device_arrays(shape.shape, sharding, pieces)
 
     def _zeros(self, size_bytes: int) -> np.ndarray:
         """Return bytes of zeros from a multiple of `_ALIGNMENT` on."""

@@ -56,15 +56,15 @@ class PublishedRow:
     source: str
     chip: str
     op: str
-    m: int | None
-    k: int | None
-    n: int | None  # columns; the elements of a copy
-    dtype_lhs: str
-    dtype_rhs: str
-    dtype_out: str
-    tile_m: int | None
-    tile_k: int | None
-    tile_n: int | None
+    m: int | None = None
+    k: int | None = None
+    n: int | None = None  # columns; the elements of a copy
+    dtype_lhs: str = ""
+    dtype_rhs: str = ""
+    dtype_out: str = ""
+    tile_m: int | None = None
+    tile_k: int | None = None
+    tile_n: int | None = None
     published_us: float
     timing: str
     notes: str = ""

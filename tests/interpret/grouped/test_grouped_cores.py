@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.compat import races_found
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
 from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
@@ -105,7 +106,7 @@ def test_the_gradient_of_the_matrices() -> None:
     random = np.random.default_rng(0)
     lhs, cotangent = (reference.small_integers(random, (M, size), "bfloat16") for size in (K, N))
     operands = GradientOperands(np.array(SIZES, np.int32), None, lhs, cotangent)
-    out = grouped_gradient(operands, spec=spec, schedule=its, vmem_limit_bytes=2**25, interpret=TWO_CORES)
+    out = grouped_gradient(operands, HbmKernel(spec=spec, schedule=its, vmem_limit_bytes=2**25, interpret=TWO_CORES))
     np.testing.assert_array_equal(np.asarray(out, np.float64), reference.gradient(lhs, cotangent, SIZES))
     assert not races_found()
 

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import systolic
 from systolic.compat import races_found
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
 from systolic.ops.grouped.schedule import GradientSchedule, GroupedSchedule
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
@@ -109,12 +110,10 @@ def test_the_gradient_of_the_matrices(n: int, tile_n: int, tile_k: int) -> None:
     for array in (lhs, cotangent):
         array[sum(sizes) :] = np.nan
     chosen = KernelConfig(tiles=tiles, subtile_m=32, subtile_n=tile_n, pipeline="manual")
+    schedule = GradientSchedule.of(spec, chosen, systolic.chip("v5e"))
     out = grouped_gradient(
         GradientOperands(jnp.array(sizes), None, jnp.asarray(lhs), jnp.asarray(cotangent)),
-        spec=spec,
-        schedule=GradientSchedule.of(spec, chosen, systolic.chip("v5e")),
-        vmem_limit_bytes=2**25,
-        interpret=CAREFUL,
+        HbmKernel(spec=spec, schedule=schedule, vmem_limit_bytes=2**25, interpret=CAREFUL),
     )
     np.testing.assert_array_equal(out, expected)
     assert not races_found()

@@ -15,6 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.chips import V6E
 from systolic.kernels.epilogue import Functions
 from systolic.ops.matmul.kernel import manual_dma
+from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.schedule import KernelConfig, Tiles, can_run_manually
 from systolic.spec import PLAIN, Epilogue, FusedOperand, MatmulSpec, Operands, Prologue
@@ -83,17 +84,15 @@ def check(
         **around,
     )
     activation = jax.nn.relu if epilogue.activation else None
-    outs = jax.jit(
-        lambda operands: manual_dma_matmul(
-            operands,
-            spec=spec,
-            functions=Functions(lhs=fns[0], rhs=fns[1], activation=activation),
-            config=how,
-            chip=V6E,
-            vmem_limit_bytes=2**24,
-            interpret=interpret,
-        )
-    )(operands.map(jnp.asarray))
+    kernel = MatmulKernel(
+        spec=spec,
+        functions=Functions(lhs=fns[0], rhs=fns[1], activation=activation),
+        config=how,
+        chip=V6E,
+        vmem_limit_bytes=2**24,
+        interpret=interpret,
+    )
+    outs = jax.jit(lambda operands: manual_dma_matmul(operands, kernel))(operands.map(jnp.asarray))
     wanted = expected(multiplied(lhs.astype(np.float64), rhs.astype(np.float64)))
     assert len(outs) == len(wanted) == len(spec.dtypes_out)
     for out, exact in zip(outs, wanted, strict=True):

@@ -22,6 +22,7 @@ from systolic.kernels.epilogue import Functions
 from systolic.ops.engine.activations import ACTIVATIONS
 from systolic.ops.engine.backend import Backend
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
+from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.product import Product, spec_of
 from systolic.schedule import KernelConfig, Tiles, config_violations
 from systolic.schedule.legality import alignment
@@ -93,20 +94,16 @@ def auto_pipelined(call: Call, config: KernelConfig, name: str, precision: Preci
     # One that leaves a core idle is slow, and right all the same.
     assert {each.rule for each in config_violations(spec, config, chip(name))} <= {"pipeline"}
 
-    @jax.jit
-    def run(operands: Operands) -> jax.Array:
-        (out,) = auto_pipeline_matmul(
-            operands,
-            spec=spec,
-            functions=product.functions,
-            config=config,
-            chip=chip(name),
-            vmem_limit_bytes=chip(name).scoped_vmem_bytes,
-            interpret=CAREFUL,
-        )
-        return out
-
-    return run(operands)
+    kernel = MatmulKernel(
+        spec=spec,
+        functions=product.functions,
+        config=config,
+        chip=chip(name),
+        vmem_limit_bytes=chip(name).scoped_vmem_bytes,
+        interpret=CAREFUL,
+    )
+    (out,) = jax.jit(lambda operands: auto_pipeline_matmul(operands, kernel))(operands)
+    return out
 
 
 @st.composite

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import pytest
 
 from systolic.bench.contests import ShardedContest
+from systolic.bench.race import race
 from systolic.bench.sharded import ShardedSpec, on_slice
 from systolic.bench.suites import suite
 from systolic.chips import SliceError, chip
 from systolic.cli import main
 from systolic.ops.collective import plan_across_chips
+from systolic.timing import Measurement
 from systolic.timing.experiment import Experiment
 from systolic.timing.on_mesh import on_mesh
+from systolic.timing.opponent import MORE_VMEM_FLAGS
+from systolic.timing.outcome import Outcome
 
 MESH = {"data": 2, "model": 4}
 
@@ -81,6 +86,33 @@ def test_many_rows_are_summed_by_a_kernel_across_chips() -> None:
             by_kernel[case.spec.m] = choice.by_kernel
             assert [part.by_xla_alone for part in of_parts] == [True] * (not choice.by_kernel)
     assert by_kernel == {256: False, 2048: True, 8192: True}
+
+
+class OneTime:
+    """A runner that gives every program the same time, and those with more VMEM a shorter one."""
+
+    def __init__(self, times_us: dict[bool, float]) -> None:
+        self.times_us = times_us
+
+    def run(self, experiments: Iterable[Experiment]) -> list[Outcome]:
+        return [self._outcome(experiment) for experiment in experiments]
+
+    def _outcome(self, experiment: Experiment) -> Outcome:
+        time_us = self.times_us[MORE_VMEM_FLAGS.keys() <= experiment.chip.compiler_flags.keys()]
+        measurement = Measurement(chip="v6e", provenance="simulated", time_us=time_us)
+        return Outcome(label=experiment.label, measurement=measurement)
+
+
+@pytest.mark.parametrize(
+    ("times_us", "flags"), [({False: 9.0, True: 8.0}, MORE_VMEM_FLAGS), ({False: 8.0, True: 9.0}, {})]
+)
+def test_both_programs_are_raced_with_more_vmem(times_us: dict[bool, float], flags: dict[str, str]) -> None:
+    cases = [case for case in on_slice(suite("sharded"), "2x4", MESH) if case.spec.kind == "columns"]
+    runner: Any = OneTime(times_us)
+    for row in race(cases, [chip("v6e")], runner, against="xla"):
+        assert (row.ours.time_us, row.ours.flags) == (8.0, flags)
+    for row in race(cases, [chip("v6e")], runner, against="xla", xla_default_flags=True):
+        assert (row.ours.time_us, row.ours.flags) == (times_us[False], {})
 
 
 def test_a_mesh_that_does_not_suit() -> None:

@@ -15,6 +15,7 @@ from systolic.compat import varying_alike
 from systolic.compat.mesh_values import concrete_mesh
 from systolic.ops.collective.axis_ring import AxisRing
 from systolic.ops.collective.product import Kind, RingProduct
+from systolic.ops.collective.slices import slice_of
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
@@ -88,6 +89,7 @@ def canonical(
         dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
+        slice_mesh=slice_of(concrete_mesh(), axis_name),
     )
     flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     arrays = [flat, weights.astype(dtype), *([] if bias is None else [bias])]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from systolic.chips import Chip
-from systolic.ops.collective.cost import fastest_schedule, schedule_us
-from systolic.ops.collective.schedule import RingSchedule
+from systolic.chips import Chip, UnsupportedDtypeError
+from systolic.ops.collective.configs import schedule_of
 from systolic.ops.collective.sizes import RingSizes, WeightSizes
-from systolic.ops.collective.weight_cost import fastest_weight_schedule, weight_schedule_us
-from systolic.ops.collective.weight_schedule import WeightSchedule
+from systolic.ops.kept_trials import kept_trials
+from systolic.ops.planner import Planner, Plans, planner_in_use
 from systolic.schedule import IllegalTilesError
 
 # XLA's serial programs take at least 1.15 times the sum of both parts' limits: v6e 2x4, layers of Llama-3, in
@@ -30,8 +29,10 @@ class RingChoice:
       by_kernel: True if a kernel sends and multiplies; else XLA sends, before or after a product.
       reason: of the choice.
       product: what is computed; empty if the call decides, and not its sizes.
-      time_us: of the chosen one by arithmetic, without XLA's gathering of an all-reduce; None if it was not compared.
+      time_us: of the chosen one, without XLA's gathering of an all-reduce, by arithmetic or by `tune`; None if it was
+        not compared.
       by_xla_alone: True if XLA also multiplies the parts of a device.
+      spec: of a product that a kernel can compute across chips; with its slice, `tune` takes it.
     """
 
     by_kernel: bool
@@ -39,6 +40,7 @@ class RingChoice:
     product: str = ""
     time_us: float | None = None
     by_xla_alone: bool = False
+    spec: RingSizes | WeightSizes | None = None
 
     def __str__(self) -> str:
         xla_choice = "XLA's product" if self.by_xla_alone else "XLA's collective and our product"
@@ -46,37 +48,49 @@ class RingChoice:
         return ": ".join(filter(None, (self.product, choice, self.reason)))
 
 
+def chosen(sizes: RingSizes | WeightSizes, chip: Chip, *, turned_bytes: int = 0) -> RingChoice:
+    """Return the faster one, with both times: simulated ones of `tune`, or by arithmetic.
+
+    Args:
+      turned_bytes: HBM traffic of XLA's copy before or after the kernel, for rows of several dimensions.
+    """
+    planner = planner_in_use()
+    return _chosen(planner, planner.plans, sizes, chip, turned_bytes)
+
+
 @functools.lru_cache(maxsize=1024)
-def chosen(sizes: RingSizes | WeightSizes, chip: Chip) -> RingChoice:
-    """Return the faster one by arithmetic, with both times."""
+def _chosen(
+    planner: Planner, plans: Plans, sizes: RingSizes | WeightSizes, chip: Chip, turned_bytes: int
+) -> RingChoice:
     no_kernel = functools.partial(RingChoice, by_kernel=False, product=str(sizes))
     if chip.cores_per_device > 1:
         return no_kernel(reason=f"the kernel would use one of a {chip.name}'s {chip.cores_per_device} cores")
     try:
-        schedule, kernel_us = _fastest(sizes, chip)
-    except IllegalTilesError as error:
+        plan = plans(sizes, chip, None)
+    except (IllegalTilesError, UnsupportedDtypeError) as error:
         return no_kernel(reason=str(error))
-    xla_us = serial_us(sizes, chip)
-    times = f"{kernel_us:.1f} µs by arithmetic, and XLA's collective and a product {xla_us:.1f} µs"
-    if kernel_us > xla_us * (1 - _DOUBT):
-        return no_kernel(reason=f"the kernel takes {times}; it has to save {_DOUBT:.0%}", time_us=xla_us)
-    return RingChoice(by_kernel=True, reason=f"{schedule}: {times}", product=str(sizes), time_us=kernel_us)
-
-
-def _fastest(sizes: RingSizes | WeightSizes, chip: Chip) -> tuple[RingSchedule | WeightSchedule, float]:
-    """Return the fastest schedule, and its time in µs."""
-    if isinstance(sizes, WeightSizes):
-        schedule = fastest_weight_schedule(sizes, chip)
-        return schedule, weight_schedule_us(schedule, sizes, chip)
-    schedule = fastest_schedule(sizes, chip)
-    return schedule, schedule_us(schedule, sizes, chip) + sizes.turned_bytes / chip.hbm_bytes_per_s * 1e6
+    kernel_us = plan.time_us + turned_bytes / chip.hbm_bytes_per_s * 1e6
+    is_modelled = plan.provenance == "modelled"
+    stored = None if is_modelled else kept_trials(planner, sizes, chip)
+    times = f"{kernel_us:.1f} µs {'by arithmetic' if is_modelled else plan.provenance}"
+    if stored is not None and stored.xla_us is not None:
+        xla_us, to_save = stored.xla_us, 0.0
+        times += f", and XLA's program {xla_us:.1f} µs"
+    else:
+        xla_us, to_save = serial_us(sizes, chip), _DOUBT
+        times += f", and XLA's collective and a product {xla_us:.1f} µs{'' if is_modelled else ' by arithmetic'}"
+    if kernel_us > xla_us * (1 - to_save):
+        doubt = f"; it has to save {to_save:.0%}" if to_save else ""
+        return no_kernel(reason=f"the kernel takes {times}{doubt}", time_us=xla_us, spec=sizes)
+    reason = f"{schedule_of(sizes, plan.config, chip)}: {times}"
+    return RingChoice(by_kernel=True, reason=reason, product=str(sizes), time_us=kernel_us, spec=sizes)
 
 
 def serial_us(sizes: RingSizes | WeightSizes, chip: Chip) -> float:
     """Return the time of a collective and a product, one after the other."""
     assert chip.links is not None  # else there is no schedule to compare with
     product_s = max(
-        sizes.operations / chip.peak_ops_per_s(sizes.dtype),
+        sizes.flops * sizes.passes / chip.peak_ops_per_s(sizes.dtype),
         sizes.weight_bytes / chip.hbm_bytes_per_s,
     )
     return (sizes.sent_bytes / chip.links.bytes_per_s + product_s) * _SERIAL_OVERHEAD * 1e6

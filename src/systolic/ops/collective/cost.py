@@ -6,8 +6,8 @@ another, what arrives was sent one hop earlier, and products wait for what they 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from systolic.chips import Chip
@@ -45,6 +45,11 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
     Raises:
       IllegalTilesError: there is none, with the reason.
     """
+    return legal_schedules(sizes, chip)[0]
+
+
+def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
+    """Return all legal schedules, the fastest by arithmetic first; raise IllegalTilesError if there is none."""
     violations = violations_of(sizes, chip)
     schedules = [] if violations else list(_schedules(sizes, chip))
     if not violations and not schedules:
@@ -54,7 +59,7 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
         violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
     if violations:
         raise IllegalTilesError("a product on a ring", violations)
-    return min(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
+    return sorted(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
 
 
 def usable_bytes(chip: Chip) -> int:
@@ -100,7 +105,8 @@ class _Times:
         assert chip.links is not None  # a rule of `violations_of`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
         # One TensorCore of the device runs the kernel.
-        row = 2 * sizes.k * multiplied * sizes.sums / chip.peak_ops_per_s(sizes.dtype) * chip.cores_per_device * 1e6
+        row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
+        row /= chip.peak_ops_per_s(sizes.dtype)
         width_bytes = (
             schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
         )
@@ -180,29 +186,55 @@ def _scatter_us(schedule: RingSchedule, times: _Times) -> float:
     return max(now, *arrivals.values())
 
 
+def require_fit(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> None:
+    """Raise IllegalTilesError if a schedule takes more VMEM or more semaphores than the chip has."""
+    if sizes.scatters and not schedule.scatters_evenly:
+        limit = f"{schedule.slots - schedule.first_slots} slots follow the first pass"
+        value = f"slots_at_once={schedule.slots_at_once}"
+        violation = Violation(rule="slots", value=value, limit=limit, fix="use a divisor")
+        raise IllegalTilesError(str(schedule), [violation])
+    semaphores = schedule.scatter_semaphores if sizes.scatters else 0  # the gather's are few
+    require_room(vmem_bytes(schedule, sizes), semaphores, str(schedule), chip)
+
+
+def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) -> None:
+    """Raise IllegalTilesError if buffers or semaphores are more than the chip has."""
+    violations: list[Violation] = []
+    if buffer_bytes > usable_bytes(chip):
+        limit = f"{usable_bytes(chip) / MIB:.1f} MiB"
+        value = f"{buffer_bytes / MIB:.1f} MiB of buffers"
+        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="use smaller blocks"))
+    if semaphores > MAX_SEMAPHORES:
+        value, limit = f"{semaphores} semaphores", f"{MAX_SEMAPHORES}"
+        violations.append(Violation(rule="semaphores", value=value, limit=limit, fix="use larger blocks"))
+    if violations:
+        raise IllegalTilesError(schedule, violations)
+
+
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
-    rows, columns = sizes.padded_rows, sizes.columns
-    of_sizes = functools.partial(
-        RingSchedule,
+    for pieces in (2, 4):
+        for at_once in range(1, sizes.devices * pieces // 2 + 1):
+            for block in blocks:
+                with suppress(IllegalTilesError):
+                    schedule = ring_schedule(sizes, pieces=pieces, slots_at_once=at_once, block=block)
+                    require_fit(schedule, sizes, chip)
+                    if at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS:
+                        yield schedule
+
+
+def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int) -> RingSchedule:
+    """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
+    return RingSchedule(
         devices=sizes.devices,
-        rows=rows,
-        columns=columns,
+        rows=sizes.padded_rows,
+        columns=sizes.columns,
         dtype=sizes.dtype,
+        pieces=pieces,
+        slots_at_once=slots_at_once,
+        block=block,
         weights=sizes.weights,
         outs=sizes.outs,
         transpose_rhs=sizes.transpose_rhs,
     )
-    for pieces in (2, 4):
-        for at_once in range(1, sizes.devices * pieces // 2 + 1):
-            for block in blocks:
-                try:
-                    schedule = of_sizes(pieces=pieces, slots_at_once=at_once, block=block)
-                except IllegalTilesError:
-                    continue
-                fits = vmem_bytes(schedule, sizes) <= usable_bytes(chip)
-                if sizes.scatters:
-                    fits &= schedule.scatters_evenly and schedule.scatter_semaphores <= MAX_SEMAPHORES
-                if fits and (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS):
-                    yield schedule

@@ -1,8 +1,7 @@
-"""Products across chips by the Pallas kernels, with the schedule that takes least time by arithmetic."""
+"""Products across chips by the Pallas kernels, with the schedules of their plans."""
 
 from __future__ import annotations
 
-import functools
 from typing import TypedDict
 
 import jax
@@ -13,19 +12,23 @@ from systolic.chips import Chip
 from systolic.compat.mesh_values import mesh_value
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.collective.axis_ring import AxisRing
-from systolic.ops.collective.cost import fastest_schedule, vmem_limit_bytes
+from systolic.ops.collective.configs import ring_schedule_of, weight_schedule_of
 from systolic.ops.collective.kernel.gather import all_gather_matmul
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, S
 from systolic.ops.collective.kernel.scatter import matmul_reduce_scatter
 from systolic.ops.collective.kernel.weights import matmul_gathered_weight
 from systolic.ops.collective.product import RingProduct
 from systolic.ops.collective.sizes import RingSizes, WeightSizes
-from systolic.ops.collective.weight_cost import fastest_weight_schedule, weight_vmem_limit_bytes
+from systolic.ops.engine.planned import with_plans
+from systolic.ops.planner import Plans
 from systolic.schedule.legality import IllegalTilesError, Violation
+from systolic.spec import PrecisionName, SliceMesh
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def by_pallas(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
+@with_plans(static=1)
+def by_pallas(
+    plans: Plans, product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None
+) -> tuple[Array, ...]:
     """Return the results of `product`, the gathered rows last if it keeps them."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
@@ -40,11 +43,13 @@ def by_pallas(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array 
         "weights": len(w),
         "outs": product.outs,
         "transpose_rhs": product.transpose_rhs,
+        "precision": product.precision,
+        "slice_mesh": product.slice_mesh,
     }
     x, ring = product.backend.on_tpu(x), _ring(product)
     compute = _gathered_weight if product.weight_cut else _on_ring
     with tracing_for(chip):
-        return compute(product, shared, chip, RingOperands(x=x, w=w, ring=ring, bias=bias))
+        return compute(plans, product, shared, chip, RingOperands(x=x, w=w, ring=ring, bias=bias))
 
 
 class Shared(TypedDict):
@@ -58,28 +63,36 @@ class Shared(TypedDict):
     weights: int
     outs: int
     transpose_rhs: bool
+    precision: PrecisionName
+    slice_mesh: SliceMesh | None
 
 
-def _on_ring(product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands) -> tuple[Array, ...]:
+def _on_ring(
+    plans: Plans, product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands
+) -> tuple[Array, ...]:
     """Return the results of a product whose rows are gathered, or whose sum is scattered."""
     scatters, devices = product.kind == "scatter", product.devices
     chunks, rows = (devices, operands.x.shape[0] // devices) if scatters else (1, operands.x.shape[0])
     sizes = RingSizes(rows=rows, scatters=scatters, **shared)
-    schedule = fastest_schedule(sizes, chip)
-    kernel = _kernel(product, schedule, vmem_limit_bytes(schedule, sizes, chip))
+    plan = plans(sizes, chip, product.backend.tiles)
+    schedule = ring_schedule_of(sizes, plan.config, chip)
+    kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias = _bias(operands.bias, schedule.block)
     operands = operands._replace(x=_with_rows(operands.x, chunks, schedule.rows), bias=bias)
     results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
     return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
 
 
-def _gathered_weight(product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands) -> tuple[Array, ...]:
+def _gathered_weight(
+    plans: Plans, product: RingProduct, shared: Shared, chip: Chip, operands: RingOperands
+) -> tuple[Array, ...]:
     """Return the results of a product whose weight is gathered."""
     assert product.weight_cut is not None
     rows = operands.x.shape[0]
     sizes = WeightSizes(rows=rows, cut=product.weight_cut, **shared)
-    schedule = fastest_weight_schedule(sizes, chip)
-    kernel = _kernel(product, schedule, weight_vmem_limit_bytes(schedule, sizes, chip))
+    plan = plans(sizes, chip, product.backend.tiles)
+    schedule = weight_schedule_of(sizes, plan.config, chip)
+    kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias = _bias(operands.bias, schedule.width)
     results = matmul_gathered_weight(operands._replace(x=_with_rows(operands.x, 1, schedule.rows), bias=bias), kernel)
     return tuple(_with_rows(out, 1, rows) for out in results.outs)

@@ -11,7 +11,7 @@ from jax import Array
 from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.ops.engine.backend import Computed
-from systolic.spec import Epilogue, Operands, Pairing, PrecisionName
+from systolic.spec import Epilogue, Operands, Pairing, PrecisionName, SliceMesh
 
 # all-gather × matmul, matmul × reduce-scatter, and matmul × all-gathered weight, cut by k or by n
 Kind = Literal["gather", "scatter", "weight by k", "weight by n"]
@@ -35,6 +35,7 @@ class RingProduct(Computed):
     pairing: Pairing | None = None  # of two matrices of weights: `gated` of a gather, `added` of a scatter
     kept_sum: str | None = None  # dtype of what a gather stores in addition for derivatives, as a `MatmulSpec` has it
     keeps_x: bool = False  # the gathered rows are a result too
+    slice_mesh: SliceMesh | None = None  # for the planner; None: the mesh was not set, or it fills no slice
 
     @property
     def plain(self) -> Self:

@@ -18,40 +18,39 @@ OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingSchedule:
+class DeviceProduct:
+    """One device's share of a product across chips."""
+
+    devices: int  # on the ring
+    rows: int  # of x on this device, or of a result that is scattered
+    columns: int  # of the weights that this device has
+    dtype: str  # of x and the weights
+    weights: int = 1  # matrices of weights
+    outs: int = 1  # results, each of all columns
+    transpose_rhs: bool = False  # weights are stored as [columns, k]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSchedule(DeviceProduct):
     """The schedule of all-gather × matmul, or of matmul × reduce-scatter, on one device.
 
     A chunk is the rows that one device has before all-gather, or after reduce-scatter. A step sends one piece of a
-    chunk in each direction, and a slot of VMEM holds both.
+    chunk in each direction, and a slot of VMEM holds both. Before all-gather two weights multiply the same rows, each
+    with a sum of its own; for reduce-scatter the products of two are added, by the two halves of k.
 
     Attributes:
-      devices: on the ring.
-      rows: of a chunk.
-      columns: of the device's weights.
-      dtype: of x.
       pieces: pieces of a chunk. It is even, because each direction brings half of the opposite device's chunk.
       slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
         follow, they are multiplied one by one.
       block: columns that are multiplied at once.
-      weights: matrices of weights: before all-gather two that multiply the same rows, each with a sum of its own; for
-        reduce-scatter two whose products are added, by the two halves of k.
-      outs: results of all-gather × matmul, each [devices · rows, columns].
-      transpose_rhs: weights are stored as [columns, k].
 
     Raises:
       IllegalTilesError: the pieces are odd, or a size is not cut evenly.
     """
 
-    devices: int
-    rows: int
-    columns: int
-    dtype: str
     pieces: int
     slots_at_once: int
     block: int
-    weights: int = 1
-    outs: int = 1
-    transpose_rhs: bool = False
 
     def __post_init__(self) -> None:
         multiple = self.pieces * row_multiple(self.dtype)

@@ -1,4 +1,7 @@
-"""Sizes of products across chips on one device, and the rules that they have to follow for a kernel."""
+"""Sizes of products across chips on one device, and the rules that they have to follow for a kernel.
+
+They are the specs of two ops: planner, store and `tune` know a product across chips by them, and by its slice.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from systolic.ops.collective.schedule import row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
-from systolic.spec import dtype_bytes
+from systolic.spec import OneDtype, PrecisionName, SliceMesh, dtype_bytes
+from systolic.spec.matmul import check_precision, check_sizes
 
 _DTYPES = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductSizes:
+class ProductSizes(OneDtype):
     """Sizes that all products across chips have.
 
     Attributes:
@@ -24,6 +28,7 @@ class ProductSizes:
       k: of x on one device.
       columns: of the weight that one device has.
       weights, outs, transpose_rhs: as in the schedules.
+      slice_mesh: the slice and the mesh, whose axis `ring` it sends over; None: they are not known.
     """
 
     devices: int
@@ -35,6 +40,12 @@ class ProductSizes:
     weights: int = 1
     outs: int = 1
     transpose_rhs: bool = False
+    precision: PrecisionName = "default"
+    slice_mesh: SliceMesh | None = None
+
+    def __post_init__(self) -> None:
+        check_sizes(self, "devices", "weights", "outs")
+        check_precision(self.precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +56,9 @@ class RingSizes(ProductSizes):
 
     Attributes:
       scatters: True for matmul × reduce-scatter.
-      turned_bytes: HBM traffic of a copy before or after the kernel, for rows of several dimensions.
     """
 
     scatters: bool
-    turned_bytes: int = 0
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
@@ -68,12 +77,21 @@ class RingSizes(ProductSizes):
         return (self.devices - 1) / 2 * self.rows * width
 
     @property
-    def operations(self) -> int:
+    def flops(self) -> int:
         return 2 * self.devices * self.rows * self.k * self.columns * self.sums
 
     @property
     def weight_bytes(self) -> int:
         return self.k * self.columns * self.sums * dtype_bytes(self.dtype)
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Bytes of this device's x and weights, and of the results."""
+        x_rows, out_rows = self.rows, self.devices * self.rows
+        if self.scatters:
+            x_rows, out_rows = out_rows, x_rows
+        out_bytes = self.outs * out_rows * self.columns * dtype_bytes(self.dtype_out)
+        return x_rows * self.k * dtype_bytes(self.dtype) + self.weight_bytes + out_bytes
 
     @property
     def padded_rows(self) -> int:
@@ -113,9 +131,18 @@ class WeightSizes(ProductSizes):
         return (self.devices - 1) / 2 * self.chunk_bytes
 
     @property
-    def operations(self) -> int:
-        columns = self.columns * (1 if self.cut == "k" else self.devices)
-        return 2 * self.rows * self.k * columns * self.weights
+    def out_columns(self) -> int:
+        return self.columns * (1 if self.cut == "k" else self.devices)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.k * self.out_columns * self.weights
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        """Bytes of x, this device's weight and the results."""
+        x_bytes = self.rows * self.k * dtype_bytes(self.dtype)
+        return x_bytes + self.chunk_bytes + self.outs * self.rows * self.out_columns * dtype_bytes(self.dtype_out)
 
     @property
     def weight_bytes(self) -> int:

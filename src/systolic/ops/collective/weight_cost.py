@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 
 from systolic.chips import Chip
 from systolic.ops.collective.cost import (
     BLOCK_US,
     COPY_US,
-    MAX_SEMAPHORES,
     START_US,
     WEIGHT_ROWS,
     compiler_limit_bytes,
+    require_room,
     usable_bytes,
 )
 from systolic.ops.collective.schedule import WAYS, row_multiple
@@ -34,6 +35,11 @@ def fastest_weight_schedule(sizes: WeightSizes, chip: Chip) -> WeightSchedule:
     Raises:
       IllegalTilesError: there is none, with the reason.
     """
+    return legal_weight_schedules(sizes, chip)[0]
+
+
+def legal_weight_schedules(sizes: WeightSizes, chip: Chip) -> list[WeightSchedule]:
+    """Return all legal schedules, the fastest by arithmetic first; raise IllegalTilesError if there is none."""
     violations = violations_of(sizes, chip)
     if sizes.cut == "k" and sizes.transpose_rhs:
         violations.append(TRANSPOSED)
@@ -44,12 +50,12 @@ def fastest_weight_schedule(sizes: WeightSizes, chip: Chip) -> WeightSchedule:
         violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut the rows over more devices"))
     if violations:
         raise IllegalTilesError("a product with a gathered weight", violations)
-    return min(schedules, key=lambda schedule: weight_schedule_us(schedule, sizes, chip))
+    return sorted(schedules, key=lambda schedule: weight_schedule_us(schedule, sizes, chip))
 
 
 def weight_vmem_limit_bytes(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> int:
     """Return the limit to ask the compiler for."""
-    return compiler_limit_bytes(_vmem_bytes(schedule, sizes), chip)
+    return compiler_limit_bytes(weight_vmem_bytes(schedule, sizes), chip)
 
 
 def weight_schedule_us(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> float:
@@ -57,7 +63,7 @@ def weight_schedule_us(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip)
     assert chip.links is not None  # a rule of `violations_of`
     piece_us = sizes.chunk_bytes / (schedule.groups * WAYS) / chip.links.bytes_per_s * 1e6
     hop_us = chip.links.hop_s * 1e6
-    row_us = 2 * sizes.k * padded(schedule.width, chip.machine.mxu_columns) * sizes.weights
+    row_us = 2 * sizes.k * padded(schedule.width, chip.machine.mxu_columns) * sizes.weights * sizes.passes
     row_us *= chip.cores_per_device / chip.peak_ops_per_s(sizes.dtype) * 1e6
     block_us = (schedule.block + WEIGHT_ROWS) * row_us + sizes.weights * BLOCK_US + sizes.outs * COPY_US
     # Of two pieces from HBM the second one comes while the first is multiplied.
@@ -77,12 +83,18 @@ def weight_schedule_us(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip)
     return now
 
 
-def _vmem_bytes(schedule: WeightSchedule, sizes: WeightSizes) -> int:
+def weight_vmem_bytes(schedule: WeightSchedule, sizes: WeightSizes) -> int:
+    """Return the bytes of VMEM that a schedule takes."""
     # The compiler may copy what it multiplies: with libtpu 0.0.42.1 [1024, 4096] @ [4096, 512], of 12 MiB, took 8.3 MiB
     # more than the buffers.
     operand_bytes = (schedule.block + schedule.width) * sizes.k * dtype_bytes(sizes.dtype)
     sum_bytes = schedule.block * schedule.width * dtype_bytes("float32")
     return total_bytes(schedule.buffers(sizes.dtype_out)) + operand_bytes + sizes.weights * sum_bytes
+
+
+def require_weight_fit(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> None:
+    """Raise IllegalTilesError if a schedule takes more VMEM or more semaphores than the chip has."""
+    require_room(weight_vmem_bytes(schedule, sizes), schedule.semaphores, str(schedule), chip)
 
 
 def _schedules(sizes: WeightSizes, chip: Chip) -> Iterator[WeightSchedule]:
@@ -94,22 +106,25 @@ def _schedules(sizes: WeightSizes, chip: Chip) -> Iterator[WeightSchedule]:
         if width > _MAX_WIDTH or sizes.columns % (width * WAYS):
             continue
         for block, in_hbm in itertools.product(blocks[-3:], (False, True)):
-            try:
-                schedule = WeightSchedule(
-                    devices=sizes.devices,
-                    rows=rows,
-                    k=sizes.k,
-                    columns=sizes.columns,
-                    dtype=sizes.dtype,
-                    cut=sizes.cut,
-                    groups=sizes.columns // (width * WAYS),
-                    block=block,
-                    weights=sizes.weights,
-                    outs=sizes.outs,
-                    transpose_rhs=sizes.transpose_rhs,
-                    in_hbm=in_hbm,
-                )
-            except IllegalTilesError:
-                continue
-            if schedule.semaphores <= MAX_SEMAPHORES and _vmem_bytes(schedule, sizes) <= usable_bytes(chip):
+            with suppress(IllegalTilesError):
+                schedule = weight_schedule(sizes, width=width, block=block, in_hbm=in_hbm)
+                require_weight_fit(schedule, sizes, chip)
                 yield schedule
+
+
+def weight_schedule(sizes: WeightSizes, *, width: int, block: int, in_hbm: bool) -> WeightSchedule:
+    """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
+    return WeightSchedule(
+        devices=sizes.devices,
+        rows=sizes.padded_rows,
+        k=sizes.k,
+        columns=sizes.columns,
+        dtype=sizes.dtype,
+        cut=sizes.cut,
+        groups=sizes.columns // (width * WAYS),
+        block=block,
+        weights=sizes.weights,
+        outs=sizes.outs,
+        transpose_rhs=sizes.transpose_rhs,
+        in_hbm=in_hbm,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, row_multiple
+from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, DeviceProduct, row_multiple
 from systolic.schedule import VmemBuffer
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
 
@@ -20,40 +20,28 @@ _AHEAD = 2  # groups whose own pieces have been sent when a group is multiplied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSchedule:
+class WeightSchedule(DeviceProduct):
     """The schedule of x @ all_gather(w) on one device.
 
     A chunk is the weight that one device has. It is cut into groups of columns, and a group into two pieces. The groups
-    go round the ring one after another, each as a chunk of all-gather × matmul does in `RingSchedule`.
+    go round the ring one after another, each as a chunk of all-gather × matmul does in `RingSchedule`. Each matrix of
+    weights has a sum of its own.
 
     Attributes:
-      devices: on the ring.
-      rows: of x on this device.
       k: of x.
-      columns: of a chunk.
       cut: the dimension that the devices' chunks cut.
       groups: of columns.
       block: rows of x that are multiplied at once.
-      weights: matrices of weights, each with a sum of its own.
-      outs: results, each [rows, all columns].
-      transpose_rhs: weights are stored as [columns, k].
       in_hbm: True if gathered pieces lie in HBM, and each product copies its own to VMEM.
 
     Raises:
       IllegalTilesError: a size is not cut evenly, or the weight is transposed and cut by k.
     """
 
-    devices: int
-    rows: int
     k: int
-    columns: int
-    dtype: str
     cut: WeightCut
     groups: int
     block: int
-    weights: int = 1
-    outs: int = 1
-    transpose_rhs: bool = False
     in_hbm: bool = False
 
     def __post_init__(self) -> None:

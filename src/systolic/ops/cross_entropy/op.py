@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from systolic.chips import Chip
-from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost import TimedConfig
 from systolic.ops.cross_entropy.cost import configs, timed
 from systolic.ops.cross_entropy.schedule import LossSchedule
 from systolic.ops.cross_entropy.spec import CrossEntropySpec
@@ -33,9 +33,6 @@ class CrossEntropyOp(ListedOp):
 
     def judge(self, computed: CrossEntropySpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         return timed(computed, config, chip)
-
-    def least_time_us(self, computed: CrossEntropySpec, config: KernelConfig, chip: Chip) -> float:
-        return machine_roofline(computed, chip).least_us
 
     def layout(self, computed: CrossEntropySpec, config: KernelConfig, chip: Chip) -> Layout:
         schedule = LossSchedule.of(computed, config, chip)

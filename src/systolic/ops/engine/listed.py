@@ -32,4 +32,4 @@ class ListedOp(Op):
         return [], self.configs(computed, chip)
 
     def least_time_us(self, computed: Any, config: KernelConfig, chip: Chip) -> float:
-        return machine_roofline(computed, chip).least_us / chip.cores_per_device
+        return machine_roofline(computed, chip).least_us

@@ -6,9 +6,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from systolic.chips import Chip
+from systolic.ops.engine.backend import Implementation
 from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.planner import plan
 from systolic.spec import Spec
+
+
+def call_options(spec: Any, chip: Chip, implementation: Implementation) -> dict[str, Any]:
+    """Return the arguments that a call of every op takes in the same way, as a spec states them."""
+    return {
+        "precision": spec.precision,
+        "preferred_element_type": spec.dtype_out,
+        "implementation": implementation,
+        "chip": chip,
+    }
 
 
 def raced_call(

@@ -58,10 +58,7 @@ def gated_matmul(
       The product as `jnp.matmul` shapes it.
 
     Raises:
-      SpecError: shapes or dtypes that do not match, or a function that is not elementwise; when the program is lowered,
-        a kernel requested without a TPU.
-      UnsupportedDtypeError: the chip does not multiply this dtype; the message names the dtypes that it takes.
-      IllegalTilesError: `tiles` break rules; the message has each of them.
+      SpecError, UnsupportedDtypeError, IllegalTilesError: as `systolic.matmul`.
     """
     import jax
 
@@ -70,7 +67,6 @@ def gated_matmul(
     from systolic.ops.gated.derivatives import multiply
     from systolic.ops.matmul.call import result
     from systolic.ops.quantized.api import quantized_matmul
-    from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized
 
     shared: dict[str, Any] = {
@@ -80,15 +76,13 @@ def gated_matmul(
     }
     if quantize_lhs is not None or any(map(is_quantized, (x, w_gate, w_up))):
         return quantized_matmul(
-            quantized_call(
-                x,
-                w_gate,
-                up=w_up,
-                gated=True,
-                quantize_lhs=quantize_lhs,
-                refused={"precision": precision, "out_sharding": out_sharding},
-                **shared,
-            )
+            x,
+            w_gate,
+            up=w_up,
+            gated=True,
+            quantize_lhs=quantize_lhs,
+            refused={"precision": precision, "out_sharding": out_sharding},
+            **shared,
         )
     call = canonical(x, w_gate, w_up, precision=precision, **shared)
     with jax.named_scope("systolic"):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.chips import Chip
-from systolic.ops.engine.programs import raced_kernel
+from systolic.ops.engine.programs import call_options, raced_kernel
 from systolic.ops.gated.api import gated_matmul
 from systolic.ops.matmul.named import counted, functions_of, matrices
 from systolic.ops.matmul.programs import programs_of
@@ -33,15 +33,7 @@ def raced(spec: MatmulSpec, chip: Chip) -> RacedPrograms:
 
 
 def _called(spec: MatmulSpec, chip: Chip, x: Array, *weights: Array) -> Array:
-    return gated_matmul(
-        x,
-        *weights,
-        activation=spec.epilogue.activation or None,
-        precision=spec.precision,
-        preferred_element_type=spec.dtype_out,
-        implementation="pallas",
-        chip=chip,
-    )
+    return gated_matmul(x, *weights, activation=spec.epilogue.activation or None, **call_options(spec, chip, "pallas"))
 
 
 def _plain(spec: MatmulSpec, x: Array, *weights: Array) -> Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.grouped.kernel.gradient import GradientOperands, grouped_gradient
 from systolic.ops.grouped.kernel.product import grouped_product
@@ -39,11 +40,13 @@ def product_by_pallas(
     with tracing_for(chip):
         out = grouped_product(
             GroupedOperands(grouping.sizes, grouping.offset, lhs, rhs, bias, row_scale, up, residual, existing),
-            spec=spec,
-            schedule=GroupedSchedule.of(spec, plan.config, chip),
+            HbmKernel(
+                spec=spec,
+                schedule=GroupedSchedule.of(spec, plan.config, chip),
+                vmem_limit_bytes=plan.vmem_limit_bytes,
+                interpret=product.backend.interpret,
+            ),
             activation=product.function,
-            vmem_limit_bytes=plan.vmem_limit_bytes,
-            interpret=product.backend.interpret,
         )
     return out[:m]
 
@@ -63,10 +66,12 @@ def gradient_by_pallas(
     with tracing_for(chip):
         return grouped_gradient(
             GradientOperands(grouping.sizes, grouping.offset, lhs, cotangent),
-            spec=spec,
-            schedule=GradientSchedule.of(spec, plan.config, chip),
-            vmem_limit_bytes=plan.vmem_limit_bytes,
-            interpret=product.backend.interpret,
+            HbmKernel(
+                spec=spec,
+                schedule=GradientSchedule.of(spec, plan.config, chip),
+                vmem_limit_bytes=plan.vmem_limit_bytes,
+                interpret=product.backend.interpret,
+            ),
         )
 
 

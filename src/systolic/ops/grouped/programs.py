@@ -14,7 +14,7 @@ from jax import Array, lax
 from systolic.chips import Chip
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend, Implementation
-from systolic.ops.engine.programs import raced_call, raced_kernel
+from systolic.ops.engine.programs import call_options, raced_call, raced_kernel
 from systolic.ops.grouped.api import grouped_matmul
 from systolic.ops.grouped.cost import typical_sizes
 from systolic.ops.grouped.pallas import gradient_by_pallas, product_by_pallas
@@ -113,11 +113,8 @@ def _called(spec: GroupedSpec, chip: Chip, implementation: Implementation, *arra
         side_by_side=spec.side_by_side,
         activation=spec.activation or None,
         transpose_rhs=spec.transpose_rhs,
-        precision=spec.precision,
-        preferred_element_type=spec.dtype_out,
         rows_per_group=spec.rows_per_group,
-        implementation=implementation,
-        chip=chip,
+        **call_options(spec, chip, implementation),
     )
 
 

@@ -24,12 +24,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from systolic.compat.mesh_values import concrete_mesh
 from systolic.kernels.epilogue import outputs
 from systolic.ops.collective.arguments import axis_ring, axis_size, barrier_number
 from systolic.ops.collective.choice import RingChoice, chosen
 from systolic.ops.collective.derivative import results
 from systolic.ops.collective.product import WEIGHT_CUTS, Kind, RingProduct
 from systolic.ops.collective.sizes import RingSizes, WeightSizes
+from systolic.ops.collective.slices import slice_of
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.ops.engine.cuts import Axes, Names, axes_of, on_devices, parts_of
 from systolic.ops.engine.shapes import is_symbolic
@@ -187,10 +189,12 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
         weights=spec.products,
         outs=len(spec.dtypes_out) if finishes else 1,
         transpose_rhs=product.transpose_rhs,
+        precision=product.precision,
+        slice_mesh=slice_of(concrete_mesh(), cut.axis),
     )
     if cut.weight_cut is not None:
         return chosen(sizes_of(rows=rows, cut=cut.weight_cut), product.backend.chip)
-    sizes = sizes_of(rows=rows, scatters=scatters)
+    sizes, turned_bytes = sizes_of(rows=rows, scatters=scatters), 0
     if cut.kind != "reduce" and any(
         size > parts_of(mesh, axes)
         for size, axes in zip(operands.lhs.shape[: cut.dimension], cut.rows[: cut.dimension], strict=True)
@@ -198,9 +202,10 @@ def choice_of(mesh: Any, product: Product, operands: Operands, cut: Cut) -> Ring
         # A copy of lhs before a scatter, or of the results after a gather, reads and writes every row.
         width = sizes.k * dtype_bytes(sizes.dtype) if scatters else sizes.columns * dtype_bytes(sizes.dtype_out)
         all_rows = rows if scatters else devices * rows
-        sizes = replace(sizes, turned_bytes=2 * all_rows * width * sizes.outs)
+        turned_bytes = 2 * all_rows * width * sizes.outs
     # Rows of a chunk: before all-gather those of lhs, after reduce-scatter those of the result.
-    return chosen(replace(sizes, rows=-(-rows // devices)) if scatters else sizes, product.backend.chip)
+    sizes = replace(sizes, rows=-(-rows // devices)) if scatters else sizes
+    return chosen(sizes, product.backend.chip, turned_bytes=turned_bytes)
 
 
 def _no_kernel(reason: str) -> RingChoice:
@@ -231,6 +236,7 @@ def _computed(product: Product, operands: Operands, cut: Cut) -> tuple[Array, ..
         pairing=product.pairing,
         kept_sum=product.kept_sum if finishes else None,
         keeps_x=product.keeps_lhs,
+        slice_mesh=slice_of(concrete_mesh(), cut.axis),
     )
     lhs: Any = operands.lhs if functions.lhs is None else functions.lhs(operands.lhs, *operands.lhs_args)
     if product.pairing == "added":

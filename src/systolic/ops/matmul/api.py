@@ -96,7 +96,6 @@ def matmul(
     from systolic.ops.matmul.call import result
     from systolic.ops.matmul.jvp import multiply
     from systolic.ops.quantized.api import quantized_matmul
-    from systolic.ops.quantized.arguments import canonical as quantized_call
     from systolic.ops.quantized.arguments import is_quantized
 
     shared: dict[str, Any] = {
@@ -116,7 +115,7 @@ def matmul(
             "precision": precision,
             "out_sharding": out_sharding,
         }
-        return quantized_matmul(quantized_call(lhs, rhs, quantize_lhs=quantize_lhs, refused=unsupported, **shared))
+        return quantized_matmul(lhs, rhs, quantize_lhs=quantize_lhs, refused=unsupported, **shared)
     call = canonical(
         Given(name="lhs", value=lhs, transposed=transpose_lhs, fn=lhs_fn, args=lhs_args),
         Given(name="rhs", value=rhs, transposed=transpose_rhs, fn=rhs_fn, args=rhs_args),

@@ -12,6 +12,7 @@ from systolic.kernels.interpreted import as_traceable, tracing_for
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.engine.shapes import fold
 from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
+from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 from systolic.ops.matmul.orientation import Orientation
 from systolic.ops.matmul.product import Product, spec_of
@@ -37,9 +38,8 @@ def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> t
     plan = plans(spec, chip, product.backend.tiles)
     orientation = Orientation.of(spec)
     config = as_traceable(plan.config)
-    kernel = manual_dma_matmul if config.pipeline == "manual" else auto_pipeline_matmul
-    outs = kernel(
-        orientation.operands(operands, lambda array: array.swapaxes(-1, -2)),
+    multiply = manual_dma_matmul if config.pipeline == "manual" else auto_pipeline_matmul
+    kernel = MatmulKernel(
         spec=plan.computed,
         functions=product.functions.swapped() if orientation.swap_ab else product.functions,
         config=config,
@@ -47,5 +47,6 @@ def _kernel(product: Product, operands: Operands, plans: Plans, chip: Chip) -> t
         vmem_limit_bytes=plan.vmem_limit_bytes,
         interpret=product.backend.interpret,
     )
+    outs = multiply(orientation.operands(operands, lambda array: array.swapaxes(-1, -2)), kernel)
     outs = tuple(out.mT for out in outs) if orientation.swap_ab else outs
     return tuple(out.reshape(*batch, -1, out.shape[-1]) for out in outs) if batch is not None else outs

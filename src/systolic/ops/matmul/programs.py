@@ -17,6 +17,7 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.backend import Backend, Implementation
+from systolic.ops.engine.programs import call_options
 from systolic.ops.engine.shapes import fold
 from systolic.ops.matmul.api import matmul
 from systolic.ops.matmul.named import counted, functions_of, matrices, product_of
@@ -96,10 +97,7 @@ def _called(spec: MatmulSpec, chip: Chip, implementation: Implementation, operan
         lhs_args=operands.lhs_args,
         rhs_fn=functions.rhs,
         rhs_args=operands.rhs_args,
-        precision=spec.precision,
-        preferred_element_type=spec.dtype_out,
-        implementation=implementation,
-        chip=chip,
+        **call_options(spec, chip, implementation),
     )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.planner import Plans
 from systolic.ops.quantized.kernel.copies import QuantizedOperands
@@ -45,11 +46,13 @@ def by_pallas(plans: Plans, product: QuantizedProduct, operands: Operands) -> Ar
                 up_values=None if its.up_values is None else _as_stored(its.up_values, spec),
                 up_scales=its.up_scales,
             ),
-            spec=spec,
-            schedule=schedule,
+            HbmKernel(
+                spec=spec,
+                schedule=schedule,
+                vmem_limit_bytes=plan.vmem_limit_bytes,
+                interpret=product.backend.interpret,
+            ),
             activation=product.function,
-            vmem_limit_bytes=plan.vmem_limit_bytes,
-            interpret=product.backend.interpret,
         )
     return out[:m, :n]
 

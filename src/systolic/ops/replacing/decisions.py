@@ -10,15 +10,13 @@ from typing import Any, Literal
 import jax
 
 from systolic.accuracy.time_error import RatioVerdict
-from systolic.chips import Chip, UnsupportedDtypeError, known_chip
+from systolic.chips import Chip, UnsupportedDtypeError
 from systolic.ops.engine.target import NO_CHIP
-from systolic.ops.kept_trials import KeptTrials
+from systolic.ops.kept_trials import kept_trials
 from systolic.ops.matmul.dot_general import left_to_jax, spec_of_dot_general
-from systolic.ops.op import op_of
 from systolic.ops.planner import Planner, Plans
 from systolic.schedule import TilesError
 from systolic.spec import MatmulSpec, SpecError
-from systolic.store import StoreError, Subject
 
 WhereUnknown = Literal["xla", "kernel"]
 
@@ -108,7 +106,7 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
         policy.plans(spec, chip, None)
     except (UnsupportedDtypeError, SpecError, TilesError) as error:
         return Decision(product=_words(spec), taken=False, reason=str(error))
-    stored = _kept(policy.planner, spec, chip)
+    stored = kept_trials(policy.planner, spec, chip)
     ratio = stored.ratio_to_xla if stored is not None else None
     if stored is None or ratio is None or stored.winner is None:
         if policy.where_unknown == "kernel":
@@ -123,17 +121,6 @@ def _decided(policy: Policy, spec: MatmulSpec, chip: Chip) -> Decision:
         ours_us=stored.winner.time_us,
         verdict=stored.verdict,
     )
-
-
-def _kept(planner: Planner, spec: MatmulSpec, chip: Chip) -> KeptTrials | None:
-    """Return the stored trials of a product; the planner has warned of a store that cannot be read."""
-    if planner.store is None or chip != known_chip(chip.name):
-        return None
-    try:
-        trials = planner.store.trials(Subject.here(op_of(spec).computed(spec), chip.name))
-    except StoreError:
-        return None
-    return KeptTrials.of(spec, chip, trials)
 
 
 def _words(spec: MatmulSpec) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from systolic.chips import Chip
-from systolic.cost import TimedConfig, machine_roofline
+from systolic.cost import TimedConfig
 from systolic.ops.engine.listed import ListedOp
 from systolic.ops.op import Layout
 from systolic.ops.op_programs import Programs, RacedPrograms
@@ -43,9 +43,6 @@ class SparseOp(ListedOp):
 
     def judge(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> TimedConfig:
         return timed(computed, config, chip)
-
-    def least_time_us(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> float:
-        return machine_roofline(computed, chip).least_us
 
     def layout(self, computed: SparseSpec, config: KernelConfig, chip: Chip) -> Layout:
         call = one_call(computed, chip)

@@ -9,6 +9,7 @@ from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
+from systolic.kernels.launch import HbmKernel
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.planner import Plans
 from systolic.ops.sparse.call_lists import calls_of, one_call
@@ -44,18 +45,16 @@ def product_by_pallas(
     call = one_call(spec, chip)
     plan = plans(call, chip, product.backend.tiles)
     schedule = ProductSchedule.of(call, plan.config, chip)
+    kernel = HbmKernel(
+        spec=call,
+        schedule=schedule,
+        vmem_limit_bytes=plan.vmem_limit_bytes,
+        interpret=product.backend.interpret,
+    )
 
     def run(operands: ProductOperands, activation: Any) -> Array:
         with tracing_for(chip):
-            return sparse_product(
-                operands,
-                spec=call,
-                schedule=schedule,
-                cores=chip.cores_per_device,
-                activation=activation,
-                vmem_limit_bytes=plan.vmem_limit_bytes,
-                interpret=product.backend.interpret,
-            )
+            return sparse_product(operands, kernel, cores=chip.cores_per_device, activation=activation)
 
     if call is spec:
         out = run(ProductOperands(_in_smem(places), blocks, dense, bias), product.function)
@@ -82,18 +81,20 @@ def sampled_by_pallas(plans: Plans, product: SparseProduct, lhs: Array, rhs: Arr
     spec = product.spec(k, lhs.dtype.name, places.rows.shape[0])
     call = one_call(spec, chip)
     plan = plans(call, chip, product.backend.tiles)
-    schedule = SampledSchedule.of(call, plan.config, chip)
+    kernel = HbmKernel(
+        spec=call,
+        schedule=SampledSchedule.of(call, plan.config, chip),
+        vmem_limit_bytes=plan.vmem_limit_bytes,
+        interpret=product.backend.interpret,
+    )
 
     def run(places: KernelPlaces) -> Array:
         with tracing_for(chip):
             return sparse_sampled(
                 SampledOperands(places, lhs, rhs),
-                spec=call,
-                schedule=schedule,
+                kernel,
                 band=(product.lower, product.upper) if call is spec else (None, None),
                 cores=chip.cores_per_device,
-                vmem_limit_bytes=plan.vmem_limit_bytes,
-                interpret=product.backend.interpret,
             )
 
     if call is spec:

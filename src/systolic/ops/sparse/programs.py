@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from systolic.chips import Chip
 from systolic.ops.engine.backend import BY_XLA, Backend, Implementation
-from systolic.ops.engine.programs import raced_call
+from systolic.ops.engine.programs import call_options, raced_call
 from systolic.ops.op_programs import Programs, RacedPrograms
 from systolic.ops.sparse.api import sparse_matmul
 from systolic.ops.sparse.array import BlockSparse
@@ -70,14 +70,8 @@ def random_places(spec: SparseSpec) -> tuple[np.ndarray, np.ndarray]:
 
 def called(spec: SparseSpec, chip: Chip, implementation: Implementation, *arrays: Array) -> Any:
     first, second, rows, columns, *rest = arrays
-    options = {
-        "activation": spec.activation or None,
-        "bias": rest[-1] if spec.bias else None,
-        "precision": spec.precision,
-        "preferred_element_type": spec.dtype_out,
-        "implementation": implementation,
-        "chip": chip,
-    }
+    options = call_options(spec, chip, implementation)
+    options |= {"activation": spec.activation or None, "bias": rest[-1] if spec.bias else None}
     if spec.kind == "sdd":
         mask = BlockMask.of_sorted(rows, columns, spec.stored_shape, spec.stored_block)
         out = sparse_matmul(

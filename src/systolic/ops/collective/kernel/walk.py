@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import get_abstract_mesh
 
 # 0: data comes from the left and goes on to the right. 1: the other way round.
 DIRECTIONS = (0, 1)
@@ -23,6 +24,10 @@ class Walk:
         for at in range(self._count):
             place = jnp.where(ring_smem[at] == me, jnp.int32(at), place)
         self._place = place
+        # JAX would add the indices of the other axes when it lowers the kernel, but cannot where it checks what varies
+        # over the mesh.
+        others = (axis for axis in get_abstract_mesh().axis_names if axis != axis_name)
+        self._other_indices = {axis: lax.axis_index(axis) for axis in others}
 
     def at(self, distance: Any) -> Any:
         """Return the axis index of the device this far to the right; a negative distance goes to the left."""
@@ -38,7 +43,7 @@ class Walk:
 
     def neighbor(self, direction: int) -> dict[Any, Any]:
         """Return the id of the next device along a direction."""
-        return {self._axis_name: self.downstream(direction, 1)}
+        return {**self._other_indices, self._axis_name: self.downstream(direction, 1)}
 
     def barrier(self) -> None:
         """Wait until both neighbors are in the kernel too: before that their memory may be in use."""

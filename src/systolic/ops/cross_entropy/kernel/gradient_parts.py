@@ -10,7 +10,6 @@ it, with copies of its own that take place during the products: in float32, for 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from systolic.kernels.dots import dot
 from systolic.kernels.subtiles import loop, times
+from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs
 from systolic.ops.cross_entropy.kernel.logits import soft_capped
 from systolic.ops.cross_entropy.kernel.sum_copies import SumCopies
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, LossSchedule
@@ -28,21 +28,6 @@ from systolic.schedule.sizes import largest_divisor
 # Columns of `rows`: a row's label, log-sum-exp, and the cotangents of log-sum-exp, label's logit and sum of logits.
 LABEL, LSE, DLSE, DPICKED, DTOTAL = range(5)
 _CLEARED_ROWS = 512  # of w's last tile at once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GradientRefs:
-    """The operands and the results of a tile's products."""
-
-    x_vmem: Any  # [tile_m, depth]
-    w_vmem: Any  # [depth, tile_n]
-    dx_vmem: Any  # [tile_m, depth] float32
-    dw_hbm: Any  # [depth, columns]
-    sums_hbm: Any  # [depth, columns] float32, if there are several tiles of rows
-    sums_vmem: Any  # [slots, depth, tile_n] float32
-    read_sem: Any
-    write_sem: Any
-    dw_vmem: Any = None  # [slots, depth, tile_n], if the sums are converted
 
 
 def store_errors(
@@ -101,10 +86,7 @@ def add_products(
     """
     grid_m, grid_n = schedule.core_grid[1:]
     step = i * grid_n + j
-    written = refs.sums_vmem if refs.dw_vmem is None else refs.dw_vmem
-    copies = SumCopies(
-        schedule, core, (refs.sums_hbm, refs.sums_vmem), (refs.dw_hbm, written), refs.read_sem, refs.write_sem
-    )
+    copies = SumCopies(schedule, refs, core)
 
     # The slot of the next step is free once the copy of the step two before has left it.
     @pl.when(step >= DW_SLOTS - 1)
@@ -117,7 +99,7 @@ def add_products(
         def _() -> None:
             copies.each(step + 1, "read", "start")
 
-    _clear_padding(schedule, refs.w_vmem, j)
+    _clear_padding(schedule, refs.inputs.w_vmem, j)
     before()
     if grid_m > 1:
 
@@ -160,15 +142,19 @@ def _add(
 ) -> None:
     """Add a tile's part to both gradients; both products of some of k are one stretch of code, which drains once."""
     size = schedule.gradient_part
-    sums_vmem = refs.sums_vmem.at[lax.rem(step, jnp.int32(DW_SLOTS))]
-    dw_vmem = None if refs.dw_vmem is None else refs.dw_vmem.at[lax.rem(step, jnp.int32(CONVERTED_SLOTS))]
+    sums_vmem = refs.scratch.sums_vmem.at[lax.rem(step, jnp.int32(DW_SLOTS))]
+    dw_vmem = (
+        None if refs.scratch.dw_vmem is None else refs.scratch.dw_vmem.at[lax.rem(step, jnp.int32(CONVERTED_SLOTS))]
+    )
 
     def part(number: Any) -> None:
         features = pl.ds(times(number, size), size)
         beside(number)
-        refs.dx_vmem[:, features] += dot(errors_vmem[...], refs.w_vmem[features, :], (1, 1), schedule.spec)
+        refs.outputs.dx_vmem[:, features] += dot(
+            errors_vmem[...], refs.inputs.w_vmem[features, :], (1, 1), schedule.spec
+        )
         before = jnp.where(i > 0, sums_vmem[features, :], 0.0)
-        total = before + dot(refs.x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
+        total = before + dot(refs.inputs.x_vmem[:, features], errors_vmem[...], (0, 0), schedule.spec)
         sums_vmem[features, :] = total
         if dw_vmem is not None:
             dw_vmem[features, :] = total.astype(dw_vmem.dtype)

@@ -14,6 +14,7 @@ import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -22,7 +23,8 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
 from systolic.kernels.subtiles import loop, times
-from systolic.ops.cross_entropy.kernel.gradient_parts import GradientRefs, add_products, store_errors
+from systolic.ops.cross_entropy.kernel.gradient_parts import add_products, store_errors
+from systolic.ops.cross_entropy.kernel.gradient_refs import GradientRefs, Inputs, Outputs, Scratch
 from systolic.ops.cross_entropy.kernel.logits import CHUNK_ROWS, chunk_rows, multiply_beside, place_of
 from systolic.ops.cross_entropy.schedule import CONVERTED_SLOTS, DW_SLOTS, ROW_COLUMNS, ROWS, LossSchedule
 from systolic.schedule import LANES
@@ -55,6 +57,7 @@ def loss_gradients(
     cores, grid_m, grid_n = schedule.core_grid
     keeps = logits is not None
     lag = int(keeps)
+    sums_tile = schedule.depth, tiles.tile_n
 
     def of_rows(core: Any, i: Any, j: Any) -> tuple[Any, int]:
         return core * grid_m + i, 0
@@ -65,33 +68,42 @@ def loss_gradients(
     def of_logits(core: Any, i: Any, j: Any) -> tuple[Any, Any]:
         return jnp.minimum(core * grid_m + i, last_rows), jnp.minimum(j, grid_n - 1)
 
-    arrays = [array for array in (x, w, rows, logits) if array is not None]
-    dx, dw, _ = pl.pallas_call(
+    operands = Inputs(from_hbm(x), from_hbm(w), rows, None if logits is None else from_hbm(logits))
+    arrays = jax.tree.leaves(operands)
+    ((dx, dw, _),) = pl.pallas_call(
         functools.partial(_kernel, schedule=schedule, soft_cap=soft_cap),
         grid=(cores, grid_m, grid_n + lag),
         in_specs=[
-            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-            pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
-            pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
-            pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits) if keeps else None,
+            Inputs(
+                x_vmem=pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+                w_vmem=pl.BlockSpec((schedule.depth, tiles.tile_n), lambda core, i, j: (0, jnp.maximum(j - lag, 0))),
+                rows_vmem=pl.BlockSpec((tiles.tile_m, ROW_COLUMNS), of_rows),
+                kept_vmem=pl.BlockSpec((tiles.tile_m, tiles.tile_n), of_logits) if keeps else None,
+            )
         ],
         out_specs=[
-            pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
-            pl.BlockSpec(memory_space=pltpu.HBM),
-            pl.BlockSpec(memory_space=pltpu.HBM),
+            Outputs(
+                dx_vmem=pl.BlockSpec((tiles.tile_m, schedule.depth), of_rows, pipeline_mode=once),
+                dw_hbm=pl.BlockSpec(memory_space=pltpu.HBM),
+                sums_hbm=pl.BlockSpec(memory_space=pltpu.HBM),
+            )
         ],
         out_shape=[
-            shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, arrays),
-            shape_with_mesh_axes((cores * schedule.stored_depth, schedule.columns), dw_dtype, arrays),
-            shape_with_mesh_axes(schedule.sums_shape, jnp.float32, arrays),
+            Outputs(
+                dx_vmem=shape_with_mesh_axes((schedule.rows, schedule.depth), jnp.float32, arrays),
+                dw_hbm=shape_with_mesh_axes((cores * schedule.stored_depth, schedule.columns), dw_dtype, arrays),
+                sums_hbm=shape_with_mesh_axes(schedule.sums_shape, jnp.float32, arrays),
+            )
         ],
         scratch_shapes=[
-            None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
-            pltpu.VMEM((schedule.errors_slots, tiles.tile_m, tiles.tile_n), x.dtype),
-            pltpu.VMEM((DW_SLOTS, schedule.depth, tiles.tile_n), jnp.float32),
-            pltpu.SemaphoreType.DMA((DW_SLOTS,)),
-            pltpu.SemaphoreType.DMA((DW_SLOTS,)),
-            pltpu.VMEM((CONVERTED_SLOTS, schedule.depth, tiles.tile_n), dw_dtype) if schedule.converts_dw else None,
+            Scratch(
+                logits_vmem=None if keeps else pltpu.VMEM((config.subtile_m, config.subtile_n), jnp.float32),
+                errors_vmem=pltpu.VMEM((schedule.errors_slots, tiles.tile_m, tiles.tile_n), x.dtype),
+                sums_vmem=pltpu.VMEM((DW_SLOTS, *sums_tile), jnp.float32),
+                read_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
+                write_sem=pltpu.SemaphoreType.DMA((DW_SLOTS,)),
+                dw_vmem=pltpu.VMEM((CONVERTED_SLOTS, *sums_tile), dw_dtype) if schedule.converts_dw else None,
+            )
         ],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
@@ -101,61 +113,29 @@ def loss_gradients(
         ),
         interpret=interpret,
         name=f"systolic_loss_gradients_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
-    )(from_hbm(x), from_hbm(w), rows, None if logits is None else from_hbm(logits))
+    )(operands)
     return dx, dw.reshape(cores, schedule.stored_depth, schedule.columns)
 
 
 def _kernel(
-    x_vmem: Any,  # [tile_m, depth]
-    w_vmem: Any,  # [depth, tile_n]; with kept logits, of the tile of the step before
-    rows_vmem: Any,  # [tile_m, 8] float32
-    kept_vmem: Any,  # [tile_m, tile_n] of kept logits
-    dx_vmem: Any,  # [tile_m, depth] float32
-    dw_hbm: Any,  # [stored depth, columns]
-    sums_hbm: Any,  # [stored depth, columns] float32, if there are several tiles of rows
-    logits_vmem: Any,  # [subtile_m, subtile_n] float32, of logits that are computed again
-    errors_vmem: Any,  # [slots, tile_m, tile_n]
-    sums_vmem: Any,  # [slots, depth, tile_n] float32
-    read_sem: Any,
-    write_sem: Any,
-    dw_vmem: Any,  # [slots, depth, tile_n], if the sums are converted
-    *,
-    schedule: LossSchedule,
-    soft_cap: float | None,
+    inputs: Inputs, outputs: Outputs, scratch: Scratch, *, schedule: LossSchedule, soft_cap: float | None
 ) -> None:
-    refs = GradientRefs(
-        x_vmem=x_vmem,
-        w_vmem=w_vmem,
-        dx_vmem=dx_vmem,
-        dw_hbm=dw_hbm,
-        sums_hbm=sums_hbm,
-        sums_vmem=sums_vmem,
-        dw_vmem=dw_vmem,
-        read_sem=read_sem,
-        write_sem=write_sem,
-    )
+    w_vmem = inputs.w_vmem
     if schedule.stored_depth < schedule.depth:  # what a copy does not reach is garbage, by which zeros are multiplied
         rest = schedule.depth - schedule.stored_depth
         w_vmem[pl.ds(schedule.stored_depth, rest), :] = jnp.zeros((rest, w_vmem.shape[1]), w_vmem.dtype)
-    run, logits = (_recompute, logits_vmem) if kept_vmem is None else (_keep, kept_vmem)
-    run(schedule, soft_cap, refs, rows_vmem, logits, errors_vmem)
+    run = _recompute if inputs.kept_vmem is None else _keep
+    run(schedule, soft_cap, GradientRefs(inputs, outputs, scratch))
 
 
-def _recompute(
-    schedule: LossSchedule,
-    soft_cap: float | None,
-    refs: GradientRefs,
-    rows_vmem: Any,
-    logits_vmem: Any,
-    errors_vmem: Any,
-) -> None:
+def _recompute(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs) -> None:
     core, i, j = (pl.program_id(axis) for axis in range(3))
     spec, config = schedule.spec, schedule.config
     rows_at_once, subtiles, first_column = chunk_rows(schedule), config.subtiles, j * config.tiles.tile_n
 
     @pl.when(j == 0)
     def _() -> None:
-        refs.dx_vmem[...] = jnp.zeros(refs.dx_vmem.shape, jnp.float32)
+        refs.outputs.dx_vmem[...] = jnp.zeros(refs.outputs.dx_vmem.shape, jnp.float32)
 
     def convert(place: Any, chunk: Any) -> Array:
         """Store the errors of a chunk of rows of the logits in VMEM."""
@@ -164,11 +144,11 @@ def _recompute(
         def store(group: int, errors: Array) -> None:
             at = place.column + group
             columns = pl.ds(at if isinstance(at, int) else pl.multiple_of(at, LANES), LANES)
-            errors_vmem[0, rows, columns] = errors.astype(errors_vmem.dtype)
+            refs.scratch.errors_vmem[0, rows, columns] = errors.astype(refs.scratch.errors_vmem.dtype)
 
         columns_left = spec.n - column if spec.n % config.tiles.tile_n else None
-        logits = logits_vmem.at[pl.ds(chunk, rows_at_once), :]
-        return store_errors(schedule, soft_cap, rows_vmem[rows, :], column, columns_left, logits, store)
+        logits = refs.scratch.logits_vmem.at[pl.ds(chunk, rows_at_once), :]
+        return store_errors(schedule, soft_cap, refs.inputs.rows_vmem[rows, :], column, columns_left, logits, store)
 
     def subtile(number: Any) -> None:
         before = place_of(jnp.maximum(number - 1, 0), schedule)
@@ -176,7 +156,9 @@ def _recompute(
         def work(first: int, last: int) -> Array:
             return jnp.concatenate([convert(before, chunk) for chunk in range(first, last, rows_at_once)], axis=0)
 
-        logits_vmem[...] = multiply_beside(schedule, refs.x_vmem, refs.w_vmem, place_of(number, schedule), work)
+        refs.scratch.logits_vmem[...] = multiply_beside(
+            schedule, refs.inputs.x_vmem, refs.inputs.w_vmem, place_of(number, schedule), work
+        )
 
     def errors() -> None:
         # Before the first subtile, what is left in VMEM is converted, to be overwritten after the second.
@@ -190,39 +172,32 @@ def _recompute(
 
         loop(config.subtile_m // at_once, rest)
 
-    add_products(schedule, refs, core, i, j, errors_vmem.at[0], errors, lambda number: None)
+    add_products(schedule, refs, core, i, j, refs.scratch.errors_vmem.at[0], errors, lambda number: None)
 
 
-def _keep(
-    schedule: LossSchedule,
-    soft_cap: float | None,
-    refs: GradientRefs,
-    rows_vmem: Any,
-    logits_vmem: Any,
-    errors_vmem: Any,
-) -> None:
+def _keep(schedule: LossSchedule, soft_cap: float | None, refs: GradientRefs) -> None:
     core, i, j = (pl.program_id(axis) for axis in range(3))
     spec, tiles = schedule.spec, schedule.config.tiles
     first_row = (core * schedule.core_grid[1] + i) * tiles.tile_m
-    next_errors = errors_vmem.at[lax.rem(j, jnp.int32(2))]
+    next_errors = refs.scratch.errors_vmem.at[lax.rem(j, jnp.int32(2))]
 
     def convert(first: Any, n_rows: int) -> None:
         """Store the errors of some rows of the logits in VMEM."""
         rows, column = pl.ds(first, n_rows), j * tiles.tile_n
 
         def store(group: int, errors: Array) -> None:
-            next_errors[rows, group : group + LANES] = errors.astype(errors_vmem.dtype)
+            next_errors[rows, group : group + LANES] = errors.astype(refs.scratch.errors_vmem.dtype)
 
         columns_left = spec.n - column if spec.n % tiles.tile_n else None
         if spec.m != schedule.rows:  # rows of logits that are not there are garbage, by which zeros would be multiplied
             row = lax.broadcasted_iota(jnp.int32, (n_rows, 1), 0)
             columns_left = jnp.where(row < spec.m - first_row - first, spec.n - column, 0)
-        logits = logits_vmem.at[rows, :]
-        store_errors(schedule, soft_cap, rows_vmem[rows, :], column, columns_left, logits, store)
+        logits = refs.inputs.kept_vmem.at[rows, :]
+        store_errors(schedule, soft_cap, refs.inputs.rows_vmem[rows, :], column, columns_left, logits, store)
 
     @pl.when(j == 0)
     def _() -> None:
-        refs.dx_vmem[...] = jnp.zeros(refs.dx_vmem.shape, jnp.float32)
+        refs.outputs.dx_vmem[...] = jnp.zeros(refs.outputs.dx_vmem.shape, jnp.float32)
         rows = math.gcd(tiles.tile_m, CHUNK_ROWS)
         loop(tiles.tile_m // rows, lambda number: convert(times(number, rows), rows))
 
@@ -237,5 +212,5 @@ def _keep(
 
     @pl.when(j > 0)
     def _() -> None:
-        errors = errors_vmem.at[lax.rem(j - 1, jnp.int32(2))]
+        errors = refs.scratch.errors_vmem.at[lax.rem(j - 1, jnp.int32(2))]
         add_products(schedule, refs, core, i, j - 1, errors, lambda: None, beside)

@@ -23,7 +23,7 @@ from jaxtyping import Shaped
 
 from systolic.kernels.dots import dot
 from systolic.kernels.epilogue import as_dtype
-from systolic.kernels.launch import core_number, launch_to_hbm, on_cores, read_from_hbm, vmem_shapes
+from systolic.kernels.launch import HbmKernel, core_number, on_cores, vmem_shapes
 from systolic.kernels.registers import block_of, keep_rows, on_tile, part, parts_of
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.grouped.kernel.visits import Field, Groups, list_groups
@@ -50,18 +50,14 @@ class _Buffers(NamedTuple):
 
 
 def grouped_gradient(
-    operands: GradientOperands,
-    *,
-    spec: GroupedGradientSpec,
-    schedule: GradientSchedule,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
+    operands: GradientOperands, kernel: HbmKernel[GroupedGradientSpec, GradientSchedule]
 ) -> Shaped[Array, "groups k n"]:
     """Return the matrices' gradient; the gradient of a group without rows is zero.
 
     Args:
       operands: `m` is a multiple of `schedule.row_multiple`.
     """
+    spec, schedule = kernel.spec, kernel.schedule
     its = schedule
     buffers = _Buffers(
         table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
@@ -71,22 +67,20 @@ def grouped_gradient(
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
 
-    def kernel(refs: GradientOperands, out_hbm: Any, its: _Buffers) -> None:
+    def body(refs: GradientOperands, out_hbm: Any, its: _Buffers) -> None:
         first = core_number(schedule.cores) * schedule.core_n
         _Kernel(refs=refs, out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first).run()
 
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    return launch_to_hbm(
-        kernel,
-        operands if interpret else read_from_hbm(operands, "lhs", "cotangent"),
+    return kernel.launch(
+        body,
+        operands,
         GradientOperands(scalars, scalars, hbm, hbm),
         (spec.groups, spec.k, spec.n),
-        spec.dtype_out,
-        spec,
+        from_hbm=("lhs", "cotangent"),
         scratch_shapes=(buffers,),
-        interpret=interpret,
         name=f"systolic_grouped_gradient_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
+        **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
 
 

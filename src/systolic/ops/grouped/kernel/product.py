@@ -25,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import core_number, launch_to_hbm, on_cores, read_from_hbm, vmem_shapes
+from systolic.kernels.launch import HbmKernel, core_number, on_cores, vmem_shapes
 from systolic.ops.grouped.kernel.product_arrays import Buffers, GroupedOperands
 from systolic.ops.grouped.kernel.product_outputs import Outputs
 from systolic.ops.grouped.kernel.product_steps import Fn, Steps
@@ -35,13 +35,7 @@ from systolic.ops.grouped.spec import GroupedSpec
 
 
 def grouped_product(
-    operands: GroupedOperands,
-    *,
-    spec: GroupedSpec,
-    schedule: GroupedSchedule,
-    activation: Fn | None,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
+    operands: GroupedOperands, kernel: HbmKernel[GroupedSpec, GroupedSchedule], *, activation: Fn | None
 ) -> Shaped[Array, "m n"]:
     """Return the product; rows that no group has are zero, or unchanged in the array that it is written into.
 
@@ -49,6 +43,7 @@ def grouped_product(
       operands: `m` is a multiple of `schedule.row_multiple`.
       activation: the function that `spec.activation` names.
     """
+    spec, schedule = kernel.spec, kernel.schedule
     its, vmem = schedule, vmem_shapes(schedule.buffers)
     buffers = Buffers(
         table=pltpu.SMEM((Field.COUNT, its.most_visits), jnp.int32),
@@ -71,22 +66,20 @@ def grouped_product(
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
 
-    def kernel(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
+    def body(refs: GroupedOperands, out_hbm: Any, its: Buffers) -> None:
         first = core_number(schedule.cores) * schedule.core_n
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
-    return launch_to_hbm(
-        kernel,
-        operands if interpret else read_from_hbm(operands, "lhs", "rhs", "up", "residual"),
+    return kernel.launch(
+        body,
+        operands,
         GroupedOperands(scalars, scalars, *[hbm] * (len(GroupedOperands._fields) - 2)),
         (spec.m, spec.n),
-        spec.dtype_out,
-        spec,
+        from_hbm=("lhs", "rhs", "up", "residual"),
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
-        interpret=interpret,
         name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
-        **on_cores(its.cores, vmem_limit_bytes=vmem_limit_bytes),
+        **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )

@@ -25,34 +25,24 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.epilogue import Functions
 from systolic.kernels.interpreted import as_stored, shape_as_stored, tracing_for
-from systolic.kernels.launch import from_hbm, launch, scratch_shapes
+from systolic.kernels.launch import from_hbm
+from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.kernel.step import index_in_grid, step
-from systolic.schedule import Block, Dimension, KernelConfig, operand_blocks
-from systolic.spec import MatmulSpec, Operands
+from systolic.schedule import Block, Dimension, operand_blocks
+from systolic.spec import Operands
 
 
-def auto_pipeline_matmul(
-    operands: Operands,
-    *,
-    spec: MatmulSpec,
-    functions: Functions,
-    config: KernelConfig,
-    chip: Chip,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> tuple[Shaped[Array, "*batch m n"], ...]:
+def auto_pipeline_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shaped[Array, "*batch m n"], ...]:
     """Return all outputs of the product, with the dtypes `spec.dtypes_out`.
 
     Args:
       operands: arrays [*batch, rows, columns], all with the same number of dimensions. A batch dimension has the length
         of the batch's, or 1: the same matrix for all.
-      config: legal for the product, with the pipeline auto or emit; `ops` ensures it.
-      chip: decides how many cores share the grid.
+      kernel: its pipeline is auto or emit.
     """
+    spec, config, interpret = kernel.spec, kernel.config, kernel.interpret
     arrays = operands if interpret else operands.map(from_hbm)
     batch = tuple(max(sizes) for sizes in zip(*(array.shape[:-2] for array in arrays.present()), strict=True))
     tiles = config.tiles
@@ -97,15 +87,17 @@ def auto_pipeline_matmul(
 
     def body(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
         index = index_in_grid(len(grid) - 1, config)
-        step(index, refs, outs, scratch, spec=spec, functions=functions, config=config)
+        step(index, refs, outs, scratch, spec=spec, functions=kernel.functions, config=config)
 
-    rest: dict[str, Any] = {"scratch_shapes": (scratch_shapes(spec, config),)}
+    rest: dict[str, Any] = {"scratch_shapes": (kernel.scratch_shapes,)}
     if config.pipeline == "auto":
-        kernel, places, places_out = body, in_specs, out_specs
+        run, places, places_out = body, in_specs, out_specs
         # Cores share whole output blocks: the axis that changes last, and the batch where there is one.
         semantics = ("parallel",) * (len(grid) - 1) + ("arbitrary",)
         rest["grid"] = grid
-        rest["compiler_params"] = pltpu.CompilerParams(dimension_semantics=semantics, vmem_limit_bytes=vmem_limit_bytes)
+        rest["compiler_params"] = pltpu.CompilerParams(
+            dimension_semantics=semantics, vmem_limit_bytes=kernel.vmem_limit_bytes
+        )
     else:
         moving = in_specs.map(lambda one, array, block: None if is_resident(array, block) else one, operands, blocks)
         pipelined, structure = jax.tree.flatten(moving)
@@ -114,28 +106,18 @@ def auto_pipeline_matmul(
         )
         places_out = tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in out_specs)
 
-        def kernel(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
+        def run(refs: Operands, outs: tuple[Any, ...], scratch: Any) -> None:
             def one_step(*given: Any) -> None:
                 inputs = jax.tree.unflatten(structure, given[: len(pipelined)])
                 merged = refs.map(lambda ref, block: ref if block is None else block, inputs)
                 body(merged, given[len(pipelined) :], scratch)
 
             streamed = jax.tree.leaves(refs.map(lambda ref, one: None if one is None else ref, moving))
-            with tracing_for(chip):
+            with tracing_for(kernel.chip):
                 pltpu.emit_pipeline(one_step, grid=grid, in_specs=pipelined, out_specs=out_specs)(*streamed, *outs)
 
-        rest["compiler_params"] = pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes)
-    outs = launch(
-        kernel,
-        arrays,
-        spec=spec,
-        config=config,
-        interpret=interpret,
-        in_specs=places,
-        out_specs=places_out,
-        out_shape=out_shape,
-        **rest,
-    )
+        rest["compiler_params"] = pltpu.CompilerParams(vmem_limit_bytes=kernel.vmem_limit_bytes)
+    outs = kernel.launch(run, arrays, in_specs=places, out_specs=places_out, out_shape=out_shape, **rest)
     return outs if not interpret else tuple(out[..., : spec.m, : spec.n] for out in outs)
 
 

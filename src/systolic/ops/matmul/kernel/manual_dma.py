@@ -21,17 +21,16 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.chips import Chip
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.epilogue import Functions
-from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm, launch, memory_to_read, scratch_shapes
+from systolic.kernels.launch import SMALL_ELEMENTS, from_hbm
 from systolic.kernels.operands import Operand, multiply
 from systolic.kernels.ring import Act, Ring
 from systolic.kernels.subtiles import Subtile, loop, quotient
+from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.kernel.step import step
 from systolic.ops.matmul.kernel.streams import SLOTS, OutputStream, Stream
 from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
-from systolic.spec import MatmulSpec, Operands
+from systolic.spec import Operands
 
 
 class Buffers(NamedTuple):
@@ -44,19 +43,11 @@ class Buffers(NamedTuple):
     scratch: Scratch
 
 
-def manual_dma_matmul(
-    operands: Operands,
-    *,
-    spec: MatmulSpec,
-    functions: Functions,
-    config: KernelConfig,
-    chip: Chip,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
-) -> tuple[Shaped[Array, "m n"], ...]:
+def manual_dma_matmul(operands: Operands, kernel: MatmulKernel) -> tuple[Shaped[Array, "m n"], ...]:
     """Return all outputs of the product, with the dtypes `spec.dtypes_out`; `schedule.can_run_manually` must hold."""
-    memories = operands.map(lambda array, side: memory_to_read(array, side, chip), operands.sides)
-    arrays = operands if interpret else operands.map(from_hbm, memories)
+    spec, config = kernel.spec, kernel.config
+    memories = operands.map(kernel.memory_to_read, operands.sides)
+    arrays = operands if kernel.interpret else operands.map(from_hbm, memories)
     tiles = config.tiles
     schedule = GridSchedule.of(spec, config)
 
@@ -79,10 +70,10 @@ def manual_dma_matmul(
             for dtype in spec.dtypes_out
         ),
         fill_sem=pltpu.SemaphoreType.DMA((len(blocks.factors), config.fill_chunks)),
-        scratch=scratch_shapes(spec, config),
+        scratch=kernel.scratch_shapes,
     )
 
-    def kernel(refs: Operands, outs_hbm: tuple[Any, ...], its: Buffers) -> None:
+    def body(refs: Operands, outs_hbm: tuple[Any, ...], its: Buffers) -> None:
         def stream(ref: Any, block: Block | None, vmem: Any, sem: Any) -> Stream | None:
             if block is None:
                 return None
@@ -108,9 +99,7 @@ def manual_dma_matmul(
             fill_sem=its.fill_sem,
             scratch=its.scratch,
             schedule=schedule,
-            spec=spec,
-            functions=functions,
-            config=config,
+            kernel=kernel,
         ).run()
 
     all_blocks = arrays.present()
@@ -119,12 +108,9 @@ def manual_dma_matmul(
         if spec.joined_outputs
         else [((spec.m, spec.n), dtype) for dtype in spec.dtypes_out]
     )
-    return launch(
-        kernel,
+    return kernel.launch(
+        body,
         arrays,
-        spec=spec,
-        config=config,
-        interpret=interpret,
         in_specs=arrays.map(
             lambda _, block, memory: pl.BlockSpec(memory_space=pltpu.VMEM if block is None else memory),
             blocks,
@@ -133,7 +119,7 @@ def manual_dma_matmul(
         out_specs=tuple(pl.BlockSpec(memory_space=pltpu.HBM) for _ in shapes),
         out_shape=tuple(shape_with_mesh_axes(*shape, all_blocks) for shape in shapes),
         scratch_shapes=(buffers,),
-        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
+        compiler_params=pltpu.CompilerParams(vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
 
 
@@ -145,9 +131,11 @@ class _Kernel:
     fill_sem: Any
     scratch: Scratch
     schedule: GridSchedule
-    spec: MatmulSpec
-    functions: Functions
-    config: KernelConfig
+    kernel: MatmulKernel
+
+    @property
+    def config(self) -> KernelConfig:
+        return self.kernel.config
 
     @property
     def factors(self) -> tuple[Stream, ...]:
@@ -232,8 +220,8 @@ class _Kernel:
             refs,
             outs,
             self.scratch,
-            spec=self.spec,
-            functions=self.functions,
+            spec=self.kernel.spec,
+            functions=self.kernel.functions,
             config=config,
             stored=stored,
             first=self._first if config.fill_chunks > 1 else None,
@@ -254,7 +242,9 @@ class _Kernel:
 
             def one(at: Any) -> None:
                 subtile = Subtile.number(at, self.config)
-                for added, sum_vmem in zip(multiply(part_lhs, part_rhs, subtile, self.spec), sums_vmem, strict=True):
+                for added, sum_vmem in zip(
+                    multiply(part_lhs, part_rhs, subtile, self.kernel.spec), sums_vmem, strict=True
+                ):
                     so_far = sum_vmem[subtile.rows, subtile.columns]
                     total = jnp.where(number == 0, jnp.zeros_like(added), so_far) + added
                     sum_vmem[subtile.rows, subtile.columns] = total

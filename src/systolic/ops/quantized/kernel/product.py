@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import from_hbm, launch_to_hbm, vmem_shapes
+from systolic.kernels.launch import HbmKernel, from_hbm, vmem_shapes
 from systolic.ops.quantized.kernel.copies import Buffers, QuantizedOperands
 from systolic.ops.quantized.kernel.step import Fn, Step
 from systolic.ops.quantized.schedule import QuantizedSchedule
@@ -37,13 +37,7 @@ from systolic.ops.quantized.spec import QuantizedSpec
 
 
 def quantized_product(
-    operands: QuantizedOperands,
-    *,
-    spec: QuantizedSpec,
-    schedule: QuantizedSchedule,
-    activation: Fn | None,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
+    operands: QuantizedOperands, kernel: HbmKernel[QuantizedSpec, QuantizedSchedule], *, activation: Fn | None
 ) -> Shaped[Array, "m n"]:
     """Return the product.
 
@@ -52,7 +46,8 @@ def quantized_product(
         Scales are [blocks, n]. A gated product has both weights, or one [k, 2n] with up after gate.
       activation: the function that `spec.activation` names.
     """
-    schedule = _as_interpreted(schedule, spec) if interpret else schedule
+    spec, interpret = kernel.spec, kernel.interpret
+    schedule = _as_interpreted(kernel.schedule, spec) if interpret else kernel.schedule
     ring_schedule, m = schedule, schedule.grid_m * schedule.tile_m
     out_tile = (ring_schedule.tile_m, ring_schedule.tile_n)
 
@@ -83,20 +78,19 @@ def quantized_product(
         up_scales=hbm,
     )
 
-    def kernel(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
+    def body(refs: QuantizedOperands, out_hbm: Any, scratch: Buffers) -> None:
         Step.of_the_grid(refs, out_hbm, scratch, spec, schedule, activation).run()
 
-    return launch_to_hbm(
-        kernel,
+    return kernel.launch(
+        body,
         arrays,
         places,
         (m, spec.n),
-        spec.dtype_out,
-        spec,
         grid=(ring_schedule.grid_m, ring_schedule.grid_n, ring_schedule.grid_k),
         scratch_shapes=(_buffers(spec, schedule, arrays),),
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=vmem_limit_bytes),
-        interpret=interpret,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",) * 3, vmem_limit_bytes=kernel.vmem_limit_bytes
+        ),
         name=_name(spec),
     )
 

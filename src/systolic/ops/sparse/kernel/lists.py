@@ -10,7 +10,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from systolic.kernels.launch import launch_to_hbm, read_from_hbm
+from systolic.kernels.launch import HbmKernel
 from systolic.kernels.registers import part
 from systolic.ops.sparse.spec import SparseSpec
 
@@ -43,40 +43,38 @@ def launch(
     places: Any,
     shape: tuple[int, ...],
     buffers: Any,
+    kernel: HbmKernel[SparseSpec, Any],
     *,
     from_hbm: Sequence[str],
-    spec: SparseSpec,
     cores: int,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams,
     **static: Any,
 ) -> Array:
     """Run a kernel over listed blocks on each core, and return the output, which it copies to HBM itself.
 
     Args:
-      kind: makes the kernel's record from the refs, the list of blocks, and `static`; its method `run` is the kernel.
+      kind: makes the kernel's body from the refs, the list of blocks, and `static`; its method `run` runs it.
       places: block specs of all operands.
       shape: the output's.
       buffers: scratch shapes, with those of the list in the field `list`.
       from_hbm: names of the operands that the kernel copies from HBM itself.
     """
 
-    def kernel(refs: Any, out_hbm: Any, its: Any) -> None:
-        blocks = listed(refs.places, its.list, spec)
-        kind(refs=refs, out_hbm=out_hbm, its=its, list=blocks, spec=spec, cores=cores, **static).run()
+    spec = kernel.spec
 
-    return launch_to_hbm(
-        kernel,
-        operands if interpret else read_from_hbm(operands, *from_hbm),
+    def body(refs: Any, out_hbm: Any, its: Any) -> None:
+        blocks, shared = listed(refs.places, its.list, spec), {"spec": spec, "schedule": kernel.schedule}
+        kind(refs=refs, out_hbm=out_hbm, its=its, list=blocks, cores=cores, **shared, **static).run()
+
+    return kernel.launch(
+        body,
+        operands,
         places,
         shape,
-        spec.dtype_out,
-        spec,
+        from_hbm=from_hbm,
         scratch_shapes=(buffers,),
-        interpret=interpret,
         grid=(cores,),
         compiler_params=pltpu.CompilerParams(
-            vmem_limit_bytes=vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
+            vmem_limit_bytes=kernel.vmem_limit_bytes, dimension_semantics=("parallel" if cores > 1 else "arbitrary",)
         ),
         name=f"systolic_{spec.kind}_{spec.dtype}_{spec.m}_{spec.k}_{spec.n}",
     )

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import vmem_shapes
+from systolic.kernels.launch import HbmKernel, vmem_shapes
 from systolic.ops.sparse.kernel.lines import Buffers, Kernel, ProductOperands
 from systolic.ops.sparse.kernel.lists import Places, launch, list_buffers
 from systolic.ops.sparse.schedule import ProductSchedule
@@ -30,16 +30,13 @@ from systolic.ops.sparse.spec import SparseSpec
 
 def sparse_product(
     operands: ProductOperands,
+    kernel: HbmKernel[SparseSpec, ProductSchedule],
     *,
-    spec: SparseSpec,
-    schedule: ProductSchedule,
     cores: int,
     activation: Callable[[Array], Array] | None,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "m n"]:
     """Return the product; lines without a block are zero, or bias and activation of zero. `cores` share the panels."""
-    its = schedule
+    spec, its = kernel.spec, kernel.schedule
     buffers = Buffers(
         list=list_buffers(spec),
         **vmem_shapes(its.buffers),
@@ -55,11 +52,8 @@ def sparse_product(
         ProductOperands(Places(scalars, scalars), hbm, hbm, bias, scalars),
         (spec.m, spec.n),
         buffers,
+        kernel,
         from_hbm=("blocks", "dense"),
-        spec=spec,
-        schedule=schedule,
         cores=cores,
         activation=activation,
-        vmem_limit_bytes=vmem_limit_bytes,
-        interpret=interpret,
     )

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Shaped
 
-from systolic.kernels.launch import vmem_shapes
+from systolic.kernels.launch import HbmKernel, vmem_shapes
 from systolic.ops.sparse.kernel.lists import Places, launch, list_buffers
 from systolic.ops.sparse.kernel.samples import Buffers, Kernel, SampledOperands
 from systolic.ops.sparse.schedule import SampledSchedule
@@ -27,13 +27,10 @@ from systolic.ops.sparse.spec import SparseSpec
 
 def sparse_sampled(
     operands: SampledOperands,
+    kernel: HbmKernel[SparseSpec, SampledSchedule],
     *,
-    spec: SparseSpec,
-    schedule: SampledSchedule,
     band: tuple[int | None, int | None],
     cores: int,
-    vmem_limit_bytes: int,
-    interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, ...]:
     """Return the wanted blocks [most blocks, rows, columns], zero for padding; or a matrix [m, n], zero elsewhere.
 
@@ -41,7 +38,7 @@ def sparse_sampled(
       band: of a matrix, the lowest and the highest diagonal that is not zero, column − row; None: there is none.
       cores: cores that share the work, each with some of the chunks.
     """
-    its = schedule
+    spec, its = kernel.spec, kernel.schedule
     buffers = Buffers(
         list=list_buffers(spec),
         **vmem_shapes(its.buffers),
@@ -58,11 +55,8 @@ def sparse_sampled(
         SampledOperands(Places(scalars, scalars), hbm, hbm),
         (spec.m, spec.n) if spec.dense_out else (spec.most_blocks, spec.block_rows, spec.block_columns),
         buffers,
+        kernel,
         from_hbm=("lhs", "rhs"),
-        spec=spec,
-        schedule=schedule,
         cores=cores,
         band=band,
-        vmem_limit_bytes=vmem_limit_bytes,
-        interpret=interpret,
     )
