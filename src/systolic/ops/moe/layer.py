@@ -12,9 +12,9 @@ from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.permuting import combined, spread
+from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
-from systolic.ops.moe.scattering import scattered
+from systolic.ops.moe.summing import combined_over_devices
 
 
 class Experts(NamedTuple):
@@ -28,8 +28,14 @@ class Experts(NamedTuple):
     bias_down: Any
 
 
-def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
-    """Return the weighted sum of what each token's experts return, those of this device: [tokens, d]."""
+def experts_sum(
+    call: Call, experts: Experts, activation: Any, options: dict[str, Any], axis: str | None = None
+) -> Array:
+    """Return the weighted sum of what each token's experts return, [tokens, d].
+
+    With a mesh axis, experts are those of this device, and the result is the sum over its devices, of which each
+    gets an equal part of the tokens.
+    """
     here = experts.gate.shape[0]
     if not call.ids.shape[0]:
         return call.x
@@ -47,7 +53,10 @@ def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str
     with jax.named_scope("experts"):
         results = _mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
-        return combined(backend, results, call.weights, choices, call.x.dtype.name, used_rows)
+        summing = Summing(backend=backend, dtype_out=call.x.dtype.name, used_rows=used_rows)
+        if axis is None:
+            return combined(summing, results, call.weights, choices)
+        return combined_over_devices(summing, axis, results, call.weights, choices)
 
 
 def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
@@ -88,6 +97,4 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
         first_expert=call.first_expert,
         capacity=call.capacity,
     )
-    part = experts_sum(everyone, experts, activation, options)
-    with jax.named_scope("reduce_scatter"):
-        return scattered(part, axis)
+    return experts_sum(everyone, experts, activation, options, axis)

@@ -62,7 +62,8 @@ class _Spread:
         if x is None:
             return [None]
         weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
-        return [combined(self.backend, cotangent, weights, choices, x.dtype.name, self.used_rows)]
+        summing = Summing(backend=self.backend, dtype_out=x.dtype.name, used_rows=self.used_rows)
+        return [combined(summing, cotangent, weights, choices)]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -100,7 +101,7 @@ def spread(backend: Backend, x: Array, choices: Sorted, rows: int, used_rows: in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Combine:
+class Summing:
     """`out[t] = Σ weights[t, j] · results[row of choice j of t]` over choices that have an expert."""
 
     backend: Backend
@@ -138,13 +139,12 @@ class _Combine:
         return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
 
 
-def combined(
-    backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str, used_rows: int | None = None
-) -> Array:
-    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight.
+def combined(summing: Summing, results: Array, weights: Array, choices: Sorted) -> Array:
+    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight."""
+    return bilinear(summing, results, weights_of_kept(weights, choices), choices)
 
-    `used_rows` is as in `spread`.
-    """
+
+def weights_of_kept(weights: Array, choices: Sorted) -> Array:
+    """Return zero for choices without an expert."""
     has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
-    combine = _Combine(backend=backend, dtype_out=dtype_out, used_rows=used_rows)
-    return bilinear(combine, results, jnp.where(has_expert, weights, 0), choices)
+    return jnp.where(has_expert, weights, 0)
