@@ -12,6 +12,7 @@ from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
+from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
 from systolic.ops.moe.summing import combined_over_devices
@@ -33,8 +34,8 @@ def experts_sum(
 ) -> Array:
     """Return the weighted sum of what each token's experts return, [tokens, d].
 
-    With a mesh axis, experts are those of this device, and the result is the sum over its devices, of which each
-    gets an equal part of the tokens.
+    With a mesh axis, x is of this device's tokens and so is the result, summed over its devices; experts are those
+    of this device, and the choices those of all devices' tokens.
     """
     here = experts.gate.shape[0]
     if not call.ids.shape[0]:
@@ -46,7 +47,10 @@ def experts_sum(
     rows = ids.size if call.capacity is None else min(ids.size, here * call.capacity)
     used_rows = min(rows, -(-ids.size * here // call.experts))
     with jax.named_scope("gather"):
-        x = spread(backend, call.x, choices, rows, used_rows)
+        if axis is None:
+            x = spread(backend, call.x, choices, rows, used_rows)
+        else:
+            x = spread_of_all_devices(backend, axis, call.x, choices, rows, used_rows)
     # On one of several devices most rows may be of no group: zeros there would take longer than the product.
     leaves_rest = call.first_expert is not None
     options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
@@ -86,11 +90,10 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
-        x = lax.all_gather(call.x, axis, tiled=True)
         parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
-        ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, *x.shape[:1], -1)
+        ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])
     everyone = Call(
-        x=x,
+        x=call.x,
         ids=ids.astype(jnp.int32),
         weights=weights,
         experts=call.experts,

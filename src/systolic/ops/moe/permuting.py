@@ -52,8 +52,7 @@ class _Spread:
 
             return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
 
-        tokens_of_rows = choices.order[: self.rows] // (choices.order.size // x.shape[0])
-        return [one_at_a_time(call, x, tokens_of_rows, choices.sizes.sum())]
+        return [one_at_a_time(call, x, tokens_of_rows(choices, x.shape[0], self.rows), choices.sizes.sum())]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
@@ -64,6 +63,11 @@ class _Spread:
         weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
         summing = Summing(backend=self.backend, dtype_out=x.dtype.name, used_rows=self.used_rows)
         return [combined(summing, cotangent, weights, choices)]
+
+
+def tokens_of_rows(choices: Sorted, tokens: int, rows: int) -> Array:
+    """Return the token of each of the first rows of experts."""
+    return choices.order[:rows] // (choices.order.size // tokens)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -78,11 +82,16 @@ def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
     return out, linear(move, choices, (tangents[0],), (out,))[0]
 
 
+def is_for_xla(array: Array, *given: Any) -> bool:
+    """True if no kernel can move rows of the array."""
+    return explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES
+
+
 def _computed(
     backend: Backend, form: Callable[[Chip], Form], by_pallas: Run, by_xla: Run, array: Array, *given: Any
 ) -> Array:
     """Compute by a kernel where it is possible and, unless the caller requires it, faster by arithmetic."""
-    if explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES:
+    if is_for_xla(array, *given):
         return by_xla(array, *given)
     if backend.chip is not None and backend.implementation is None and array.size:
         chosen = form(backend.chip)
