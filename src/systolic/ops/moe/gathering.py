@@ -30,7 +30,10 @@ from systolic.schedule.legality import LANES
 def spread_of_all_devices(
     backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int
 ) -> Array:
-    """Return `spread` of the tokens of all devices of a mesh axis, of which x has this device's."""
+    """Return `spread` of the tokens of all devices of a mesh axis, of which x has this device's.
+
+    Tokens go round the ring while choices are exchanged and sorted.
+    """
 
     def in_two(operands: Any) -> Array:
         x, choices = operands
@@ -43,7 +46,7 @@ def spread_of_all_devices(
     def by_xla(x: Array, tokens: Array, kept: Array) -> Array:
         return spread_by_xla(backend, lax.all_gather(x, axis, tiled=True), tokens, kept)
 
-    def call(*operands: Array) -> Array:
+    def call(*operands: Any) -> Array:
         return dispatched(backend, functools.partial(_by_pallas, backend, axis, ring), by_xla, *operands)
 
     def kernel(operands: Any) -> Array:
@@ -66,7 +69,12 @@ def _has_parts(backend: Backend, devices: int, x: Array, rows: int, used_rows: i
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _by_pallas(
-    backend: Backend, axis: str, ring: tuple[int, ...], x: Array, tokens: Array, kept: Array
+    backend: Backend,
+    axis: str,
+    ring: tuple[int, ...],
+    x: Array,
+    tokens: Array,
+    kept: Array,
 ) -> Array:
     count, here, half = len(ring), x.shape[0], x.shape[0] // 2
     hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
@@ -75,6 +83,9 @@ def _by_pallas(
     for distance in range(1, count // 2):
         right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
         parts |= {(-distance, 0): right, (distance, 0): left}
+        if distance == 2:
+            # XLA would begin to sort when links are idle. The order is there before this hop could begin.
+            right, left, tokens = lax.optimization_barrier((right, left, tokens))
     # Of the opposite device's tokens half come each way.
     parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
     parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
@@ -82,3 +93,15 @@ def _by_pallas(
     distances, first_rows = np.asarray(list(parts), np.int32).T
     first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
     return spread_of_parts(backend, list(parts.values()), first_rows, tokens, kept)
+
+
+def exchanged(array: Array, axis: str) -> Array:
+    """Return the arrays of all devices, by a copy to each, which do not wait for each other."""
+
+    def by_copies(array: Array) -> Array:
+        count, me = lax.axis_size(axis), lax.axis_index(axis)
+        shifts = ([(device, (device + shift) % count) for device in range(count)] for shift in range(1, count))
+        arrived = jnp.stack([array, *(lax.ppermute(array, axis, shift) for shift in shifts)])
+        return arrived[(me - jnp.arange(count)) % count]
+
+    return fused_after_sum(by_copies, lambda array: lax.all_gather(array, axis), False, array)
