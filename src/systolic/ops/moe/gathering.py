@@ -26,6 +26,10 @@ from systolic.ops.moe.schedule import SpreadSpec
 from systolic.ops.moe.spreading import spread_by_xla, spread_of_parts
 from systolic.schedule.legality import LANES
 
+# From so many columns on they travel in two halves: a copy of fewer takes as long as the hops in which it is hidden.
+# Source: chosen by arithmetic, 16 registers of a row are two loads of eight.
+_MIN_CUT_COLUMNS = 2048
+
 
 def spread_of_all_devices(
     backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int
@@ -78,21 +82,31 @@ def _by_pallas(
 ) -> Array:
     count, here, half = len(ring), x.shape[0], x.shape[0] // 2
     hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
-    # Parts by the distance to their device, and by their first row there.
-    right, left, parts = x, x, {(0, 0): x}
-    for distance in range(1, count // 2):
-        right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
-        parts |= {(-distance, 0): right, (distance, 0): left}
-        if distance == 2:
-            # XLA would begin to sort when links are idle. The order is there before this hop could begin.
-            right, left, tokens = lax.optimization_barrier((right, left, tokens))
-    # Of the opposite device's tokens half come each way.
-    parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
-    parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
+    opposite, nearest_two = count // 2, ((1 - count // 2, 0), (count // 2 - 1, 0))
+    columns: list[dict[tuple[int, int], Array]] = []  # parts by the distance to their device, and by their first row
+    for part in jnp.split(x, _cuts(x.shape[1]), axis=1):
+        if columns:  # columns before have the links for themselves, but for the last hop, which is half as long
+            before = [columns[-1][at] for at in nearest_two]
+            part, *before = lax.optimization_barrier((part, *before))
+            columns[-1] |= zip(nearest_two, before, strict=True)
+        right, left, parts = part, part, {(0, 0): part}
+        for distance in range(1, opposite):
+            right, left = (lax.ppermute(sent, axis, way) for sent, way in zip((right, left), hops, strict=True))
+            parts |= {(-distance, 0): right, (distance, 0): left}
+        columns.append(parts)
+    for parts in columns:  # of the opposite device's tokens half come each way
+        right, left = (parts[at] for at in nearest_two)
+        parts[opposite, 0] = lax.ppermute(right[:half], axis, hops[0])
+        parts[opposite, half] = lax.ppermute(left[half:], axis, hops[1])
     place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
-    distances, first_rows = np.asarray(list(parts), np.int32).T
+    distances, first_rows = np.asarray(list(columns[0]), np.int32).T
     first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
-    return spread_of_parts(backend, list(parts.values()), first_rows, tokens, kept)
+    return spread_of_parts(backend, [list(parts.values()) for parts in columns], first_rows, tokens, kept)
+
+
+def _cuts(d: int) -> list[int]:
+    """Return where columns are cut, so that rows are copied while other columns travel."""
+    return [d // 2] if d >= _MIN_CUT_COLUMNS and d % (2 * LANES) == 0 else []
 
 
 def exchanged(array: Array, axis: str) -> Array:

@@ -89,10 +89,10 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     """
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
-    # First the choices, which are sorted while tokens travel.
-    x, choices = lax.optimization_barrier((call.x, choices))
     with jax.named_scope("all_gather"):
         parts = exchanged(choices.reshape(-1), axis).reshape(-1, *choices.shape)
+        # Choices first: behind tokens on the same links they would arrive too late to be sorted meanwhile.
+        x, parts = lax.optimization_barrier((call.x, parts))
         ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])
     everyone = Call(
         x=x,

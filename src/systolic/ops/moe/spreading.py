@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from systolic.compat import varying_alike
 from systolic.kernels.interpreted import tracing_for
 from systolic.ops.engine.backend import Backend
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
@@ -26,29 +27,40 @@ def spread_by_xla(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array
 def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
     # Whole tiles of rows and columns, by a copy if they are none.
     padded = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
-    return spread_of_parts(backend, [padded], jnp.zeros(1, jnp.int32), tokens_of_rows, kept)[:, : x.shape[1]]
+    return spread_of_parts(backend, [[padded]], jnp.zeros(1, jnp.int32), tokens_of_rows, kept)[:, : x.shape[1]]
 
 
 def spread_of_parts(
-    backend: Backend, parts: Sequence[Array], first_rows: Array, tokens_of_rows: Array, kept: Array
+    backend: Backend, parts_of_columns: Iterable[Sequence[Array]], first_rows: Array, tokens_of_rows: Array, kept: Array
 ) -> Array:
-    """Return rows of tokens that lie in several arrays of whole tiles, each from one of `first_rows` on."""
-    chip, d, all_rows = backend.chip, parts[0].shape[1], tokens_of_rows.size
+    """Return rows of tokens that lie in several arrays of whole tiles, each from one of `first_rows` on.
+
+    Columns may be cut too: the rows of some columns are copied while tokens' other columns are still to come.
+    """
+    chip, all_rows = backend.chip, tokens_of_rows.size
     assert chip is not None  # else XLA computes it
-    spec = SpreadSpec.of(sum(part.shape[0] for part in parts), all_rows, d, parts[0].dtype.name)
-    schedule = SpreadSchedule.of(spec, chip)
-    codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
-    chunk_rows = CHUNK_BLOCKS * schedule.rows
-    codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - all_rows)).reshape(schedule.chunks, 1, chunk_rows)
-    with tracing_for(chip):
-        out = spread_rows(
-            [backend.on_tpu(parts[0]), *parts[1:]],
-            first_rows // SUBLANES,
-            codes,
-            kept.reshape(1),
-            spec=spec,
-            schedule=schedule,
-            vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
-            interpret=backend.interpret,
-        )
-    return out[:all_rows]
+    columns = [list(parts) for parts in parts_of_columns]
+    registers = [parts[0].shape[1] // LANES for parts in columns]
+    dtype, tokens = columns[0][0].dtype, sum(part.shape[0] for part in columns[0])
+    shape = (-(-all_rows // SUBLANES), sum(registers), SUBLANES, LANES)
+    out, _ = varying_alike([lax.empty(shape, dtype), columns[0][0]])
+    for number, parts in enumerate(columns):
+        spec = SpreadSpec.of(tokens, all_rows, registers[number] * LANES, dtype.name)
+        schedule = SpreadSchedule.of(spec, chip)
+        codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
+        chunk_rows = CHUNK_BLOCKS * schedule.rows
+        codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - all_rows)).reshape(schedule.chunks, 1, chunk_rows)
+        with tracing_for(chip):
+            out = spread_rows(
+                [backend.on_tpu(parts[0]), *parts[1:]],
+                first_rows // SUBLANES,
+                codes,
+                kept.reshape(1),
+                spec=spec,
+                schedule=schedule,
+                vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
+                into=out,
+                first_register=sum(registers[:number]),
+                interpret=backend.interpret,
+            )
+    return out.transpose(0, 2, 1, 3).reshape(shape[0] * SUBLANES, -1)[:all_rows]
