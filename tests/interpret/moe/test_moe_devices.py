@@ -1,4 +1,4 @@
-"""Sums over devices beside float64: they travel round a ring in the kernel that adds up experts' rows."""
+"""Tokens and sums that travel round a ring of devices: rows in the order of experts, and sums beside float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from virtual_devices import run_on_virtual_devices
 
-SCRIPT = """
+SUMS = """
 import functools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec as P
@@ -70,4 +70,41 @@ with jax.set_mesh(mesh):
 def test_sums_that_travel_while_others_are_added_up_are_those_of_float64(
     routing: str, devices: int, tmp_path: Path
 ) -> None:
-    run_on_virtual_devices(SCRIPT, tmp_path, routing, str(devices), devices=devices)
+    run_on_virtual_devices(SUMS, tmp_path, routing, str(devices), devices=devices)
+
+
+ROWS = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from systolic.compat import interpret_params, races_found
+from systolic.ops.engine.backend import backend_of
+from systolic.ops.moe.gathering import spread_of_all_devices
+from systolic.ops.moe.routing import sorted_by_expert
+
+DEVICES, HERE, D, K = 4, 2, 128, 2
+mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
+random, tokens, experts = np.random.default_rng(0), DEVICES * 16, DEVICES * HERE
+x = random.normal(size=(tokens, D)).astype("f")
+ids = np.minimum(random.geometric(0.4, (tokens, K)) - 1, experts - 1).astype("i")  # most to the first device
+backend = backend_of(interpret_params(detect_races=True, uninitialized_memory="nan"), "v6e", None)
+
+def local(x):
+    choices = sorted_by_expert(ids - HERE * jax.lax.axis_index("expert"), HERE, None, DEVICES)
+    return spread_of_all_devices(backend, "expert", x, choices, ids.size, ids.size // DEVICES)
+
+# JAX does not know over which axes interpret mode's callbacks vary.
+layer = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False))
+with jax.set_mesh(mesh):
+    text = str(jax.make_jaxpr(layer)(x))
+    assert "ppermute" in text and "systolic_spread" in text
+    rows = np.asarray(layer(x)).reshape(DEVICES, -1, D)
+    assert not races_found()
+for device, ours in enumerate(rows):
+    here = ((ids >= device * HERE) & (ids < (device + 1) * HERE)).reshape(-1)
+    order = np.argsort(np.where(here, ids.reshape(-1), experts), kind="stable")[: here.sum()]
+    np.testing.assert_array_equal(ours[: here.sum()], x[order // K])
+"""
+
+
+def test_rows_of_tokens_that_came_round_the_ring_are_in_the_order_of_experts(tmp_path: Path) -> None:
+    run_on_virtual_devices(ROWS, tmp_path)

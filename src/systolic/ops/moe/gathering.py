@@ -23,20 +23,14 @@ from systolic.ops.moe.kernel.packed_rows import SUBLANES
 from systolic.ops.moe.permuting import is_for_xla, spread, tokens_of_rows
 from systolic.ops.moe.routing import Sorted
 from systolic.ops.moe.schedule import SpreadSpec
-from systolic.ops.moe.spreading import in_rows, no_rows, spread_by_xla, spread_into
+from systolic.ops.moe.spreading import spread_by_xla, spread_of_parts
 from systolic.schedule.legality import LANES
 
-# From so many columns on they travel in two halves: a copy of fewer takes as long as the hops in which it is hidden.
-# Source: chosen by arithmetic, 16 registers of a row are two loads of eight.
-_MIN_CUT_COLUMNS = 2048
 
-
-def spread_of_all_devices(
-    backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int
-) -> Array:
+def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int) -> Array:
     """Return `spread` of the tokens of all devices of a mesh axis, of which x has this device's.
 
-    Tokens go round the ring while choices are exchanged and sorted.
+    Tokens go round the ring while choices are sorted.
     """
 
     def in_two(operands: Any) -> Array:
@@ -80,63 +74,20 @@ def _by_pallas(
     tokens: Array,
     kept: Array,
 ) -> Array:
-    columns = jnp.split(x, _cuts(x.shape[1]), axis=1)
-    traveling, out = _Traveling(axis, ring, columns[0]), no_rows(tokens.size, x)
-
-    def copied(out: Array, number: int) -> Array:
-        first_register = number * columns[0].shape[1] // LANES
-        return spread_into(backend, out, first_register, *traveling.arrived(), tokens, kept)
-
-    for number, following in enumerate(columns[1:]):
-        # Left to itself, XLA would sort when links are idle, and copy rows when the last tokens have arrived.
-        following, tokens, traveling.ends = lax.optimization_barrier((following, tokens, traveling.ends))
-        after = _Traveling(axis, ring, following)
-        out = copied(out, number)
-        out, after.ends = lax.optimization_barrier((out, after.ends))
-        traveling = after
-    return in_rows(copied(out, len(columns) - 1), tokens.size)
-
-
-class _Traveling:
-    """Columns of tokens on their way round the ring, all hops but the last."""
-
-    def __init__(self, axis: str, ring: tuple[int, ...], own: Array) -> None:
-        self._axis, self._ring, count = axis, ring, len(ring)
-        self._hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
-        self._parts = {0: own}  # by the distance to their device
-        self.ends = own, own  # of both ways
-        for distance in range(1, count // 2):
-            self.ends = self._hop(*self.ends)
-            self._parts |= zip((-distance, distance), self.ends, strict=True)
-
-    def _hop(self, *sent: Array) -> tuple[Array, Array]:
-        right, left = (lax.ppermute(part, self._axis, hops) for part, hops in zip(sent, self._hops, strict=True))
-        return right, left
-
-    def arrived(self) -> tuple[list[Array], Array]:
-        """Return the parts of all devices' tokens, and the first row of each."""
-        (right, left), count, here = self.ends, len(self._ring), self._parts[0].shape[0]
-        # Of the opposite device's tokens half come each way.
-        halves = self._hop(right[: here // 2], left[here // 2 :])
-        distances = np.asarray([*self._parts, count // 2, count // 2])
-        offsets = np.asarray([0] * len(self._parts) + [0, here // 2], np.int32)
-        place = jnp.asarray(np.argsort(self._ring), jnp.int32)[lax.axis_index(self._axis)]
-        first_rows = jnp.asarray(self._ring, jnp.int32)[(place + distances) % count] * here + offsets
-        return [*self._parts.values(), *halves], first_rows
-
-
-def _cuts(d: int) -> list[int]:
-    """Return where columns are cut, so that rows are copied while other columns travel."""
-    return [d // 2] if d >= _MIN_CUT_COLUMNS and d % (2 * LANES) == 0 else []
-
-
-def exchanged(array: Array, axis: str) -> Array:
-    """Return the arrays of all devices, by a copy to each, which do not wait for each other."""
-
-    def by_copies(array: Array) -> Array:
-        count, me = lax.axis_size(axis), lax.axis_index(axis)
-        shifts = ([(device, (device + shift) % count) for device in range(count)] for shift in range(1, count))
-        arrived = jnp.stack([array, *(lax.ppermute(array, axis, shift) for shift in shifts)])
-        return arrived[(me - jnp.arange(count)) % count]
-
-    return fused_after_sum(by_copies, lambda array: lax.all_gather(array, axis), False, array)
+    count, here, half = len(ring), x.shape[0], x.shape[0] // 2
+    hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
+    # Parts by the distance to their device, and by their first row there.
+    right, left, parts = x, x, {(0, 0): x}
+    for distance in range(1, count // 2):
+        right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
+        parts |= {(-distance, 0): right, (distance, 0): left}
+        if distance == 2:
+            # XLA would begin to sort when links are idle. The order is there before this hop could begin.
+            right, left, tokens = lax.optimization_barrier((right, left, tokens))
+    # Of the opposite device's tokens half come each way.
+    parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
+    parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
+    place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
+    distances, first_rows = np.asarray(list(parts), np.int32).T
+    first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
+    return spread_of_parts(backend, list(parts.values()), first_rows, tokens, kept)

@@ -12,7 +12,7 @@ from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.gathering import exchanged, spread_of_all_devices
+from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
 from systolic.ops.moe.summing import combined_over_devices
@@ -90,7 +90,7 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
-        parts = exchanged(choices.reshape(-1), axis).reshape(-1, *choices.shape)
+        parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
         # Choices first: behind tokens on the same links they would arrive too late to be sorted meanwhile.
         x, parts = lax.optimization_barrier((call.x, parts))
         ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])

@@ -98,7 +98,12 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
         scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
         names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
         parts = [
-            MoePart(name="all-gather", by="XLA", why="tokens of all devices", time_us=gather_us),
+            MoePart(
+                name="all-gather",
+                by="XLA",
+                why="tokens of all devices, while their choices are sorted",
+                time_us=gather_us,
+            ),
             *parts,
             *(_moved(name, form) for name, form in zip(names, scattering, strict=True)),
         ]

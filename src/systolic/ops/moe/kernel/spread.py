@@ -46,14 +46,9 @@ def spread_rows(
     spec: SpreadSpec,
     schedule: SpreadSchedule,
     vmem_limit_bytes: int,
-    into: Shaped[Array, "tiles all_registers 8 128"],
-    first_register: int = 0,
     interpret: bool | pltpu.InterpretParams = False,
-) -> Shaped[Array, "tiles all_registers 8 128"]:
-    """Return `into` with columns of the rows of tokens, which lie in several arrays, from a register on.
-
-    All numbers of rows are multiples of 8, and d is one of 128.
-    """
+) -> Shaped[Array, "rows d"]:
+    """Return the rows of tokens, which lie in several arrays; all numbers of rows are multiples of 8, d of 128."""
     registers = spec.d // LANES
     tokens, rows = (
         PackedRows(
@@ -68,18 +63,17 @@ def spread_rows(
     in_tiles = [
         part.reshape(part.shape[0] // SUBLANES, SUBLANES, registers, LANES).transpose(0, 2, 1, 3) for part in parts
     ]
-    return pl.pallas_call(
-        functools.partial(_kernel, schedule, first_register, tokens, rows, len(parts)),
+    out = pl.pallas_call(
+        functools.partial(_kernel, schedule, tokens, rows, len(parts)),
         grid=(schedule.slabs, schedule.chunks),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
             pl.BlockSpec(memory_space=pltpu.SMEM),
             pl.BlockSpec((1, *codes.shape[1:]), lambda slab, chunk: (chunk, 0, 0), memory_space=pltpu.SMEM),
-            *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in (*parts, into)),
+            *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in parts),
         ],
         out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
-        out_shape=shape_with_mesh_axes(into.shape, into.dtype, [*parts, into]),
-        input_output_aliases={3 + len(parts): 0},
+        out_shape=shape_with_mesh_axes((spec.rows // SUBLANES, registers, SUBLANES, LANES), parts[0].dtype, parts),
         scratch_shapes=[
             tokens.scratch,
             rows.scratch,
@@ -90,15 +84,14 @@ def spread_rows(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_spread_{spec.dtype}_{spec.tokens}_{spec.rows}_{spec.d}",
-    )(kept, first_tiles, codes, *(part if interpret else from_hbm(part) for part in (*in_tiles, into)))
+    )(kept, first_tiles, codes, *(part if interpret else from_hbm(part) for part in in_tiles))
+    return out.transpose(0, 2, 1, 3).reshape(spec.rows, spec.d)
 
 
-def _kernel(
-    schedule: SpreadSchedule, first_register: int, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any
-) -> None:
+def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any) -> None:
     slab, chunk = pl.program_id(0), pl.program_id(1)
     scalars, rest = refs[:3], refs[3:]
-    its = _Refs(*scalars, rest[:parts], *rest[parts + 1 :])  # without what the result is written into
+    its = _Refs(*scalars, rest[:parts], *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
 
     def arrival(slab: Any, act: Act) -> None:
@@ -124,7 +117,7 @@ def _kernel(
         block = lax.rem(step, jnp.maximum(used_blocks, 1))
         first, slot = block * block_tiles, lax.rem(step, BLOCK_SLOTS)
         count = jnp.minimum(block_tiles, kept_tiles - first)
-        columns = pl.ds(first_register + lax.div(step, jnp.maximum(used_blocks, 1)) * registers, registers)
+        columns = pl.ds(lax.div(step, jnp.maximum(used_blocks, 1)) * registers, registers)
         source = rows.in_tiles(its.rows).at[slot, pl.ds(0, count)]
         return pltpu.make_async_copy(source, its.out.at[pl.ds(first, count), columns], its.rows_sem.at[slot])
 
