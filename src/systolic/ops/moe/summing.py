@@ -25,7 +25,7 @@ from systolic.schedule.vmem import vmem_limit
 
 
 def combined_over_devices(summing: Summing, axis: str, results: Array, weights: Array, choices: Sorted) -> Array:
-    """Return this device's tokens' sums over the devices of a mesh axis, by one kernel or the sums of each device first."""
+    """Return the sums of this device's tokens over the devices of a mesh axis."""
 
     def in_two(operands: Any) -> Array:
         return scattered(combined(summing, *operands), axis)
