@@ -90,8 +90,8 @@ def spread_rows(
 
 def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any) -> None:
     slab, chunk = pl.program_id(0), pl.program_id(1)
-    scalars, rest = refs[:3], refs[3:]
-    its = _Refs(*scalars, rest[:parts], *rest[parts:])
+    kept, first_tiles, codes, *rest = refs
+    its = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
 
     def arrival(slab: Any, act: Act) -> None:
