@@ -31,6 +31,7 @@ class RingProduct(ActivatedProduct):
     pairing: Pairing | None = None  # of two matrices of weights: `gated` of a gather, `added` of a scatter
     kept_sum: str | None = None  # dtype of what a gather stores in addition for derivatives, as a `MatmulSpec` has it
     keeps_x: bool = False  # the gathered rows are a result too
+    wire_dtype: str | None = None  # of the rows that a gather sends; None: their own
     slice_mesh: SliceMesh | None = None  # for the planner; None: the mesh was not set, or it fills no slice
 
     @property
