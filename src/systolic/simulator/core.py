@@ -127,6 +127,13 @@ class Core:
             return pointer * self._setup.chip.machine.hbm_pointer_bytes // WORD_BYTES
         return pointer if space == "smem" else pointer * ROW_WORDS
 
+    def _words(self, operand: CallOperand) -> int:
+        """Return the words from an operand's address on that are its own.
+
+        Addresses are made up: what lies behind an allocation's span belongs to others, even if the operand is larger.
+        """
+        return min(operand.padded_words, self._first_word(operand.space or "", ALLOCATION_SPAN))
+
     # ---- calls ----
 
     def _call(self, time: int, name: str, passed: Passed) -> Progress:
@@ -208,9 +215,9 @@ class Core:
 
         def knows(operand: CallOperand, at: int | Unknown) -> bool:
             space = operand.space or ""
-            # Addresses are made up: what lies behind an allocation's span belongs to others, even if it is larger.
-            words = min(operand.padded_words, self._first_word(space, ALLOCATION_SPAN))
-            return not isinstance(at, Unknown) and self._memory.knows(space, self._first_word(space, at), words)
+            return not isinstance(at, Unknown) and self._memory.knows(
+                space, self._first_word(space, at), self._words(operand)
+            )
 
         flags = self._parts.device.dma.own_flags(self.number, name, time)
         if (
@@ -278,7 +285,7 @@ class Core:
         if operand.space == "hbm" and self.number > 0:
             return
         if operand.space in ("hbm", "vmem", "cmem") and not isinstance(at, Unknown):
-            self._define(operand.space, at, operand.padded_words, Unknown(f"what {name} computes"))
+            self._define(operand.space, at, self._words(operand), Unknown(f"what {name} computes"))
 
     def _define(self, space: str, pointer: int, size: int, words: Words | Unknown) -> None:
         self._memory.define(space, self._first_word(space, pointer), size, lambda: words)

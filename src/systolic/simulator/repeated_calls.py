@@ -4,15 +4,17 @@ The layers of a model are a loop, whose operations are called again and again. H
 registers and contents that it is handed. So the operation is executed alone, see `executed_alone`. If it ends, its
 control flow depends only on the counts of its flags, on how long the pipe to HBM is still busy when it begins, and at
 which rate it carries; all calls with equal values of these do the same. Calls during which the rate changes by itself
-are executed, and so are all of operations that act on other devices, or on flags that are not their own. Calls with
-known inputs are looked up too, unless the operation copies inputs to its results, which are then known as well.
+are executed, on one device also calls during which it might have; and so are all of operations that act on other
+devices, or on flags that are not their own. Calls with known inputs are looked up too, unless the operation copies
+inputs to its results, which are then known as well.
 
 Links of a slice take a share of the rate, which changes while a call lasts. The call does not act on links, so the
 changes can be awaited: a call that is looked up waits until it would end if links left HBM alone, and is looked up by
-the changes until then. If it ends later with them, it waits for further changes until that end.
+the changes until then. If it ends later with them, it waits for further changes until that end. Operations that keep
+meeting other changes are executed if links use HBM when they begin, and else looked up without later changes.
 
-The cores of a device share its pipe. They begin an operation together, after a barrier, and are executed alone
-together, as far apart as they are; see `Meeting`. Calls of one core are executed.
+The cores of a device share its pipe. They begin an operation at about the same time, and are executed alone together,
+as far apart as they are; see `Meeting`. Calls of one core are executed.
 """
 
 from __future__ import annotations
@@ -84,6 +86,11 @@ class RepeatedCalls:
         self._spans = spans
         self._operations: dict[str, _Operation] = {}
 
+    @property
+    def looked_up(self) -> frozenset[str]:
+        """Operations whose calls are looked up."""
+        return frozenset(name for name, kept in self._operations.items() if kept.closed and kept.executions)
+
     def find(
         self, translation: Translation, calls: Sequence[CoreCall], dma: DmaEngine, others: OtherDevices | None
     ) -> tuple[Outcome, ...] | None:
@@ -110,13 +117,10 @@ class RepeatedCalls:
         if not operation.closed or operation.calls == 1 or (pipe.left < 1.0 and not follows_links):
             return None
         time = calls[0].time
-        rate, until = pipe.rate_without_links(max(time, pipe.free))
-        if rate != pipe.rate_without_links(time)[0]:
-            return None
         pipe_cycles = max(0.0, pipe.free - time)
         begin = _Begin(
             pipe_cycles=round(pipe_cycles, _PIPE_DIGITS),
-            rate=rate,
+            rate=pipe.rate_without_links(time)[0],
             left=pipe.left,
             last=pipe.last if pipe_cycles else ("", 0.0),
             cores=tuple((call.core, call.time - time, call.flags) for call in calls),
@@ -127,9 +131,11 @@ class RepeatedCalls:
         except SimulationError:
             operation.closed = False
             return None
-        if executions is None or time + executions[0].dma.pipe.free > until or _makes_known_results(calls, executions):
+        if executions is None or _makes_known_results(calls, executions):
             return None
-        lookup = _Lookup(self, operation, calls, dma, begin, until, executions)
+        if not pipe.can_repeat(time, executions[0].dma.pipe, across_periods=others is not None):
+            return None
+        lookup = _Lookup(self, operation, calls, dma, begin, executions)
         if follows_links:
             lookup.follow_links()
         return tuple(lookup.outcome(number) for number in range(len(calls)))
@@ -166,11 +172,10 @@ class _Lookup:
         calls: Sequence[CoreCall],
         dma: DmaEngine,
         begin: _Begin,
-        until: float,
         at_full_rate: tuple[Execution, ...],
     ) -> None:
         self._repeated, self._operation, self._calls, self._dma = repeated, operation, calls, dma
-        self._time, self._begin, self._until = calls[0].time, begin, until
+        self._time, self._begin = calls[0].time, begin
         self._at_full_rate = at_full_rate
         self._pipe: HbmPipe | None = None  # as it is when the call begins
         self._links = Waited()
@@ -222,8 +227,8 @@ class _Lookup:
     def _with_links(self, changes: LinkChanges) -> tuple[Execution, ...]:
         repeated, operation, calls = self._repeated, self._operation, self._calls
         executions = repeated.execution(operation, self._begin, calls, changes)
-        if executions is None or self._time + executions[0].dma.pipe.free > self._until:
-            assert self._pipe is not None
+        assert self._pipe is not None
+        if executions is None or not self._pipe.can_repeat(0, executions[0].dma.pipe, across_periods=True):
             return repeated.execute(operation, calls, copy(self._pipe), changes)
         return executions
 

@@ -113,7 +113,7 @@ class PreparedProgram:
             run = _run_device(setup, kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, lambda cold: _run_device(cold, 0)))
 
-        run, assumed = self._assuming(device, max_iterations)
+        run, assumed = self._assuming(device, max_iterations, base.repeated)
         simulated = self._simulated(chip, run.cores, run.sparse_cores, prefetch=run.prefetch_cycles, assumed=assumed)
         return replace(simulated, error=time_error(chip, traits_of(simulated)))
 
@@ -168,7 +168,7 @@ class PreparedProgram:
             run = again(setup, spans=kept_spans)
             return replace(run, prefetch_cycles=self._prefetch(run, attempt, setup, again))
 
-        run, assumed = self._assuming(devices, max_iterations)
+        run, assumed = self._assuming(devices, max_iterations, base.repeated)
         kernels = self.hlo.kernels if self.hlo is not None else frozenset[str]()
         of_device = partial(self._simulated, chip, prefetch=run.prefetch_cycles, assumed=assumed)
         return slice_run(run, where, facts, chip, kernels, of_device)
@@ -199,11 +199,13 @@ class PreparedProgram:
             repeated=RepeatedCalls(chip.machine, spans) if remember and not self.sparse_programs else None,
         )
 
-    def _assuming(self, run_with: Callable[[Attempt], _Run], limit: int) -> tuple[_Run, dict[str, str]]:
+    def _assuming(
+        self, run_with: Callable[[Attempt], _Run], limit: int, repeated: RepeatedCalls | None
+    ) -> tuple[_Run, dict[str, str]]:
         """Run the program, with zeros for values that XLA's own operations compute.
 
-        Which operations have such values is found out by running it, again and again. Kernels, which have none and take
-        most of the time, are left out meanwhile.
+        Repeated runs find the operations that have such values. Kernels, which have none and take most of the time, are
+        left out meanwhile unless they are looked up.
 
         Returns:
           The run, and the values taken as zero, by operation.
@@ -213,7 +215,7 @@ class PreparedProgram:
             kernel for kernel in kernels if kernel in self.translations and self.translations[kernel].alone
         )
         assumed: dict[str, str] = {}
-        skipped: frozenset[str] = frozenset()
+        skipped = left_out = frozenset[str]()
         shorter: _Run | None = None
         while True:
             attempt = Attempt(assumed=frozenset(assumed), most_iterations=limit, skipped=skipped)
@@ -223,7 +225,8 @@ class PreparedProgram:
                 if not error.computed or error.program in {TOP_LEVEL, *kernels, *assumed}:
                     raise
                 assumed[error.program] = error.why
-                skipped = long if self.hlo is not None else skipped
+                looked_up = frozenset() if repeated is None else repeated.looked_up
+                skipped = long - looked_up if self.hlo is not None else skipped
             except SimulationError as error:
                 if not assumed:
                     raise
@@ -231,15 +234,14 @@ class PreparedProgram:
             else:
                 if not skipped:
                     break
-                shorter, skipped = run, frozenset()
+                shorter, left_out, skipped = run, skipped, frozenset()
         if assumed:
-            base, without = (run, frozenset[str]()) if shorter is None else (shorter, long)
 
             def other(progression: Progression, limit: int) -> ProgramRun:
                 assuming = Attempt(assumed=frozenset(assumed), progression=progression, most_iterations=limit)
-                return run_with(replace(assuming, skipped=without))
+                return run_with(replace(assuming, skipped=left_out))
 
-            check_time(base, end_cycles(run), assumed, other)
+            check_time(shorter or run, end_cycles(run), assumed, other)
         return run, assumed
 
     def _simulated(

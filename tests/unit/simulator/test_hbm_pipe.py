@@ -131,3 +131,26 @@ def test_links_do_not_stretch_pauses() -> None:
     pipe.carry(2000, 100)
     pipe.serve_links(1500, -pipe.bytes_per_cycle / 2)
     assert pipe.free == 2000 + 100
+
+
+@pytest.mark.parametrize("copies", [1, 4, 5, 7, 9])
+@pytest.mark.parametrize("begin", [0, 130, 990])
+@pytest.mark.parametrize("pause", [20, 100])
+def test_what_is_carried_across_periods_can_be_repeated(copies: int, begin: int, pause: int) -> None:
+    """Periods of 1,000 cycles, of which copies of 300 fill 300 of 320, which is too much, or of 400."""
+    every = 300 + pause
+    alone, direct, repeated = HbmPipe(slowing(), rate=1.0), HbmPipe(slowing()), HbmPipe(slowing())
+    steady = True
+    for number in range(copies):
+        alone.carry(number * every, 300)
+        direct.carry(begin + number * every, 300)
+        steady &= direct.free == begin + alone.free
+    assert repeated.can_repeat(begin, alone, across_periods=True) == steady
+    assert repeated.can_repeat(begin, alone, across_periods=False) == (begin + alone.free <= PERIOD)
+    if steady:
+        repeated.repeat(begin, alone)
+        for later in (0, 1000, 2000):
+            at = direct.free + later
+            direct.carry(at, 700)
+            repeated.carry(at, 700)
+            assert (repeated.free, repeated.busy_cycles) == (direct.free, direct.busy_cycles)

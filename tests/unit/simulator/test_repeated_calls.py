@@ -297,6 +297,14 @@ def test_cores_that_begin_at_different_times_execute_everything(alone: list[bool
     assert not alone
 
 
+def test_cores_that_begin_apart_by_a_wait_are_expected(alone: list[bool]) -> None:
+    slightly = tuple(line.replace("3840", "960") for line in BY_CORE)  # 60 cycles of the pipe
+    run = both_ways(*copied(1000), round_before=(*BARRIER, *slightly), on=in_whole_cycles(V5P))
+    assert alone[: TIMES - 1] == [False, *[True] * (TIMES - 2)]  # the cores execute the first call without asking
+    first, second = (core.ops[0].begin_cycles for core in run.cores)
+    assert 40 < abs(first - second) < 256
+
+
 def test_after_a_barrier_the_cores_begin_together(alone: list[bool]) -> None:
     both_ways(*copied(1000), round_before=(*BY_CORE, *BARRIER), on=V5P)
     assert alone[:TIMES] == [False, *[True] * (TIMES - 1)]  # others are of the run with a prefetch

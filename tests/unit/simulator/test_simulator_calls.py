@@ -52,6 +52,18 @@ def test_an_argument_of_which_only_the_shape_is_known_is_named() -> None:
         run([*TO_SCALAR, *LOOP])
 
 
+def test_a_result_that_is_larger_than_its_place_covers_no_argument() -> None:
+    # Padded to lanes it would take 128 times as much as the compiler needs for it.
+    shape = "[shape: bf16[32,2048,8192,1], index: 0, kind: output, shape index: {}]"
+    call = ("%s22_s22 = smov 65536", "%3 = inlined_call %s22_s22 /* %op.1 = f(%x) */")
+    listings = {
+        "TLP": listing(*call, *TO_SCALAR, *LOOP),
+        "op.1": listing(f"%s7_s22 = inlined_call_operand.hbm {shape}"),
+    }
+    program = prepare_listings(listings, V5E, hlo_text=HLO)
+    assert program.run(V5E, parameters=[[3, *[0] * 127]]).cores[0].copies == 3 + 1
+
+
 @pytest.mark.parametrize("lanes", ["sm:$0xff", "ss:$0 sm:$0xff"])
 @pytest.mark.parametrize("place", ["#allocation5", "%s4_s4", "%s4_s4 + $0x0"])
 def test_a_word_reaches_the_scalar_side_through_a_vector_register(place: str, lanes: str) -> None:

@@ -181,7 +181,7 @@ def test_hbm_at_both_ends_has_less_for_others_while_bytes_pass() -> None:
     sends.ends()
     assert [pipe.free for pipe in pipes] == pytest.approx([10_000 + 200_000 / full] * 2 + [10_000])
     assert 250_000 / taken < 10_000
-    assert not any(pipe.serves_links for pipe in pipes)
+    assert all(pipe.left == 1 for pipe in pipes)
 
 
 def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
-from systolic.ops.collective.sizes import RingSizes, violations_of
+from systolic.ops.collective.sizes import RingSizes, schedule_fields, violations_of
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
 
+_PRODUCT = "a product on a ring"
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
 # Elements of a product whose rows have scales: its code has 15,000 bundles for 256 rows and 1,792 columns, and 77,000
@@ -55,17 +56,20 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
 
 def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
     """Return all legal schedules, the fastest by arithmetic first; raise IllegalTilesError if there is none."""
-    violations = violations_of(sizes, chip)
-    schedules = [] if violations else list(_schedules(sizes, chip))
-    if not violations and not schedules:
-        elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
-        value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
-        parts = "" if sizes.scatters else " and with more than four devices w and two parts of x,"
-        limit = f"with blocks of results they,{parts} have to fit in {usable_bytes(chip) // MIB} MiB"
-        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
-    if violations:
-        raise IllegalTilesError("a product on a ring", violations)
-    return sorted(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
+    if violations := violations_of(sizes, chip):
+        raise IllegalTilesError(_PRODUCT, violations)
+    if schedules := sorted(_schedules(sizes, chip), key=lambda schedule: schedule_us(schedule, sizes, chip)):
+        return schedules
+    elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
+    value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+    parts = "" if sizes.scatters else " and with more than four devices w and two parts of x,"
+    limit = f"with blocks of results they,{parts} have to fit in {usable_bytes(chip) // MIB} MiB"
+    raise too_large(_PRODUCT, value, limit, "cut them over more devices")
+
+
+def too_large(product: str, value: str, limit: str, fix: str) -> IllegalTilesError:
+    """Return the refusal of a product of which no schedule fits in VMEM."""
+    return IllegalTilesError(product, [Violation(rule="VMEM", value=value, limit=limit, fix=fix)])
 
 
 def usable_bytes(chip: Chip) -> int:
@@ -244,16 +248,10 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
 def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int, parts: int = 1) -> RingSchedule:
     """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
     return RingSchedule(
-        devices=sizes.devices,
-        rows=sizes.padded_rows,
-        columns=sizes.columns,
-        dtype=sizes.dtype,
+        **schedule_fields(sizes),
         pieces=pieces,
         slots_at_once=slots_at_once,
         block=block,
-        weights=sizes.weights,
-        outs=sizes.outs,
-        transpose_rhs=sizes.transpose_rhs,
         parts=parts,
         wire_dtype=sizes.wire_dtype,
     )

@@ -5,10 +5,11 @@ They are the specs of two ops: planner, store and `tune` know a product across c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import row_multiple
+from systolic.ops.collective.schedule import DeviceProduct, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -156,6 +157,12 @@ class WeightSizes(ProductSizes):
     @property
     def weight_bytes(self) -> int:
         return self.devices * self.chunk_bytes
+
+
+def schedule_fields(sizes: RingSizes | WeightSizes) -> dict[str, Any]:
+    """Return by name the fields that a schedule of these sizes has in common with them; its rows are padded."""
+    shared = {field.name: getattr(sizes, field.name) for field in fields(DeviceProduct)}
+    return {**shared, "rows": sizes.padded_rows}
 
 
 def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 
 from systolic.chips import MachineModel
+from systolic.simulator.hardware.busy_times import BusyTimes
 
 # Of the rate, that links leave at least: on every chip all links together need less than half.
 _MIN_LEFT_SHARE = 0.1
@@ -52,6 +53,8 @@ class HbmPipe:
         self.left = 1.0  # the share of the rate that they leave
         self.links_changed: Callable[[float, float], None] | None = None  # called with the time and the new `left`
         self._origin = 0.0  # when the first period begins
+        # With a constant rate on a chip that has periods: to find out whether one would begin slowly.
+        self._busy_times = BusyTimes() if rate is not None and self._period_cycles else None
 
     def carry(self, time: float, cycles: float, direction: str = "") -> float:
         """Carry what takes `cycles` at the full rate, from `time` on at the earliest; return when it begins.
@@ -93,7 +96,8 @@ class HbmPipe:
         """Let links read and write so much more than before, or less, from `time` on.
 
         What the pipe has not carried by then takes longer, or less long. Copies whose landing is known land as they
-        would have: the next one bears the difference. So does what follows a repeated call.
+        would have: the next one bears the difference. So does what follows a call that was looked up without later
+        changes, see `repeated_calls`.
         """
         self._links_bytes_per_cycle += bytes_per_cycle
         taken = self._links_bytes_per_cycle / self.bytes_per_cycle
@@ -115,16 +119,52 @@ class HbmPipe:
         pipe.links_changed = None
         return pipe
 
+    def can_repeat(self, time: float, alone: HbmPipe, *, across_periods: bool) -> bool:
+        """True if this pipe has the constant rate of another one until that has carried everything.
+
+        With `across_periods` also if further periods begin meanwhile, but none of them slowly.
+        """
+        rate, until = self.rate_without_links(max(self.free, time))
+        if rate != self.rate_without_links(time)[0]:
+            return False
+        return time + alone.free <= until or (across_periods and self._period_after(time, alone) is not None)
+
+    def _period_after(self, time: float, alone: HbmPipe) -> tuple[int, float] | None:
+        """Return the period in which another pipe has carried everything, with the busy cycles in it.
+
+        None: this pipe is slow, or becomes slow before.
+        """
+        assert alone._busy_times is not None
+        begin, end = max(self.free, time), time + alone.free
+        period, _ = self._at(begin)
+        busy_cycles = self.busy_cycles if period == self._period else 0.0
+        counted = 0.0
+        if self.rate_without_links(begin)[0] < 1.0:
+            until = self.rate_without_links(begin)[1]
+            return (period, busy_cycles + alone.busy_cycles) if end <= until else None
+        while (next_period := (period + 1) * self._period_cycles + self._origin) < end:
+            so_far = alone._busy_times.until(next_period - time)
+            if busy_cycles + so_far - counted > self._most_busy_cycles:
+                return None
+            period, busy_cycles, counted = period + 1, 0.0, so_far
+        return period, busy_cycles + alone.busy_cycles - counted
+
     def repeat(self, time: float, alone: HbmPipe) -> None:
         """Carry again, from `time` on, what another pipe has carried from its begin on.
 
-        That has carried it at a constant rate, or is a copy of this one.
+        That has carried it at a constant rate, for which `can_repeat` is true, or is a copy of this one.
         """
-        if self._constant_rate is None and alone._constant_rate is None:
+        if alone._constant_rate is None:
             self._period, self._slow, self.busy_cycles = alone._period, alone._slow, alone.busy_cycles
-            self.free = time + alone.free
-        else:
-            self._pass(max(self.free, time), time + alone.free, alone.busy_cycles)
+        elif self._constant_rate is not None:
+            self.busy_cycles += alone.busy_cycles
+        elif (after := self._period_after(time, alone)) is not None:
+            period, busy_cycles = after
+            if period != self._period:
+                slow = period == self._at(max(self.free, time))[0] and self._at(max(self.free, time))[1]
+                self._period, self._slow = period, slow
+            self.busy_cycles = busy_cycles
+        self.free = time + alone.free
         self.last, self._busy_from = alone.last, self.free
 
     def _pass(self, begin: float, end: float, busy_cycles: float) -> None:
@@ -135,6 +175,8 @@ class HbmPipe:
                 self._period, self._slow, self.busy_cycles = period, slow, 0.0
         self.busy_cycles += busy_cycles
         self.free = end
+        if self._busy_times is not None:
+            self._busy_times.add(begin, end)
 
     def _at(self, time: float) -> tuple[int, bool]:
         """Return the period of a time, and whether it begins slowly."""
