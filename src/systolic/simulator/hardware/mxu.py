@@ -186,8 +186,8 @@ class Mxus:
         return not any(free) and not any(queued) and not any(placed)
 
     def forget(self) -> None:
-        """Let go of what was remembered; counts and state stay."""
-        self._memo = {}
+        """Let go of what was remembered, here and wherever it is shared; counts and state stay."""
+        self._memo.clear()
 
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
