@@ -81,8 +81,10 @@ def specs(kind: str, mesh: Mesh) -> tuple[tuple[P, P], P]:
     return (P(data, AXIS), P(AXIS)), P(rows)
 
 
-def ours(mesh: Mesh, kind: str) -> Any:
-    multiply = systolic.all_gather_matmul if kind == "gather" else systolic.matmul_reduce_scatter
+def ours(mesh: Mesh, kind: str, wire_dtype: Any = None) -> Any:
+    multiply: Any = systolic.matmul_reduce_scatter
+    if kind == "gather":
+        multiply = functools.partial(systolic.all_gather_matmul, wire_dtype=wire_dtype)
     in_specs, out_specs = specs(kind, mesh)
     return jax.shard_map(
         functools.partial(multiply, axis_name=AXIS, implementation="pallas"),
@@ -138,7 +140,9 @@ def meshes(chip: str, topology: str, data: int) -> tuple[Mesh, Mesh]:
     return made, Mesh(np.take(np.asarray(made.devices), ring, axis=-1), made.axis_names)
 
 
-def row_of(chip: str, topology: str, product: str, tokens: int, data: int = 1) -> dict[str, Any]:
+def row_of(
+    chip: str, topology: str, product: str, tokens: int, data: int = 1, wire_dtype: str | None = None
+) -> dict[str, Any]:
     """Return the times of a product in µs; in place of ours, perhaps the reason why there is none."""
     made, ordered = meshes(chip, topology, data)
     simulate = functools.partial(systolic.simulate, chip=chip, topology=topology)
@@ -147,7 +151,7 @@ def row_of(chip: str, topology: str, product: str, tokens: int, data: int = 1) -
     row: dict[str, Any] = {"product": product, "chip": chip, "tokens": tokens, "data": data}
     row["limit_us"] = limit_us(chip, made, kind, tokens, k, n)
     try:
-        run = simulate(ours(made, kind), *operands(made, kind, tokens, k, n))
+        run = simulate(ours(made, kind, wire_dtype), *operands(made, kind, tokens, k, n))
         kernel_cycles = sum(collective.cycles for collective in run.collectives)
         row |= {"ours_us": run.time_us, "kernel_us": kernel_cycles / run.clock_hz * 1e6}
     except IllegalTilesError as error:
@@ -175,12 +179,20 @@ def line(row: dict[str, Any], goal: Goal | None) -> str:
 @click.option("--chip", default="v6e", show_default=True)
 @click.option("--topology", default="2x4", show_default=True, help="Chips of the slice, such as 2x4.")
 @click.option("--data", default=1, show_default=True, help="Devices that cut tokens alone; the others cut weights.")
+@click.option("--wire", type=click.Choice(["int8"]), help="Send gathered rows of ours in this dtype.")
 @click.option("--tokens", "counts", type=int, multiple=True, default=(256, 2048), show_default=True)
 @click.option("--only", default="", help="Products whose name contains this, such as gather 8B.")
 @click.option("--goals", "has_goals", is_flag=True, help="The products with a goal, on all chips; --only chooses some.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write the rows to this file, too.")
 def main(
-    chip: str, topology: str, data: int, counts: tuple[int, ...], only: str, has_goals: bool, file: Path | None
+    chip: str,
+    topology: str,
+    data: int,
+    wire: str | None,
+    counts: tuple[int, ...],
+    only: str,
+    has_goals: bool,
+    file: Path | None,
 ) -> None:
     """Print a table of times in microseconds, each from a simulation.
 
@@ -193,7 +205,7 @@ def main(
     if has_goals:
         cases = [((goal.chip, SLICES[goal.chip], goal.product, goal.tokens, goal.data), goal) for goal in GOALS]
     else:
-        cases = [((chip, topology, product, tokens, data), None) for tokens in counts for product in PRODUCTS]
+        cases = [((chip, topology, product, tokens, data, wire), None) for tokens in counts for product in PRODUCTS]
     done: list[dict[str, Any]] = []
     for case, goal in cases:
         if only not in f"{case[0]} {case[2]} {case[3]}":

@@ -49,3 +49,21 @@ def test_a_device_of_four_copies_a_quarter_of_the_rows() -> None:
     products = [op for op in run.slowest.cores[0].ops if op.name.startswith("systolic_grouped")]
     results_bytes = 2 * tokens * top_k // 4 * (d + F)
     assert sum(op.hbm_written_bytes for op in products) < 1.25 * results_bytes
+
+
+@pytest.mark.exhaustive
+def test_on_a_mesh_that_is_set_tokens_and_sums_go_round_its_ring() -> None:
+    mesh, tokens, d = systolic.slice_mesh("v6e", "2x2", expert=4), 1024, 256
+    shapes = (tokens, d), (tokens, EXPERTS), (EXPERTS, d, F), (EXPERTS, d, F), (EXPERTS, F, d)
+    given = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("expert"))) for shape in shapes]
+
+    def local(*given: Any) -> jax.Array:
+        return systolic.moe(*given, top_k=4, axis_name="expert")
+
+    layer = jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"))
+    with jax.set_mesh(mesh):
+        run = systolic.simulate(layer, *given, chip="v6e", topology="2x2")
+    kinds = sorted(collective.kind for collective in run.collectives)
+    # Choices, then tokens in two hops of which the last is of half as many; sums are sent by the kernel.
+    assert kinds == ["all-gather", *["collective-permute"] * 4, "pallas"]
+    assert any(op.name.startswith("systolic_combine_scatter") for op in run.slowest.cores[0].ops)

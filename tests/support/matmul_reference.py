@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -41,6 +42,18 @@ def values(random: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.
         limits = ml_dtypes.iinfo(dtype)
         return random.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
     return random.standard_normal(shape, np.float32).astype(dtype)
+
+
+def normal(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> jax.Array:
+    return jnp.asarray(values(np.random.default_rng([seed, *shape]), shape, dtype))
+
+
+def assert_same(found: Any, wanted: Any, unit: float) -> None:
+    """Each array within `unit` of the largest element: gradients are sums of terms that cancel."""
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(wide(one), wide(other), rtol=0, atol=unit * max(1.0, np.abs(wide(other)).max()))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -143,6 +143,15 @@ class CallOnGrid:
     call: KernelCall
     visits: GridVisits | Missing
 
+    @property
+    def known_visits(self) -> GridVisits | None:
+        """The visits; None if they depend on values that are not known."""
+        return self.visits if isinstance(self.visits, GridVisits) else None
+
+    def visits_of(self, at: int) -> Visits | None:
+        """Return the visits of operand number `at`, if they are known."""
+        return self.visits.visits.get(at) if isinstance(self.visits, GridVisits) else None
+
 
 @at_stage("reading")
 def calls_on_grids(jaxpr: Any, values: Sequence[np.ndarray | None]) -> list[CallOnGrid]:

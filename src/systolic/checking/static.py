@@ -127,17 +127,15 @@ def _call_findings(call_on_grid: CallOnGrid, chip: Chip) -> list[Finding]:
 
 
 def _use(call_on_grid: CallOnGrid, chip: Chip, estimate: VmemEstimate) -> KernelUse:
-    call = call_on_grid.call
-    visits = call_on_grid.visits.visits if isinstance(call_on_grid.visits, GridVisits) else {}
-    grid = call_on_grid.visits.grid if isinstance(call_on_grid.visits, GridVisits) else call.grid
+    call, known_visits = call_on_grid.call, call_on_grid.known_visits
     return KernelUse(
         name=call.name,
         where=call.where,
         chip=chip.name,
-        grid=tuple(grid),
+        grid=tuple(call.grid if known_visits is None else known_visits.grid),
         semantics=call.semantics,
         operands=tuple(
-            _operand(operand, visits.get(at), estimate)
+            _operand(operand, call_on_grid.visits_of(at), estimate)
             for at, operand in enumerate(call.operands)
             if operand.memory != "semaphore"
         ),

@@ -17,7 +17,7 @@ from systolic.chips.chip import (
 )
 from systolic.chips.flags import FlagError, FlagValue, checked_flags, flags_text, with_flags
 from systolic.chips.links import Links
-from systolic.chips.roofline_chip import ROOFLINE_CHIPS, RooflineChip, known_roofline_chip, roofline_chip
+from systolic.chips.roofline_chip import ROOFLINE_CHIPS, RooflineChip, known_roofline_chip
 from systolic.chips.slice_shape import SliceDevice, SliceError, SliceShape
 from systolic.chips.v4 import V4
 from systolic.chips.v5e import V5E

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from systolic.chips.chip import UnsupportedDtypeError
 from systolic.chips.sources import JAX_TABLE
-from systolic.support.choices import unknown_name
 
 SOURCE = f"{JAX_TABLE}, of jax 0.12.0.1; a core's numbers times the cores of a chip"
 
@@ -103,13 +102,6 @@ ROOFLINE_CHIPS = {
         ),
     )
 }
-
-
-def roofline_chip(name: str) -> RooflineChip:
-    """Return the chip of a name, such as `"8t"` or `"v8t"`; raise ValueError for another."""
-    if (known := known_roofline_chip(name)) is None:
-        raise ValueError(unknown_name("chip", name, ROOFLINE_CHIPS))
-    return known
 
 
 def known_roofline_chip(name: str) -> RooflineChip | None:

@@ -28,7 +28,7 @@ from systolic.cli.step_choices import (
     Change,
     Changes,
     changes_of,
-    check_names,
+    check_prices,
     choice_options,
     label_of,
     slice_for,
@@ -107,7 +107,7 @@ def step(
     parameters += tuple((name, short_parameters[name]) for name in _SHORT if short_parameters[name] is not None)
     if (trials or grids) and asked.arguments:
         raise click.UsageError("--try and --grid change parameters of a function that makes the step: leave --arg out")
-    check_names("--price", prices, chips)
+    check_prices(prices, chips)
     variants = changes_of(trials, grids)
     changed = dict.fromkeys(name for changes in variants for name, _ in changes if name != MESH)
     maker = named(asked.text, parameters, len(asked.arguments) or 1, list(changed))

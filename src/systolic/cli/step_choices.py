@@ -107,13 +107,13 @@ def label_of(changes: Changes) -> str:
     return " ".join(f"{name}={value}" for name, value in changes)
 
 
-def check_names(option: str, by_chip: Mapping[str, Any], chips: Sequence[Chip]) -> None:
-    """Raise `click.UsageError` if an option names a chip that is not asked for."""
+def check_prices(prices: Mapping[str, Any], chips: Sequence[Chip]) -> None:
+    """Raise `click.UsageError` if a price names a chip that is not asked for."""
     names = {name for chip in chips for name in (chip.name, chip.generation)}
-    for name in by_chip:
+    for name in prices:
         if name not in names:
             asked = ",".join(chip.name for chip in chips)
-            raise click.UsageError(f"{option} names {shown(name)}, which is not among --chip {asked}")
+            raise click.UsageError(f"--price names {shown(name)}, which is not among --chip {asked}")
 
 
 def slice_for(asked: AskedSlice, chip: Chip) -> AskedSlice:

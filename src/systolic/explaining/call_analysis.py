@@ -54,7 +54,7 @@ class CallAnalysis:
 
 def call_analysis(call_on_grid: CallOnGrid, chip: Chip) -> CallAnalysis:
     call, estimate = call_on_grid.call, vmem_estimate(call_on_grid.call, chip)
-    grid_visits = call_on_grid.visits if isinstance(call_on_grid.visits, GridVisits) else None
+    grid_visits = call_on_grid.known_visits
     return CallAnalysis(
         site=call.site,
         name=call.name,
@@ -107,7 +107,7 @@ def operand_traffic(call_on_grid: CallOnGrid) -> list[OperandTraffic]:
     for at, operand in enumerate(call_on_grid.call.operands):
         if operand.role not in ("input", "output") or operand.memory != "vmem":
             continue
-        visits = call_on_grid.visits.visits.get(at) if isinstance(call_on_grid.visits, GridVisits) else None
+        visits = call_on_grid.visits_of(at)
         element = dtype_bytes(operand.dtype)
         operands.append(
             OperandTraffic(

@@ -13,7 +13,6 @@ from typing import Any
 
 from systolic.analysis import (
     CallOnGrid,
-    GridVisits,
     LineOps,
     calls_on_grids,
     dot_flops,
@@ -98,7 +97,7 @@ def analyse_function(call: Call, *, look_inside: bool = False) -> FunctionAnalys
     dtype = _product_dtype(calls) or dots.dtype
     for call_on_grid in calls:
         executions = call_on_grid.call.executions
-        grid = call_on_grid.visits.grid if isinstance(call_on_grid.visits, GridVisits) else None
+        grid = visits.grid if (visits := call_on_grid.known_visits) is not None else None
         ops = kernel_ops(call_on_grid.call, grid)
         lines += ops.lines
         flops = None if flops is None or ops.flops is None or executions is None else flops + executions * ops.flops

@@ -19,7 +19,7 @@ _SEEDS = (0, 1)
 _NOT_RUN = Outcome(label="")
 
 
-def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: float = 300) -> Results:
+def run_parts(parts: Sequence[Part], chips: Sequence[Chip]) -> Results:
     """Run every part in interpret mode with race detection, and compile and simulate it for every chip.
 
     The run imitates the chip with the most cores per device among those that support the part, because cores share
@@ -28,13 +28,12 @@ def run_parts(parts: Sequence[Part], chips: Sequence[Chip], *, time_limit_s: flo
     Args:
       parts: parts of the lesson, with distinct names.
       chips: chips to simulate.
-      time_limit_s: seconds for one run or compilation.
 
     Raises:
       CompilerMissing: there is no TPU compiler on this machine.
     """
     check_available()
-    with WorkerPool(max_workers=2, time_limit_s=time_limit_s) as pool:
+    with WorkerPool(max_workers=2) as pool:
         runs = {part.name: _run(pool, part, chips) for part in parts}
         experiments = {
             (part.name, chip.name): Experiment(

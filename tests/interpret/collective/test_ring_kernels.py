@@ -18,7 +18,9 @@ from systolic.ops.collective.schedule import RingSchedule
 
 planted, delayed = sys.argv[1], set(json.loads(sys.argv[3]))
 random = np.random.default_rng(0)
-if planted != "nothing":
+if planted == "one place":
+    gather.PART_SLOTS = 1  # so the rows of a part come to where those of the one before still are
+if planted == "no wait":
     class Unawaited:
         def __init__(self, copy):
             self.start, self.wait_send = copy.start, copy.wait_send
@@ -36,12 +38,12 @@ def delay(name, source, function, *operands):
         time.sleep(0.01 * (copies[device] * 7 % 5))
     return function(*operands)
 
-def run(kind, devices, pieces, slots_at_once, block, dma, weights=1):
-    rows, k, columns = 16 * pieces, 128, 1024
+def run(kind, devices, pieces, slots_at_once, block, dma, weights=1, parts=1):
+    rows, k, columns = 16 * pieces * parts, 128, 1024
     gathers, two = kind == "gather", weights == 2
     schedule = RingSchedule(
         devices=devices, rows=rows, columns=columns, dtype="bfloat16", pieces=pieces, slots_at_once=slots_at_once,
-        block=block, weights=weights, outs=weights if gathers else 1, transpose_rhs=two,
+        block=block, weights=weights, outs=weights if gathers else 1, transpose_rhs=two, parts=parts,
     )
     kernel = launch.RingKernel(
         schedule=schedule, finish=lambda totals, bias: totals, keeps_x=gathers and two,
@@ -89,8 +91,8 @@ assert all(copies.values())
 """
 
 
-# Kind, devices, pieces, slots at once, columns at once, when copies between devices are made, and weights: two are
-# stored as [columns, k].
+# Kind, devices, pieces, slots at once, columns at once, when copies between devices are made, weights, of which two are
+# stored as [columns, k], and parts.
 CASES = [
     ("gather", 4, 4, 2, 1024, "on_wait"),
     ("gather", 3, 2, 1, 256, "eager", 2),
@@ -100,20 +102,36 @@ CASES = [
     ("scatter", 3, 2, 3, 256, "eager", 2),
     ("scatter", 4, 2, 4, 512, "on_wait"),
     ("scatter", 2, 4, 1, 512, "on_wait"),
+    ("gather", 5, 2, 1, 512, "eager", 1, 4),
+    ("gather", 6, 4, 2, 1024, "on_wait", 2, 3),
+    ("gather", 8, 2, 4, 512, "on_wait", 1, 2),
+    ("gather", 5, 2, 5, 1024, "eager", 2, 3),
 ]
+
+
+IN_PARTS = ("gather", 5, 2, 1, 512, "eager", 1, 3)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [0, 1])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
-    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]")
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]", devices=8)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("delayed", [[1], [0, 2]], ids=str)
 def test_late_devices_change_nothing(tmp_path: Path, delayed: list[int]) -> None:
-    cases = [(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")]
-    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed))
+    cases = [*[(kind, 4, 2, 1, 512, "eager") for kind in ("gather", "scatter")], IN_PARTS]
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(cases), json.dumps(delayed), devices=5)
+
+
+def test_rows_in_parts_are_exact_and_have_no_race(tmp_path: Path) -> None:
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps([IN_PARTS]), "[]", devices=5)
+
+
+@pytest.mark.exhaustive
+def test_a_part_in_the_place_of_the_one_before_is_found(tmp_path: Path) -> None:
+    run_on_virtual_devices(SCRIPT, tmp_path, "one place", json.dumps([IN_PARTS]), "[]", devices=5)
 
 
 def test_a_missing_wait_is_found(tmp_path: Path) -> None:

@@ -12,28 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
-from matmul_reference import values, wide
+from matmul_reference import assert_same, normal
 from quick_compilation import quick_flags
 
 import systolic
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 Fn = Callable[..., Any]
-
-
-def normal(*shape: int, seed: int = 0, dtype: Any = F32) -> jax.Array:
-    return jnp.asarray(values(np.random.default_rng([seed, *shape]), shape, dtype))
-
-
-def assert_same(found: Any, wanted: Any, unit: float) -> None:
-    """Each array within `unit` of the largest element: derivatives are sums of terms that cancel."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert (one.shape, one.dtype) == (other.shape, other.dtype)
-        np.testing.assert_allclose(wide(one), wide(other), rtol=0, atol=unit * max(1.0, np.abs(wide(other)).max()))
 
 
 def fused(by: Any) -> Fn:

@@ -9,106 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_times import answered
 
 import systolic.cli.bench
 import systolic.timing.runner
-from systolic.chips import Chip, chip
-from systolic.compiler import CompilerCrash, CompilerRefusal
-from systolic.schedule import IllegalTilesError, Violation
-from systolic.simulator import SimulatedRun
-from systolic.simulator.core_records import CoreRun, OpRun
+from systolic.chips import chip
 from systolic.timing import Measurement
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def measurement(
-    known: Chip,
-    time_us: float,
-    *,
-    bundles: int = 900,
-    other_share: float = 0.0,
-    prefetch_share: float = 0.1,
-    assumptions: tuple[str, ...] = (),
-) -> Measurement:
-    cycles = round(time_us * known.machine.clock_hz / 1e6)
-    other = round(cycles * other_share)
-    spent = {"kernel": cycles - other, "pad": other}
-    ops = tuple(
-        OpRun(name=name, scope="", calls=1, begin_cycles=0, end_cycles=cycles, cycles=count)
-        for name, count in spent.items()
-    )
-    core = CoreRun(
-        core=0,
-        cycles=cycles,
-        ops=ops,
-        copy_stall_cycles=0,
-        copy_overhead_cycles=0,
-        matrix_stall_cycles=0,
-        matrix_busy_cycles=0,
-        hbm_read_bytes=3000,
-        hbm_written_bytes=1000,
-        copies=0,
-    )
-    simulated = SimulatedRun(
-        chip=known.name,
-        clock_hz=known.machine.clock_hz,
-        cores=(core,),
-        prefetch_cycles=round(cycles * prefetch_share),
-        matrix_units=known.machine.mxu_count,
-        bundles=bundles,
-        assumptions=assumptions,
-    )
-    time_us = simulated.time_us
-    return Measurement(chip=known.name, provenance="simulated", time_us=time_us, run=simulated, compile_s=1.0)
-
-
-def answer(label: str, known: Chip, size: int) -> Measurement:
-    """Ours takes 1 µs for each of m, XLA 3 % more; some sizes go wrong in ways of their own."""
-    who = label.split()[-1]
-    if who == "ours" and size == 512:
-        raise CompilerRefusal("no room\nin VMEM", kind="vmem")
-    if who == "ours" and size == 1024:
-        raise IllegalTilesError("tiles 1/2/3", [Violation(rule="r", value="tile_m=1", limit="at least 8", fix="use 8")])
-    if who == "ours" and size == 1000:
-        raise CompilerCrash(label=label, exit_code=None, signal_name="SIGABRT", stderr_tail="")
-    if who == "xla" and size == 8192 and known.compiler_flags:
-        return measurement(known, 0.9 * size)
-    if who == "dequantized":  # another form of XLA's program
-        return measurement(known, size * (0.5 if size == 256 else 2))
-    if who == "xla" and size == 2048:
-        raise CompilerRefusal("XLA said no", kind="other")
-    if who == "gather":
-        return measurement(known, 0.9 * size, assumptions=("its places",))
-    ours_us = size * (1.3 if size == 4000 else 1.0)
-    return measurement(
-        known,
-        ours_us * (1.03 if who == "xla" else 1.0),
-        bundles=20_000 if size == 16384 else 900,
-        other_share=0.5 if size == 3000 else 0.0,
-        prefetch_share=0 if who == "ours" else 20 if size == 16 else 0.1,
-        assumptions=("a bound",) if who == "xla" and "drhs" in label else (),
-    )
-
-
 @pytest.fixture(autouse=True)
 def labels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    seen: list[str] = []
-
-    def submit_simulation(
-        _pool: object, fn: object, args: Any, known: Chip, *, label: str, **_: object
-    ) -> Future[Measurement]:
-        seen.append(label)
-        future: Future[Measurement] = Future()
-        try:
-            future.set_result(answer(label, known, getattr(args[0], "lhs", args[0]).shape[0]))
-        except Exception as error:  # noqa: BLE001 -- a future keeps any
-            future.set_exception(error)
-        return future
-
-    monkeypatch.setattr(systolic.cli.bench, "check_available", lambda: None)
-    monkeypatch.setattr(systolic.timing.runner, "submit_simulation", submit_simulation)
-    return seen
+    return answered(monkeypatch)
 
 
 def rows_of(out: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -292,54 +205,6 @@ def test_the_verdict_comes_first_and_a_missed_bar_is_no_failure(run: Run) -> Non
     assert out.splitlines()[1].endswith(", 1 of 5 bars missed")
     assert "v5e square: 20,000 at 16384³; bundles of code, at most 16,000 (1 of 1 rows)" in out
     assert run("bench", "--suite", "edges", "--only", "5000³", "--strict", "-q")[0] == 0
-
-
-def test_a_saved_run_is_shown_again(run: Run, tmp_path: Path) -> None:
-    saved = tmp_path / "run.json"
-    _, first, _ = run("bench", "--suite", "edges", "--json", saved, "-q")
-    _, again, _ = run("bench", "--from", saved, "-q")
-    assert again == first
-    document = json.loads(saved.read_text())
-    for schema in (1, 3):
-        saved.write_text(json.dumps({**document, "schema": schema}))
-        code, _, err = run("bench", "--from", saved)
-        assert (code, err.count("\n")) == (2, 1)
-        assert f"another version of systolic (schema {schema}, here 2)" in err
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("ours_us", -5.0, "0.ours_us: -5.0 is not 1e-09 to 1e+15"),
-        ("xla_us", 0, "0.xla_us: 0 is not"),
-        ("ours_us", "7", "0.ours_us: '7' is not a finite number"),
-        ("bundles", 1.5, "0.bundles: 1.5 is not an integer"),
-        ("status", "fine", "0.status: 'fine' is none of"),
-        ("made", 1, "'made' is not known"),
-    ],
-)
-def test_a_saved_run_with_a_value_out_of_range_is_refused(
-    run: Run, tmp_path: Path, name: str, value: object, says: str
-) -> None:
-    saved = tmp_path / "run.json"
-    run("bench", "--only", "512", "--json", saved, "-q")
-    document = json.loads(saved.read_text())
-    document["rows"][0][name] = value
-    saved.write_text(json.dumps(document))
-    code, out, err = run("bench", "--from", saved, "-q")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert says in err
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", "[]", "no json", '{"command": "bench", "versions": {}, "rows": [{"suite": 1}]}']
-)
-def test_another_file_is_no_saved_run(run: Run, tmp_path: Path, text: str) -> None:
-    saved = tmp_path / "other.json"
-    saved.write_text(text)
-    code, out, err = run("bench", "--from", saved)
-    assert (code, out) == (2, "")
-    assert "this takes the result of `systolic bench --json FILE`" in err
 
 
 @pytest.mark.parametrize(

@@ -8,136 +8,22 @@ import pickle
 import random
 import re
 import zlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from listing_mutations import compiled_programs
-from simulator_listings import V5E, listing
+from saved_programs import GATHER, everything, gather
+from simulator_listings import V5E
 
 import systolic.simulator
-from systolic.chips import Chip, MachineModel, chip
+from systolic.chips import chip
 from systolic.chips.constants import ConstantsError, check_sparse_core
 from systolic.simulator import SimulatedRun, SimulationError, Unknown
-from systolic.timing import Program, ProgramFileError, load_program, prepare_program
-from systolic.timing.contents import ProgramContents, parameter_contents
+from systolic.timing import ProgramFileError, load_program
+from systolic.timing.contents import ProgramContents
 from systolic.timing.program import translated
 from systolic.timing.program_file import _KEPT, FORMAT, SavedProgram, read_program, write_program
-from systolic.tuning.profiling import without_copies
-
-FIXED = ("mxu_count", "mxu_rows", "mxu_columns", "branch_delay_slots")
-GATHER = next(each for each in compiled_programs() if each.chip == "v5e")
-INDEX = np.array([3, 1, 1, 0], np.int32)
-
-HLO = """ENTRY %main (n: s32[1]) -> s32[1] {
-  %n.1 = s32[1]{0:T(128)} parameter(0), metadata={op_name="n"}
-}
-"""
-# Something for each constant to act on. Strides of a copy, as the compiler writes them, stand in scalar memory.
-STRIDES = (32768, 2048, 16, 64, 128, 2, 16384, 64, 4)
-EVERYTHING = (
-    "%s1_s1 = scalar_parameter_address 0",
-    "%s2_s2 = sshll.u32 %s1_s1, 4  ;;  %s3_s2 = int_to_ptr.hbm [resolvable:$true] %s2_s2",
-    "%s4_s4 = smov [#allocation5]",
-    "%s5_s5 = sshll.u32 %s4_s4, 4  ;;  %s6_s5 = int_to_ptr.vmem [resolvable:$true] %s5_s5",
-    "%7 = dma.hbm_to_vmem %s3_s2, 16, %s6_s5, [#allocation8]",
-    "%8 = dma.done.wait [#allocation8], 16",
-    "%v1_v1 = vld [vmem:[#allocation5] sm:$0xff]",
-    "%13 = vpush %v1_v1",
-    "%s10_s10 = spop %13",
-    "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1",
-    "%v2_v2 = vpop.f32.mrf.mxu0",
-    *(["%8 = vmatpush.bf16.msra.mxu0 %v1_v1", "%7 = vmatmul.bf16.gmra.mxu0 %v1_v1"] * 40),
-    *(["%7 = vxpose.xlu0.b32.cont %v1_v1"] * 9),
-    "%s40_s3 = smov 0",
-    *(
-        line
-        for at, word in enumerate(STRIDES)
-        for line in (f"%s9{at}_s4 = smov {word}", f"%{at} = sst [smem:[#allocation6 + ${at:#x}]] %s9{at}_s4")
-    ),
-    "%7 = dma.vmem_to_hbm %s91_s21, 64, %s92_s22, [#allocation2]",
-    "%7 = dma.general %s40_s3, 64, %s40_s3, [#allocation1], 131072, [#allocation6], 0, 0 /* hbm-to-vmem */",
-    "%7 = dma.hbm_to_vmem %s91_s21, %s10_s10, %s92_s22, [#allocation1]",
-    "%8 = dma.done.wait [#allocation1], 69",
-)
-
-
-def everything(known: Chip = V5E) -> Program:
-    compiled = replace(GATHER, listings={"TLP": listing(*EVERYTHING)}, utilization={}, top_level_hlo=HLO)
-    return translated("everything", known, compiled, ProgramContents(parameters=([5, *[0] * 127],), operands={}))
-
-
-def gather() -> Program:
-    hlo = prepare_program(GATHER, V5E).hlo
-    assert hlo is not None
-    parameters = tuple(parameter_contents(hlo, [INDEX, None]))
-    kept = {("gather.1", 0, 0): [*INDEX.tolist(), *[0] * 124], ("gather.1", 0, 1): Unknown("x", computed=False)}
-    return translated("gather", V5E, GATHER, ProgramContents(parameters=parameters, operands=kept))
-
-
-def came_of(program: Program, machine: MachineModel) -> SimulatedRun | str:
-    try:
-        return program.run(machine=machine)
-    except SimulationError as error:  # an address that counts other bytes leads to other words
-        return str(error)
-
-
-@pytest.mark.parametrize("name", [field.name for field in fields(MachineModel)])
-def test_every_constant_counts_or_is_refused(name: str) -> None:
-    # HBM that is slow in every cycle after a busy one; on chips the turns take milliseconds.
-    cycle_s = 1 / V5E.machine.clock_hz
-    turns = {"hbm_slow_period_s": cycle_s, "hbm_slow_load": 0.5, "hbm_slow_s": cycle_s, "hbm_slow_share": 0.25}
-    slowing = replace(V5E.machine, **turns)
-    program = everything(replace(V5E, machine=slowing))
-    value = getattr(slowing, name)
-    other = {kind: 2 * rate for kind, rate in value.items()} if isinstance(value, dict) else 2 * value or 7
-    machine = replace(slowing, **{name: other})
-    if name in FIXED:
-        with pytest.raises(ConstantsError, match=f"{name}="):
-            program.run(machine=machine)
-        return
-    found = came_of(program, machine)
-    assert found != program.run()
-    if isinstance(found, SimulatedRun):
-        # It is the same as preparing for such a chip from the beginning.
-        assert found == everything(replace(V5E, machine=machine)).run()
-
-
-def test_a_rate_decides_how_long_the_matrix_units_are_busy() -> None:
-    rates = {kind: rate / 2 for kind, rate in V5E.machine.mxu_rows_per_cycle.items()}
-    slower = everything().run(machine=replace(V5E.machine, mxu_rows_per_cycle=rates))
-    assert slower.cores[0].matrix_busy_cycles == 2 * everything().run().cores[0].matrix_busy_cycles
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("hbm_bytes_per_s", 0.0),
-        ("hbm_bytes_per_s", float("nan")),
-        ("clock_hz", -1e9),
-        ("clock_hz", "fast"),
-        ("dma_latency_cycles", -1),
-        ("dma_latency_cycles", 0.5),
-        ("hbm_slow_share", 0.0),
-        ("granule_bytes", 0),
-        ("mxu_rows_per_cycle", {"bf16": 1.0}),  # other types had rates
-        ("mxu_rows_per_cycle", {"f32": 1.0, "bf16": 0.0, "s8": 1.0, "u8": 1.0, "f8": 1.0, "s4": 1.0, "u4": 1.0}),
-    ],
-)
-def test_a_value_that_no_hardware_has(name: str, value: object) -> None:
-    with pytest.raises(ConstantsError, match=name):
-        everything().run(machine=replace(V5E.machine, **{name: value}))  # pyright: ignore[reportArgumentType]
-
-
-def test_a_chip_whose_copies_take_no_time() -> None:
-    """Profiles of tiles are made with it."""
-    assert everything().run(machine=without_copies(V5E).machine).cores[0].copy_stall_cycles < 100
-
-
-def test_a_chip_is_no_machine_model() -> None:
-    with pytest.raises(ConstantsError, match="is not a `MachineModel`"):
-        everything().run(machine=V5E)  # pyright: ignore[reportArgumentType]
 
 
 def test_operations_say_whether_they_are_kernels() -> None:

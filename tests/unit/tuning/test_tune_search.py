@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import jax
-import numpy as np
 import pytest
 
 import systolic
 import systolic.ops.kept_trials
-from systolic.accuracy.time_error import TimeError
-from systolic.bench.suites import OPERAND_STACKS
 from systolic.chips import Chip, UnsupportedDtypeError, chip
 from systolic.compiler import CompilerCrash, CompilerRefusal, CompilerTimeout
 from systolic.cost import estimated_config, least_time_us, ranked_configs
 from systolic.ops.matmul.programs import programs_of
-from systolic.schedule import KernelConfig, Tiles
+from systolic.schedule import KernelConfig
 from systolic.simulator import SimulatedRun
 from systolic.spec import Epilogue, FusedOperand, MatmulSpec, Prologue, SpecError
 from systolic.store import Trial, TrialStore
 from systolic.timing import Measurement
 from systolic.timing.experiment import Experiment
 from systolic.timing.runner import Stopped
-from systolic.tuning import Ranking, SavedTuningError, StalledError, TuneCallError, TuningResult, Watcher, tune
+from systolic.tuning import SavedTuningError, StalledError, TuneCallError, TuningResult, Watcher, tune
 
 PROBLEM = MatmulSpec.of(1024, 1024, 1024, "bfloat16")
 V6E = chip("v6e")
@@ -228,62 +223,6 @@ def test_what_cannot_be_tuned_says_so(tmp_path: Path) -> None:
     assert operands.bias.shape == (1024, 1)
 
 
-def as_arguments(spec: MatmulSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in MatmulSpec.__dataclass_fields__}
-
-
-def test_a_product_with_everything_around_it_is_built() -> None:
-    row, matrix = (FusedOperand(rows=rows, columns=True, dtype="bfloat16") for rows in (False, True))
-    spec = replace(
-        MatmulSpec.of(256, 128, 384, "bfloat16"),
-        transpose_rhs=True,
-        epilogue=Epilogue(bias=row, activation="gelu", residual=matrix),
-    )
-    programs = programs_of(spec, V6E)
-    (operands,) = programs.arguments
-    assert [one.shape for one in operands.present()] == [(256, 128), (384, 128), (1, 384), (256, 384)]
-    assert programs.computed.epilogue.op_count > 10
-
-
-@pytest.mark.parametrize("name", dict(OPERAND_STACKS))
-def test_a_product_whose_functions_have_names_is_built(name: str) -> None:
-    programs = programs_of(dict(OPERAND_STACKS)[name](16, 256, 512, "bfloat16", "default"), V6E)
-    best, *_ = ranked_configs(programs.computed, V6E, count=1)[0]
-    for program in (programs.kernel(best.config), programs.xla):
-        assert jax.eval_shape(program, *programs.arguments).shape == (16, 512)
-    assert max(one.op_count for one in (programs.computed.lhs_prologue, programs.computed.rhs_prologue) if one) > 0
-
-
-def test_a_batch_is_folded_into_rows_as_matmul_does() -> None:
-    plain = as_arguments(MatmulSpec.of(64, 128, 256, "bfloat16"))
-    shared = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 1})
-    computed = programs_of(shared, V6E).computed
-    assert (computed.batch, computed.m, computed.k, computed.n) == (1, 256, 128, 256)
-    each = MatmulSpec(**{**plain, "batch": 4, "batch_lhs": 4, "batch_rhs": 4})
-    assert programs_of(each, V6E).computed.batch == 4
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_ranking_proposes_each_once_and_the_best_first(seed: int) -> None:
-    choices = ranked_configs(PROBLEM, V6E)[0][:300]
-    ranking = Ranking(choices)
-    assert np.allclose(ranking.predicted_us(), [one.modelled.time_us for one in choices])
-    first = ranking.next()
-    assert first == choices[0]
-    choose = random.Random(seed)
-    proposed = []
-    while (choice := ranking.next(proposed[-1:])) is not None:
-        proposed.append(choice.config)
-        if choose.random() < 0.5:
-            assert choice.modelled_us is not None
-            ranking.learn(choice.config, choice.modelled_us * choose.uniform(0.9, 1.1))
-        else:
-            ranking.started(choice.config)
-    assert len(proposed) == len(set(proposed)) == 300
-    predicted = ranking.predicted_us() / [one.modelled.time_us for one in choices]
-    assert 0.9 <= predicted.min() <= predicted.max() <= 1.1
-
-
 def test_what_may_be_this_machines_fault_is_tried_again_next_time(tmp_path: Path) -> None:
     machine = Machine()
     machine.raises = {
@@ -343,33 +282,6 @@ def test_the_best_by_simulation_are_measured_once_and_a_failure_ends_nothing(
     assert again.winner.measured_us == 102.0
 
 
-@pytest.mark.parametrize(
-    ("error_percent", "verdict", "level"), [(5.0, "faster", 1), (15.0, "level", 1), (None, "not known", None)]
-)
-def test_a_winner_inside_the_error_has_not_won(
-    monkeypatch: pytest.MonkeyPatch, error_percent: float | None, verdict: str, level: int | None
-) -> None:
-    """XLA takes 12 % longer; of one kernel, times 2 % apart are told from each other, and those 1 % apart are not."""
-
-    def errors(trial: Trial, computed: MatmulSpec, known: Chip) -> TimeError:
-        reason = "" if error_percent is not None else "unlike"
-        share = None if error_percent is None else 1.5
-        return TimeError(kind="k", percent=error_percent, ratio_percent=share, reason=reason)
-
-    monkeypatch.setattr(systolic.ops.kept_trials, "trial_error", errors)
-    tiles = [Tiles(tile_m=128, tile_k=128, tile_n=tile_n) for tile_n in (128, 256, 512)]
-    configs = [KernelConfig(tiles=each, subtile_m=128, subtile_n=each.tile_n) for each in tiles]
-    times = (100.0, 101.0, 102.0)
-    trials = tuple(Trial(config=each, status="ok", simulated_us=us) for each, us in zip(configs, times, strict=True))
-    xla = Trial(config=None, status="ok", simulated_us=112.0)
-    result = TuningResult(
-        spec=PROBLEM, computed=PROBLEM, chip="v6e", trials=trials, xla=xla, xla_us=112.0,
-        considered=3, compiled=3, seconds=1.0, end="all",
-    )  # fmt: skip
-    assert result.verdict == verdict
-    assert result.level_trials == level
-
-
 def test_ctrl_c_ends_a_search_with_what_it_has_found(tmp_path: Path) -> None:
     class Interrupted(Machine):
         def __call__(self, experiment: Experiment) -> Future[Measurement]:
@@ -385,30 +297,3 @@ def test_ctrl_c_ends_a_search_with_what_it_has_found(tmp_path: Path) -> None:
     assert result.winner == result.trials[0]
     assert searched(tmp_path, second, trials=9, workers=1).compiled == 5
     assert not set(first.asked) & set(second.asked)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A choice of a function's, with or without a modelled time."""
-
-    config: int
-    modelled_us: float | None
-
-
-def test_without_a_model_times_of_others_rank() -> None:
-    """Choices stand in a row, and the nearer two are the nearer are their times."""
-    ranking = Ranking([Variant(number, None) for number in range(5)], lambda number: (4.0 * number,))
-    assert ranking.predicted_us() == pytest.approx(1.0)
-    ranking.learn(4, 100.0)
-    assert ranking.predicted_us() == pytest.approx(100.0)
-    ranking.learn(0, 10.0)
-    choice = ranking.next()
-    assert choice is not None
-    assert choice.config == 1  # next to the fastest
-
-
-def test_a_choice_without_a_model_stands_amid_those_with_one() -> None:
-    ranking = Ranking([Variant(0, 10.0), Variant(1, None), Variant(2, 30.0)], lambda number: (9.0 * number,))
-    assert ranking.predicted_us() == pytest.approx([10, 20, 30])
-    ranking.learn(1, 5.0)
-    assert ranking.predicted_us() == pytest.approx([10, 5, 30])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from systolic.chips import Chip
 
@@ -27,6 +27,7 @@ def all_gather_matmul(
     activation: str | Callable[[Array], Array] | None = None,
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
+    wire_dtype: Literal["int8"] | None = None,
     ring: Sequence[int] | None = None,
     collective_id: int | None = None,
     implementation: Implementation = None,
@@ -50,6 +51,9 @@ def all_gather_matmul(
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
       precision: for float32 operands. The kernel supports DEFAULT and HIGHEST, one and six bfloat16 passes.
       preferred_element_type: dtype of the result. Default: the dtype of the operands. Sums are float32.
+      wire_dtype: "int8" sends each row of x as int8 with a scale, half the bytes of bfloat16. A value of x is then off
+        by up to 1/252 of the largest magnitude in its row, and an element of the product by up to that times the sum of
+        magnitudes in its column of w. Cotangents travel in their own dtype. None: x's own dtype.
       ring: axis indices in the order of a ring. Any order is right; a copy between devices that are not neighbors takes
         longer. None: a ring of neighbors by the devices' coordinates, if there is one.
       collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
@@ -75,6 +79,7 @@ def all_gather_matmul(
         activation=activation,
         precision=precision,
         preferred_element_type=preferred_element_type,
+        wire_dtype=wire_dtype,
         ring=ring,
         collective_id=collective_id,
     )

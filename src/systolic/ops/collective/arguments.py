@@ -54,6 +54,7 @@ def canonical(
     ring: Any,
     collective_id: int | None,
     backend: Backend,
+    wire_dtype: str | None = None,
 ) -> Call:
     """Check the arguments; raise SpecError for an unknown axis, or for shapes or dtypes that do not match."""
     devices = axis_size(axis_name)
@@ -89,6 +90,7 @@ def canonical(
         dtype_out=stored_dtype(dtype_out),
         activation=name,
         function=function,
+        wire_dtype=_wire_dtype(wire_dtype),
         slice_mesh=slice_of(concrete_mesh(), axis_name),
     )
     flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
@@ -139,6 +141,12 @@ def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:
     if sorted(order) != list(range(devices)):
         raise SpecError(f"ring={order} is not an order of the {devices} devices of the axis, 0 to {devices - 1}")
     return order
+
+
+def _wire_dtype(name: Any) -> str | None:
+    if name not in (None, "int8"):
+        raise SpecError(f"wire_dtype={name!r}; use 'int8', or leave it out")
+    return name
 
 
 def _collective_id(number: int) -> int:

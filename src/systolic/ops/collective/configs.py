@@ -1,14 +1,14 @@
 """Schedules of products across chips as configurations of a kernel, in which planner, store and `tune` have them.
 
 A tile is what is multiplied at once: the rows of some slots and a block of columns, or a block of rows and the columns
-of a piece of a gathered weight. A subtile has the rows of one piece. Of a gathered weight that does not fit in VMEM
-the pieces lie in HBM.
+of a piece of a gathered weight. A subtile has the rows of one piece. The parts of the rows are the fewest that fit in
+VMEM, and the pieces of a gathered weight that does not fit lie in HBM.
 """
 
 from __future__ import annotations
 
 from systolic.chips import Chip
-from systolic.ops.collective.cost import require_fit, ring_schedule
+from systolic.ops.collective.cost import PARTS, PIECES, require_fit, ring_schedule
 from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, RingSchedule
 from systolic.ops.collective.sizes import ProductSizes, RingSizes, WeightSizes, violations_of
 from systolic.ops.collective.weight_cost import require_weight_fit, weight_schedule
@@ -41,18 +41,28 @@ def schedule_of(sizes: RingSizes | WeightSizes, config: KernelConfig, chip: Chip
 def ring_schedule_of(sizes: RingSizes, config: KernelConfig, chip: Chip) -> RingSchedule:
     """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
     _require_form(sizes, config, chip)
-    slot_rows = WAYS * config.subtile_m
-    if sizes.padded_rows % config.subtile_m or config.tiles.tile_m % slot_rows:
-        limit = f"whole pieces of {sizes.padded_rows} rows, and tiles of whole slots, each of {WAYS} pieces"
-        raise _illegal(config, "pieces", f"subtile_m={config.subtile_m}, tile_m={config.tiles.tile_m}", limit)
-    schedule = ring_schedule(
-        sizes,
-        pieces=sizes.padded_rows // config.subtile_m,
-        slots_at_once=config.tiles.tile_m // slot_rows,
-        block=config.tiles.tile_n,
-    )
-    require_fit(schedule, sizes, chip)
-    return schedule
+    slot_rows, all_pieces = WAYS * config.subtile_m, sizes.padded_rows // config.subtile_m
+    schedule, refusal = None, None
+    for parts in PARTS:
+        if all_pieces in [parts * pieces for pieces in PIECES]:
+            try:
+                schedule = ring_schedule(
+                    sizes,
+                    parts=parts,
+                    pieces=all_pieces // parts,
+                    slots_at_once=config.tiles.tile_m // slot_rows,
+                    block=config.tiles.tile_n,
+                )
+                require_fit(schedule, sizes, chip)
+                break
+            except IllegalTilesError as error:
+                schedule, refusal = None, error
+    if schedule is not None and (schedule.piece_rows, schedule.pass_rows) == (config.subtile_m, config.tiles.tile_m):
+        return schedule
+    if refusal is not None:
+        raise refusal
+    limit = f"whole pieces of {sizes.padded_rows} rows, and tiles of whole slots, each of {WAYS} pieces"
+    raise _illegal(config, "pieces", f"subtile_m={config.subtile_m}, tile_m={config.tiles.tile_m}", limit)
 
 
 def weight_schedule_of(sizes: WeightSizes, config: KernelConfig, chip: Chip) -> WeightSchedule:

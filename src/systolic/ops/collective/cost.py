@@ -12,15 +12,21 @@ from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
-from systolic.ops.collective.sizes import RingSizes, violations_of
+from systolic.ops.collective.sizes import RingSizes, schedule_fields, violations_of
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
 
+_PRODUCT = "a product on a ring"
 _MAX_BLOCK = 4096  # columns multiplied at once: a block's sum of 256 rows takes 4 MiB
 _MAX_PASS_ROWS = 1024
+# Elements of a product whose rows have scales: its code has 15,000 bundles for 256 rows and 1,792 columns, and 77,000
+# for 512 and 3,584 (libtpu 0.0.42.1).
+_MAX_SCALED_ELEMENTS = 512 * 1024
+PIECES = (2, 4)  # of a part of a chunk
+PARTS = (1, 2, 4, 8, 16, 32)  # of a chunk: the fewest that fit with pieces of a size
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
 # rows took 42 µs more than 8 of 256 on v6e, for k = 8192 and 3584 columns in 7 blocks.
 WEIGHT_ROWS = 45
@@ -50,16 +56,20 @@ def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
 
 def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
     """Return all legal schedules, the fastest by arithmetic first; raise IllegalTilesError if there is none."""
-    violations = violations_of(sizes, chip)
-    schedules = [] if violations else list(_schedules(sizes, chip))
-    if not violations and not schedules:
-        elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
-        value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
-        limit = f"with blocks of results they have to fit in {usable_bytes(chip) // MIB} MiB"
-        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut them over more devices"))
-    if violations:
-        raise IllegalTilesError("a product on a ring", violations)
-    return sorted(schedules, key=lambda schedule: schedule_us(schedule, sizes, chip))
+    if violations := violations_of(sizes, chip):
+        raise IllegalTilesError(_PRODUCT, violations)
+    if schedules := sorted(_schedules(sizes, chip), key=lambda schedule: schedule_us(schedule, sizes, chip)):
+        return schedules
+    elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
+    value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+    parts = "" if sizes.scatters else " and with more than four devices w and two parts of x,"
+    limit = f"with blocks of results they,{parts} have to fit in {usable_bytes(chip) // MIB} MiB"
+    raise too_large(_PRODUCT, value, limit, "cut them over more devices")
+
+
+def too_large(product: str, value: str, limit: str, fix: str) -> IllegalTilesError:
+    """Return the refusal of a product of which no schedule fits in VMEM."""
+    return IllegalTilesError(product, [Violation(rule="VMEM", value=value, limit=limit, fix=fix)])
 
 
 def usable_bytes(chip: Chip) -> int:
@@ -80,7 +90,10 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     buffers_of = schedule.scatter_buffers if sizes.scatters else schedule.gather_buffers
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
-    return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + sizes.sums * sum_bytes
+    # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
+    converted_rows = 0 if sizes.wire_dtype is None else schedule.pass_rows
+    copied_bytes = converted_rows * sizes.k * dtype_bytes(sizes.dtype)
+    return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + copied_bytes + sizes.sums * sum_bytes
 
 
 def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
@@ -107,9 +120,7 @@ class _Times:
         # One TensorCore of the device runs the kernel.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
         row /= chip.peak_ops_per_s(sizes.dtype)
-        width_bytes = (
-            schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.k * dtype_bytes(sizes.dtype)
-        )
+        width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
@@ -134,19 +145,21 @@ class _Link:
 
 def _gather_us(schedule: RingSchedule, times: _Times) -> float:
     link, now = _Link(times), times.hop  # of the barrier
-    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, schedule.steps))]
+    all_steps = schedule.parts * schedule.steps
+    arrivals = [link.arrival(now) for _ in range(min(schedule.pieces, all_steps))]
     pass_us = schedule.blocks * (
         schedule.pass_rows * times.row + times.block + WAYS * schedule.slots_at_once * times.copy
     )
-    for group in range(schedule.groups):
+    for number in range(schedule.parts * schedule.groups):
+        part, group = divmod(number, schedule.groups)
         for slot in range(group * schedule.slots_at_once, (group + 1) * schedule.slots_at_once):
             if slot >= schedule.own_slots:
-                now = max(now, arrivals[slot - schedule.own_slots])
-                if len(arrivals) < schedule.steps:
+                now = max(now, arrivals[part * schedule.steps + slot - schedule.own_slots])
+                if len(arrivals) < all_steps:
                     arrivals.append(link.arrival(now))
-        if group == 0:  # its last part waits for the last weights
-            parts = schedule.columns // schedule.first_block
-            now = max(now, START_US + schedule.blocks * times.weights - pass_us * (parts - 1) / parts)
+        if number == 0:  # its last block waits for the last weights
+            columns = schedule.columns // schedule.first_block
+            now = max(now, START_US + schedule.blocks * times.weights - pass_us * (columns - 1) / columns)
         now += pass_us
     return now
 
@@ -214,27 +227,31 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
     blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
-    for pieces in (2, 4):
-        for at_once in range(1, sizes.devices * pieces // 2 + 1):
-            for block in blocks:
-                with suppress(IllegalTilesError):
-                    schedule = ring_schedule(sizes, pieces=pieces, slots_at_once=at_once, block=block)
-                    require_fit(schedule, sizes, chip)
-                    if at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS:
-                        yield schedule
+    known: set[tuple[int, int, int]] = set()  # the same with fewer parts
+    for parts in (1,) if sizes.scatters else PARTS:
+        for pieces in PIECES:
+            for at_once in range(1, sizes.devices * pieces // 2 + 1):
+                for block in blocks:
+                    with suppress(IllegalTilesError):
+                        schedule = ring_schedule(sizes, parts=parts, pieces=pieces, slots_at_once=at_once, block=block)
+                        require_fit(schedule, sizes, chip)
+                        products = schedule.piece_rows, schedule.pass_rows, block
+                        if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
+                            continue
+                        if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
+                            known.add(products)
+                            yield schedule
+        if parts == 1 and known:  # without parts there is less to wait for
+            return
 
 
-def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int) -> RingSchedule:
+def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int, parts: int = 1) -> RingSchedule:
     """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
     return RingSchedule(
-        devices=sizes.devices,
-        rows=sizes.padded_rows,
-        columns=sizes.columns,
-        dtype=sizes.dtype,
+        **schedule_fields(sizes),
         pieces=pieces,
         slots_at_once=slots_at_once,
         block=block,
-        weights=sizes.weights,
-        outs=sizes.outs,
-        transpose_rhs=sizes.transpose_rhs,
+        parts=parts,
+        wire_dtype=sizes.wire_dtype,
     )

@@ -34,7 +34,7 @@ class _Multiply(OfProduct):
         return _product(self.product, lhs, rhs, None)
 
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
-        mirrored = replace(self.product, kind=_MIRRORED[self.product.kind], dtype_out=lhs.dtype.name)
+        mirrored = replace(self.product, kind=_MIRRORED[self.product.kind], dtype_out=lhs.dtype.name, wire_dtype=None)
         return multiply(mirrored, cotangent.astype(lhs.dtype), rhs.T)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:

@@ -69,7 +69,7 @@ class RingProductOp(_AcrossChips):
         schedule = ring_schedule_of(computed, config, chip)
         return Layout(
             axes=("rows", "columns"),
-            grid=(schedule.groups, schedule.blocks),
+            grid=(schedule.parts * schedule.groups, schedule.blocks),
             hbm_bytes=computed.least_hbm_bytes,
             vmem_bytes=vmem_bytes(schedule, computed),
             vmem_limit_bytes=vmem_limit_bytes(schedule, computed, chip),

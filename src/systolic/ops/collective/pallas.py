@@ -19,6 +19,7 @@ from systolic.ops.collective.kernel.scatter import matmul_reduce_scatter
 from systolic.ops.collective.kernel.weights import matmul_gathered_weight
 from systolic.ops.collective.product import RingProduct
 from systolic.ops.collective.sizes import RingSizes, WeightSizes
+from systolic.ops.collective.wire import packed
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.planner import Plans
 from systolic.schedule.legality import IllegalTilesError, Violation
@@ -73,12 +74,13 @@ def _on_ring(
     """Return the results of a product whose rows are gathered, or whose sum is scattered."""
     scatters, devices = product.kind == "scatter", product.devices
     chunks, rows = (devices, operands.x.shape[0] // devices) if scatters else (1, operands.x.shape[0])
-    sizes = RingSizes(rows=rows, scatters=scatters, **shared)
+    sizes = RingSizes(rows=rows, scatters=scatters, wire_dtype=product.wire_dtype, **shared)
     plan = plans(sizes, chip, product.backend.tiles)
     schedule = ring_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
     bias = _bias(operands.bias, schedule.block)
-    operands = operands._replace(x=_with_rows(operands.x, chunks, schedule.rows), bias=bias)
+    x = operands.x if product.wire_dtype is None else packed(operands.x)
+    operands = operands._replace(x=_with_rows(x, chunks, schedule.rows), bias=bias)
     results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
     return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -10,7 +9,7 @@ from jax import Array
 
 from systolic.kernels.epilogue import Functions, outputs
 from systolic.ops.collective.weight_schedule import WeightCut
-from systolic.ops.engine.backend import Computed
+from systolic.ops.engine.backend import ActivatedProduct
 from systolic.spec import Epilogue, Operands, Pairing, PrecisionName, SliceMesh
 
 # all-gather × matmul, matmul × reduce-scatter, and matmul × all-gathered weight, cut by k or by n
@@ -19,7 +18,7 @@ WEIGHT_CUTS: dict[Kind, WeightCut] = {"weight by k": "k", "weight by n": "n"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RingProduct(Computed):
+class RingProduct(ActivatedProduct):
     """All static parameters of a product except its operands' shapes; hashable."""
 
     kind: Kind
@@ -28,13 +27,11 @@ class RingProduct(Computed):
     ring: tuple[int, ...] | None  # axis indices round the ring; None: `AxisRing` when it is lowered
     collective_id: int
     precision: PrecisionName
-    dtype_out: str
-    activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and its function
     transpose_rhs: bool = False  # weights are [columns, k]
     pairing: Pairing | None = None  # of two matrices of weights: `gated` of a gather, `added` of a scatter
     kept_sum: str | None = None  # dtype of what a gather stores in addition for derivatives, as a `MatmulSpec` has it
     keeps_x: bool = False  # the gathered rows are a result too
+    wire_dtype: str | None = None  # of the rows that a gather sends; None: their own
     slice_mesh: SliceMesh | None = None  # for the planner; None: the mesh was not set, or it fills no slice
 
     @property

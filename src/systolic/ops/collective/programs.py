@@ -85,6 +85,7 @@ def _product(sizes: RingSizes | WeightSizes, backend: Backend) -> RingProduct:
         transpose_rhs=sizes.transpose_rhs,
         pairing=pairing,
         kept_sum=sizes.dtype_out if sizes.outs > 1 else None,
+        wire_dtype=sizes.wire_dtype if isinstance(sizes, RingSizes) else None,
     )
 
 

@@ -14,6 +14,10 @@ _REGISTER_ROW_BYTES = 32  # of a column of a register: 8 rows of 32 bits, 16 of 
 # matrix unit's rate.
 _MAX_FIRST_BLOCK = 512
 WAYS = 2  # round the ring
+PART_SLOTS = 2  # parts of the rows that are in VMEM
+# A device sends the next part when its neighbors have forwarded some of this one, and so have multiplied the last part,
+# whose place it takes. With fewer devices nothing is forwarded that late.
+_MIN_DEVICES_FOR_PARTS = 5
 OUT_SLOTS = 2  # blocks of the result that are on their way to HBM
 
 
@@ -39,21 +43,26 @@ class RingSchedule(DeviceProduct):
     with a sum of its own; for reduce-scatter the products of two are added, by the two halves of k.
 
     Attributes:
-      pieces: pieces of a chunk. It is even, because each direction brings half of the opposite device's chunk.
+      pieces: pieces of a chunk, or of a part of it. It is even, because each direction brings half of the opposite
+        device's chunk.
       slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
         follow, they are multiplied one by one.
       block: columns that are multiplied at once.
+      parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
+      wire_dtype: of the rows in VMEM, each with its scale in the lanes after its values; None: dtype.
 
     Raises:
-      IllegalTilesError: the pieces are odd, or a size is not cut evenly.
+      IllegalTilesError: the pieces are odd, a size is not cut evenly, or there are too few devices for parts.
     """
 
     pieces: int
     slots_at_once: int
     block: int
+    parts: int = 1
+    wire_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        multiple = self.pieces * row_multiple(self.dtype)
+        multiple = self.parts * self.pieces * row_multiple(self.wire_dtype or self.dtype)
         violations: list[Violation] = []
         if self.pieces < 2 or self.pieces % 2:
             limit = "each direction brings half of the opposite device's chunk"
@@ -62,6 +71,9 @@ class RingSchedule(DeviceProduct):
             value = f"slots_at_once={self.slots_at_once} of {self.slots} slots"
             limit = "all products have equally many rows"
             violations.append(Violation(rule="slots", value=value, limit=limit, fix="use a divisor"))
+        if self.parts > 1 and self.devices < _MIN_DEVICES_FOR_PARTS:
+            value, limit = f"parts={self.parts} on {self.devices} devices", f"{_MIN_DEVICES_FOR_PARTS} devices or more"
+            violations.append(Violation(rule="parts", value=value, limit=limit, fix="use one part"))
         if self.rows % multiple:
             fix = f"pad the rows to a multiple of {multiple}"
             violations.append(
@@ -77,12 +89,12 @@ class RingSchedule(DeviceProduct):
 
     @property
     def steps(self) -> int:
-        """Pieces that are sent in each direction."""
+        """Pieces of a part that are sent in each direction."""
         return (self.devices - 1) * self.pieces // 2
 
     @property
     def slots(self) -> int:
-        """Pairs of pieces in VMEM: the device's own come first."""
+        """Pairs of pieces of a part in VMEM: the device's own come first."""
         return self.devices * self.pieces // 2
 
     @property
@@ -91,11 +103,16 @@ class RingSchedule(DeviceProduct):
 
     @property
     def piece_rows(self) -> int:
-        return self.rows // self.pieces
+        return self.rows // (self.parts * self.pieces)
+
+    @property
+    def part_slots(self) -> int:
+        """Parts in VMEM."""
+        return min(self.parts, PART_SLOTS)
 
     @property
     def groups(self) -> int:
-        """Products over all blocks of columns."""
+        """Products of a part over all blocks of columns."""
         return self.slots // self.slots_at_once
 
     @property
@@ -152,8 +169,13 @@ class RingSchedule(DeviceProduct):
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
         product = (self.outs, self.slots_at_once * WAYS, self.piece_rows, self.block)
+        made = ()
+        if self.wire_dtype is not None:
+            scales = _buffer("scales", (self.pass_rows, LANES), "float32")
+            made = (_buffer("made", (self.pass_rows, k), self.dtype), scales)
         return (
-            *self._operand_buffers(k, self.weights * self.blocks),
+            *made,
+            *self._operand_buffers(k, self.weights * self.blocks, self.part_slots * self.slots),
             _buffer("out", product, dtype_out, copies=OUT_SLOTS),
         )
 
@@ -166,20 +188,22 @@ class RingSchedule(DeviceProduct):
         kept_blocks = 1 if self.adds_at_once else self.blocks
         products = (kept_blocks, self.first_slots, WAYS, self.piece_rows, self.block)
         return (
-            *self._operand_buffers(k, self.blocks),
+            *self._operand_buffers(k, self.blocks, self.slots),
             _buffer("sums", (self.steps + self.pieces, *blocks), dtype_out),
             _buffer("products", products, "float32"),
         )
 
-    def _operand_buffers(self, k: int, blocks: int) -> tuple[VmemBuffer, ...]:
+    def _operand_buffers(self, k: int, blocks: int, slots: int) -> tuple[VmemBuffer, ...]:
         block = (self.block, k) if self.transpose_rhs else (k, self.block)
+        width = k if self.wire_dtype is None else k + LANES
         return (
-            _buffer("x", (self.slots, WAYS, self.piece_rows, k), self.dtype),
+            _buffer("x", (slots, WAYS, self.piece_rows, width), self.wire_dtype or self.dtype),
             _buffer("w", (blocks, *block), self.dtype),
         )
 
     def __str__(self) -> str:
-        return f"{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
+        parts = f"{self.parts} parts, " if self.parts > 1 else ""
+        return f"{parts}{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
 
 
 def row_multiple(dtype: str) -> int:

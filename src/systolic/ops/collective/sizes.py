@@ -5,10 +5,11 @@ They are the specs of two ops: planner, store and `tune` know a product across c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import row_multiple
+from systolic.ops.collective.schedule import DeviceProduct, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -56,14 +57,17 @@ class RingSizes(ProductSizes):
 
     Attributes:
       scatters: True for matmul × reduce-scatter.
+      wire_dtype: of the rows that are gathered while they travel, "int8"; None: dtype.
     """
 
     scatters: bool
+    wire_dtype: str | None = None
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
         weights = " and a second product" if self.sums > 1 else ""
-        return f"{product}{weights}, {'summed and scattered' if self.scatters else 'rows gathered'}"
+        wire = f" in {self.wire_dtype}" if self.wire_dtype else ""
+        return f"{product}{weights}, {'summed and scattered' if self.scatters else f'rows gathered{wire}'}"
 
     @property
     def sums(self) -> int:
@@ -73,8 +77,13 @@ class RingSizes(ProductSizes):
     @property
     def sent_bytes(self) -> float:
         """Bytes that a link carries in each direction: half of all other devices' chunks."""
-        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.k * dtype_bytes(self.dtype)
+        width = self.columns * dtype_bytes(self.dtype_out) if self.scatters else self.row_bytes
         return (self.devices - 1) / 2 * self.rows * width
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a gathered row while it travels."""
+        return self.k * dtype_bytes(self.dtype) if self.wire_dtype is None else self.k + LANES
 
     @property
     def flops(self) -> int:
@@ -95,7 +104,8 @@ class RingSizes(ProductSizes):
 
     @property
     def padded_rows(self) -> int:
-        return padded(max(self.rows, 1), 2 * max(row_multiple(self.dtype), row_multiple(self.dtype_out)))
+        dtypes = self.wire_dtype or self.dtype, self.dtype_out
+        return padded(max(self.rows, 1), 2 * max(map(row_multiple, dtypes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +157,12 @@ class WeightSizes(ProductSizes):
     @property
     def weight_bytes(self) -> int:
         return self.devices * self.chunk_bytes
+
+
+def schedule_fields(sizes: RingSizes | WeightSizes) -> dict[str, Any]:
+    """Return by name the fields that a schedule of these sizes has in common with them; its rows are padded."""
+    shared = {field.name: getattr(sizes, field.name) for field in fields(DeviceProduct)}
+    return {**shared, "rows": sizes.padded_rows}
 
 
 def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:

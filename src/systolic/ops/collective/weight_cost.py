@@ -14,17 +14,19 @@ from systolic.ops.collective.cost import (
     WEIGHT_ROWS,
     compiler_limit_bytes,
     require_room,
+    too_large,
     usable_bytes,
 )
 from systolic.ops.collective.schedule import WAYS, row_multiple
-from systolic.ops.collective.sizes import WeightSizes, violations_of
+from systolic.ops.collective.sizes import WeightSizes, schedule_fields, violations_of
 from systolic.ops.collective.weight_schedule import TRANSPOSED, WeightSchedule
 from systolic.schedule import total_bytes
-from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
+from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import MIB
 from systolic.spec import dtype_bytes
 
+_PRODUCT = "a product with a gathered weight"
 _MAX_BLOCK_ROWS = 1024
 _MAX_WIDTH = 1024  # columns of a piece: with more, the last product begins later
 
@@ -43,14 +45,13 @@ def legal_weight_schedules(sizes: WeightSizes, chip: Chip) -> list[WeightSchedul
     violations = violations_of(sizes, chip)
     if sizes.cut == "k" and sizes.transpose_rhs:
         violations.append(TRANSPOSED)
-    schedules = [] if violations else list(_schedules(sizes, chip))
-    if not violations and not schedules:
-        value = f"[{sizes.rows}, {sizes.k}] is {sizes.padded_rows * sizes.k * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
-        limit = f"pieces of weights are whole registers, and x and some fit in {usable_bytes(chip) // MIB} MiB"
-        violations.append(Violation(rule="VMEM", value=value, limit=limit, fix="cut the rows over more devices"))
     if violations:
-        raise IllegalTilesError("a product with a gathered weight", violations)
-    return sorted(schedules, key=lambda schedule: weight_schedule_us(schedule, sizes, chip))
+        raise IllegalTilesError(_PRODUCT, violations)
+    if schedules := sorted(_schedules(sizes, chip), key=lambda schedule: weight_schedule_us(schedule, sizes, chip)):
+        return schedules
+    value = f"[{sizes.rows}, {sizes.k}] is {sizes.padded_rows * sizes.k * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+    limit = f"pieces of weights are whole registers, and x and some fit in {usable_bytes(chip) // MIB} MiB"
+    raise too_large(_PRODUCT, value, limit, "cut the rows over more devices")
 
 
 def weight_vmem_limit_bytes(schedule: WeightSchedule, sizes: WeightSizes, chip: Chip) -> int:
@@ -114,17 +115,6 @@ def _schedules(sizes: WeightSizes, chip: Chip) -> Iterator[WeightSchedule]:
 
 def weight_schedule(sizes: WeightSizes, *, width: int, block: int, in_hbm: bool) -> WeightSchedule:
     """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
-    return WeightSchedule(
-        devices=sizes.devices,
-        rows=sizes.padded_rows,
-        k=sizes.k,
-        columns=sizes.columns,
-        dtype=sizes.dtype,
-        cut=sizes.cut,
-        groups=sizes.columns // (width * WAYS),
-        block=block,
-        weights=sizes.weights,
-        outs=sizes.outs,
-        transpose_rhs=sizes.transpose_rhs,
-        in_hbm=in_hbm,
-    )
+    groups = sizes.columns // (width * WAYS)
+    shared = schedule_fields(sizes)
+    return WeightSchedule(**shared, k=sizes.k, cut=sizes.cut, groups=groups, block=block, in_hbm=in_hbm)

@@ -9,15 +9,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from systolic.ops.collective.product import RingProduct
+from systolic.ops.collective.wire import packed, scales_of
 from systolic.spec import accumulator_dtype
 
 
 def by_xla(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
     """Return the results of `product`, the gathered rows last if it keeps them."""
     if product.kind == "gather":
-        gathered = lax.all_gather(x, product.axis_name, tiled=True)
-        dtype = accumulator_dtype(x.dtype.name)
-        outs = product.finished(tuple(_dot(product, gathered, side, dtype) for side in w), bias)
+        gathered = lax.all_gather(x if product.wire_dtype is None else packed(x), product.axis_name, tiled=True)
+        dtype, scales = accumulator_dtype(x.dtype.name), 1.0
+        if product.wire_dtype is not None:
+            gathered, scales = gathered[:, : x.shape[1]].astype(x.dtype), scales_of(gathered[:, x.shape[1] :])
+        outs = product.finished(tuple(_dot(product, gathered, side, dtype) * scales for side in w), bias)
         return (*outs, gathered) if product.keeps_x else outs
     if product.weight_cut is not None:
         is_first = (product.weight_cut == "k") != product.transpose_rhs

@@ -78,7 +78,7 @@ def canonical(
     loss = Loss(
         backend=backend,
         precision=precision_named(precision),
-        soft_cap=None if soft_cap is None else _positive("soft_cap", soft_cap),
+        soft_cap=None if soft_cap is None else _positive_soft_cap(soft_cap),
         total=with_total,
         kept_bytes=_kept_bytes(logits),
     )
@@ -113,9 +113,9 @@ def _kept_bytes(logits: Any) -> int:
     return int(logits)
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive_soft_cap(value: Any) -> float:
     if not _is_number(value) or value <= 0:
-        raise SpecError(f"{name}={value!r}; use a number above 0, or None")
+        raise SpecError(f"soft_cap={value!r}; use a number above 0, or None")
     return float(value)
 
 

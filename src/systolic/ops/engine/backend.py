@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
@@ -59,6 +60,15 @@ class Computed:
     def anew(self, **changes: Any) -> Self:
         """Return another product by the same backend, without the tiles that the caller gave for this one."""
         return replace(self, backend=replace(self.backend, tiles=None), **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivatedProduct(Computed):
+    """The base of static parameters of a product whose sum goes through at most one function."""
+
+    dtype_out: str
+    activation: str = ""  # its name
+    function: Callable[..., Any] | None = None  # and its function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Computed
+from systolic.ops.engine.backend import ActivatedProduct
 from systolic.ops.grouped.spec import GroupedGradientSpec, GroupedSpec
 from systolic.spec import PrecisionName
 
@@ -25,16 +24,13 @@ class Fused(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedProduct(Computed):
+class GroupedProduct(ActivatedProduct):
     """All static parameters of a product except its operands' shapes; hashable."""
 
     precision: PrecisionName
-    dtype_out: str
     rows_per_group: int
     transpose_rhs: bool = False
     side_by_side: bool = False  # rhs has the columns of a second right-hand side after its own
-    activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and its function
     group_axes: tuple[str, ...] = ()  # of a mesh, over which a gradient's groups are to be cut
 
     @property

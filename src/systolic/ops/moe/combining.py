@@ -37,23 +37,27 @@ def combine_by_pallas(backend: Backend, dtype_out: str, results: Array, weights:
     chip = backend.chip
     assert chip is not None  # else XLA computes it
     d, spec = results.shape[1], combine_spec(results, weights, choices, dtype_out)
-    results = backend.on_tpu(results)
-    # Whole tiles of rows and columns, by a copy if they are none.
-    results = jnp.pad(results, [(0, -size % tile) for size, tile in zip(results.shape, (SUBLANES, LANES), strict=True)])
     schedule = CombineSchedule.of(spec, chip)
-    runs, codes = _runs_and_codes(spec, schedule, choices)
+    operands = combine_operands(spec, schedule, backend.on_tpu(results), weights, choices)
     with tracing_for(chip):
         out = combine_rows(
-            results,
-            runs,
-            codes,
-            _by_block(weights.astype(jnp.float32), schedule, 0),
+            *operands,
             spec=spec,
             schedule=schedule,
             vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
             interpret=backend.interpret,
         )
     return out[:, :d]
+
+
+def combine_operands(
+    spec: CombineSpec, schedule: CombineSchedule, results: Array, weights: Array, choices: Sorted
+) -> tuple[Array, Array, Array, Array]:
+    """Return the operands of `combine_rows`."""
+    # Whole tiles of rows and columns, by a copy if they are none.
+    results = jnp.pad(results, [(0, -size % tile) for size, tile in zip(results.shape, (SUBLANES, LANES), strict=True)])
+    runs, codes = _runs_and_codes(spec, schedule, choices)
+    return results, runs, codes, _by_block(weights.astype(jnp.float32), schedule, 0)
 
 
 def _by_block(choices: Array, schedule: CombineSchedule, fill: int) -> Array:

@@ -12,9 +12,10 @@ from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
-from systolic.ops.moe.permuting import combined, spread
+from systolic.ops.moe.gathering import spread_of_all_devices
+from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.routing import sorted_by_expert
-from systolic.ops.moe.scattering import scattered
+from systolic.ops.moe.summing import combined_over_devices
 
 
 class Experts(NamedTuple):
@@ -28,8 +29,14 @@ class Experts(NamedTuple):
     bias_down: Any
 
 
-def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
-    """Return the weighted sum of what each token's experts return, those of this device: [tokens, d]."""
+def experts_sum(
+    call: Call, experts: Experts, activation: Any, options: dict[str, Any], axis: str | None = None
+) -> Array:
+    """Return the weighted sum of what each token's experts return, [tokens, d].
+
+    With a mesh axis, x is of this device's tokens and so is the result, summed over its devices; experts are those
+    of this device, and the choices those of all devices' tokens.
+    """
     here = experts.gate.shape[0]
     if not call.ids.shape[0]:
         return call.x
@@ -40,14 +47,20 @@ def experts_sum(call: Call, experts: Experts, activation: Any, options: dict[str
     rows = ids.size if call.capacity is None else min(ids.size, here * call.capacity)
     used_rows = min(rows, -(-ids.size * here // call.experts))
     with jax.named_scope("gather"):
-        x = spread(backend, call.x, choices, rows, used_rows)
+        if axis is None:
+            x = spread(backend, call.x, choices, rows, used_rows)
+        else:
+            x = spread_of_all_devices(backend, axis, call.x, choices, rows, used_rows)
     # On one of several devices most rows may be of no group: zeros there would take longer than the product.
     leaves_rest = call.first_expert is not None
     options = {**options, "rows_per_group": -(-ids.size // call.experts), "leaves_rest": leaves_rest}
     with jax.named_scope("experts"):
         results = _mlp(x, experts, choices.sizes, activation, options)
     with jax.named_scope("combine"):
-        return combined(backend, results, call.weights, choices, call.x.dtype.name, used_rows)
+        summing = Summing(backend=backend, dtype_out=call.x.dtype.name, used_rows=used_rows)
+        if axis is None:
+            return combined(summing, results, call.weights, choices)
+        return combined_over_devices(summing, axis, results, call.weights, choices)
 
 
 def _mlp(x: Array, experts: Experts, sizes: Array, activation: Any, options: dict[str, Any]) -> Array:
@@ -77,9 +90,10 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
     # Flat, since a short row travels as 128 numbers; and one array, since a gather of few bytes takes 12 µs too.
     choices = jnp.stack([call.ids.astype(jnp.float32), call.weights])
     with jax.named_scope("all_gather"):
-        x = lax.all_gather(call.x, axis, tiled=True)
         parts = lax.all_gather(choices.reshape(-1), axis).reshape(-1, *choices.shape)
-        ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, *x.shape[:1], -1)
+        # Choices first: behind tokens on the same links they would arrive too late to be sorted meanwhile.
+        x, parts = lax.optimization_barrier((call.x, parts))
+        ids, weights = jnp.moveaxis(parts, 1, 0).reshape(2, -1, call.ids.shape[1])
     everyone = Call(
         x=x,
         ids=ids.astype(jnp.int32),
@@ -88,6 +102,4 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
         first_expert=call.first_expert,
         capacity=call.capacity,
     )
-    part = experts_sum(everyone, experts, activation, options)
-    with jax.named_scope("reduce_scatter"):
-        return scattered(part, axis)
+    return experts_sum(everyone, experts, activation, options, axis)

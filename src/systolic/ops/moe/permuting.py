@@ -52,8 +52,7 @@ class _Spread:
 
             return _computed(self.backend, form, by_pallas, by_xla, x, tokens, kept)
 
-        tokens_of_rows = choices.order[: self.rows] // (choices.order.size // x.shape[0])
-        return [one_at_a_time(call, x, tokens_of_rows, choices.sizes.sum())]
+        return [one_at_a_time(call, x, tokens_of_rows(choices, x.shape[0], self.rows), choices.sizes.sum())]
 
     def transpose(
         self, residuals: Sequence[Array], arguments: Sequence[Any], cotangents: Sequence[Array]
@@ -62,7 +61,13 @@ class _Spread:
         if x is None:
             return [None]
         weights = jnp.ones((x.shape[0], choices.place.size // x.shape[0]), jnp.float32)
-        return [combined(self.backend, cotangent, weights, choices, x.dtype.name, self.used_rows)]
+        summing = Summing(backend=self.backend, dtype_out=x.dtype.name, used_rows=self.used_rows)
+        return [combined(summing, cotangent, weights, choices)]
+
+
+def tokens_of_rows(choices: Sorted, tokens: int, rows: int) -> Array:
+    """Return the token of each of the first rows of experts."""
+    return choices.order[:rows] // (choices.order.size // tokens)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -77,11 +82,16 @@ def _tangent(move: _Spread, primals: Any, tangents: Any) -> tuple[Array, Array]:
     return out, linear(move, choices, (tangents[0],), (out,))[0]
 
 
+def is_for_xla(array: Array, *given: Any) -> bool:
+    """True if no kernel can move rows of the array."""
+    return explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES
+
+
 def _computed(
     backend: Backend, form: Callable[[Chip], Form], by_pallas: Run, by_xla: Run, array: Array, *given: Any
 ) -> Array:
     """Compute by a kernel where it is possible and, unless the caller requires it, faster by arithmetic."""
-    if explicit_mesh(jax.tree.leaves((array, given))) is not None or array.dtype.name not in PACKED_DTYPES:
+    if is_for_xla(array, *given):
         return by_xla(array, *given)
     if backend.chip is not None and backend.implementation is None and array.size:
         chosen = form(backend.chip)
@@ -100,7 +110,7 @@ def spread(backend: Backend, x: Array, choices: Sorted, rows: int, used_rows: in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Combine:
+class Summing:
     """`out[t] = Σ weights[t, j] · results[row of choice j of t]` over choices that have an expert."""
 
     backend: Backend
@@ -138,13 +148,12 @@ class _Combine:
         return lax.sort((rest.order, products), num_keys=1)[1].reshape(rhs.shape).astype(rhs.dtype)
 
 
-def combined(
-    backend: Backend, results: Array, weights: Array, choices: Sorted, dtype_out: str, used_rows: int | None = None
-) -> Array:
-    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight.
+def combined(summing: Summing, results: Array, weights: Array, choices: Sorted) -> Array:
+    """Return the weighted sums, [tokens, d]. Choices without an expert add nothing, whatever their weight."""
+    return bilinear(summing, results, weights_of_kept(weights, choices), choices)
 
-    `used_rows` is as in `spread`.
-    """
+
+def weights_of_kept(weights: Array, choices: Sorted) -> Array:
+    """Return zero for choices without an expert."""
     has_expert = (choices.place < choices.sizes.sum()).reshape(weights.shape)
-    combine = _Combine(backend=backend, dtype_out=dtype_out, used_rows=used_rows)
-    return bilinear(combine, results, jnp.where(has_expert, weights, 0), choices)
+    return jnp.where(has_expert, weights, 0)

@@ -8,16 +8,16 @@ from typing import Any
 from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.grouped.spec import GroupedSpec
-from systolic.ops.moe.forms import Form, combine_form, spread_form
+from systolic.ops.moe.forms import Form, combine_form, ring_us, scatter_form, spread_form
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeLayers, MoeSpec
 from systolic.ops.planner import plan
-from systolic.spec import SpecError, dtype_bytes
+from systolic.spec import dtype_bytes
 from systolic.support.summary import Summarised, Summary
 
-# Of a ring both ways, the share of the time that its links are busy; XLA's reduce-scatter takes half as long again.
-# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16: 163 µs of 170 and of 206.
-_GATHER_SHARE, _SCATTER_SHARE = 0.96, 0.79
+# Of XLA's all-gather, the share of the time that links are busy.
+# Source: simulated on v6e 2x4, 4,096 tokens of 4,096 bfloat16: 163 µs of 170.
+_GATHER_SHARE = 0.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +90,22 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
         _moved("rows of tokens", spread),
         _product("gate and up", spec, chip, here, rows_per_expert, k=spec.k, n=spec.n, gated=True),
         _product("down", spec, chip, here, rows_per_expert, k=spec.n, n=spec.k, gated=False),
-        _moved("sums of tokens", combine_form(sums, chip, rows, used_rows)),
     ]
-    if spec.devices > 1:
-        ring_us = _ring_us(spec, chip)
+    if spec.devices == 1:
+        parts.append(_moved("sums of tokens", combine_form(sums, chip, rows, used_rows)))
+    else:
+        gather_us = ring_us(sums, spec.devices, chip) / _GATHER_SHARE
+        scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
+        names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
         parts = [
-            MoePart(name="all-gather", by="XLA", why="tokens of all devices", time_us=ring_us / _GATHER_SHARE),
-            *parts,
             MoePart(
-                name="reduce-scatter",
+                name="all-gather",
                 by="XLA",
-                why="sums of all devices, both ways round the ring of a mesh that is set",
-                time_us=ring_us / _SCATTER_SHARE,
+                why="tokens of all devices, while their choices are sorted",
+                time_us=gather_us,
             ),
+            *parts,
+            *(_moved(name, form) for name, form in zip(names, scattering, strict=True)),
         ]
     row_bytes = spec.k * dtype_bytes(spec.dtype)
     form = (
@@ -132,11 +135,3 @@ def _product(name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k:
     )
     chosen = plan(product, chip)
     return MoePart(name=name, by="a kernel", why=f"{chosen.config}, {chosen.provenance}", time_us=chosen.time_us)
-
-
-def _ring_us(spec: MoeSpec, chip: Chip) -> float:
-    """Return the time in which half of all other devices' tokens pass a link in each direction."""
-    if chip.links is None:
-        raise SpecError(f"{chip.name} has no links to other chips that systolic knows; use devices=1")
-    sent_bytes = (spec.devices - 1) / 2 * (spec.m // spec.devices) * spec.k * dtype_bytes(spec.dtype)
-    return sent_bytes / chip.links.bytes_per_s * 1e6

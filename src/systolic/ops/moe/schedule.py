@@ -99,26 +99,30 @@ class CombineSchedule:
 def _schedules(spec: CombineSpec) -> Iterator[CombineSchedule]:
     tokens = GRANULE_TOKENS
     while True:
-        choices = tokens * spec.top_k
-        # A run of n rows lies in tiles of at most n + 14 rows.
-        tiles = -(-(choices + 2 * (SUBLANES - 1) * min(spec.experts, choices)) // SUBLANES) + 1
         for columns in legal_sides(spec.d, LANES):
-            buffers = (
-                VmemBuffer(name="rows", shape=(tiles * SUBLANES, columns), dtype=spec.dtype, copies=2),
-                VmemBuffer(name="sums", shape=(SUMMED_TOKENS, columns), dtype="float32", copies=1),
-                VmemBuffer(name="out", shape=(tokens, columns), dtype=spec.dtype_out, copies=2),
-            )
-            yield CombineSchedule(
-                tokens=tokens,
-                blocks=-(-spec.tokens // tokens),
-                columns=columns,
-                slabs=spec.d // columns,
-                tiles=tiles,
-                buffers=buffers,
-            )
+            yield combine_schedule(spec, tokens, columns)
         tokens *= 2
         if tokens * spec.top_k > _MAX_CHOICES or tokens >= 2 * padded(spec.tokens, GRANULE_TOKENS):
             return
+
+
+def combine_schedule(spec: CombineSpec, tokens: int, columns: int) -> CombineSchedule:
+    """Return the schedule with blocks of so many tokens, a multiple of a granule's, and of columns, a divisor of d."""
+    choices = tokens * spec.top_k
+    # A run of n rows lies in tiles of at most n + 14 rows.
+    tiles = -(-(choices + 2 * (SUBLANES - 1) * min(spec.experts, choices)) // SUBLANES) + 1
+    return CombineSchedule(
+        tokens=tokens,
+        blocks=-(-spec.tokens // tokens),
+        columns=columns,
+        slabs=spec.d // columns,
+        tiles=tiles,
+        buffers=(
+            VmemBuffer(name="rows", shape=(tiles * SUBLANES, columns), dtype=spec.dtype, copies=2),
+            VmemBuffer(name="sums", shape=(SUMMED_TOKENS, columns), dtype="float32", copies=1),
+            VmemBuffer(name="out", shape=(tokens, columns), dtype=spec.dtype_out, copies=2),
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +24,26 @@ def spread_by_xla(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array
 
 @functools.partial(jax.jit, static_argnums=0)
 def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Array) -> Array:
-    chip, d, all_rows = backend.chip, x.shape[1], tokens_of_rows.size
-    assert chip is not None  # else XLA computes it
     # Whole tiles of rows and columns, by a copy if they are none.
-    x = backend.on_tpu(x)
-    x = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
-    spec = SpreadSpec.of(x.shape[0], all_rows, d, x.dtype.name)
+    padded = jnp.pad(x, [(0, -size % tile) for size, tile in zip(x.shape, (SUBLANES, LANES), strict=True)])
+    return spread_of_parts(backend, [padded], jnp.zeros(1, jnp.int32), tokens_of_rows, kept)[:, : x.shape[1]]
+
+
+def spread_of_parts(
+    backend: Backend, parts: Sequence[Array], first_rows: Array, tokens_of_rows: Array, kept: Array
+) -> Array:
+    """Return rows of tokens that lie in several arrays of whole tiles, each from one of `first_rows` on."""
+    chip, d, all_rows = backend.chip, parts[0].shape[1], tokens_of_rows.size
+    assert chip is not None  # else XLA computes it
+    spec = SpreadSpec.of(sum(part.shape[0] for part in parts), all_rows, d, parts[0].dtype.name)
     schedule = SpreadSchedule.of(spec, chip)
     codes = row_codes(tokens_of_rows, schedule.columns // LANES, spec.dtype)
     chunk_rows = CHUNK_BLOCKS * schedule.rows
     codes = jnp.pad(codes, (0, schedule.chunks * chunk_rows - all_rows)).reshape(schedule.chunks, 1, chunk_rows)
     with tracing_for(chip):
         out = spread_rows(
-            x,
+            [backend.on_tpu(parts[0]), *parts[1:]],
+            first_rows // SUBLANES,
             codes,
             kept.reshape(1),
             spec=spec,
@@ -43,4 +51,4 @@ def spread_by_pallas(backend: Backend, x: Array, tokens_of_rows: Array, kept: Ar
             vmem_limit_bytes=vmem_limit(schedule.buffers, chip),
             interpret=backend.interpret,
         )
-    return out[:all_rows, :d]
+    return out[:all_rows]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from systolic.ops.engine.backend import Computed
+from systolic.ops.engine.backend import ActivatedProduct
 from systolic.ops.quantized.spec import QuantizedSpec
 from systolic.spec import LARGEST
 
@@ -24,12 +23,9 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedProduct(Computed):
+class QuantizedProduct(ActivatedProduct):
     """All static parameters of a product except its operands' shapes; hashable."""
 
-    dtype_out: str
-    activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and its function
     quantize_lhs: str | None = None  # the format to which the kernel quantizes rows of floats
     gated: bool = False
 

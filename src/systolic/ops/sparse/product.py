@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from systolic.ops.engine.activations import activation_of
-from systolic.ops.engine.backend import Backend, Computed
+from systolic.ops.engine.backend import ActivatedProduct, Backend
 from systolic.ops.sparse.spec import SparseKind, SparseSpec
 from systolic.spec import PrecisionName
 
@@ -23,7 +22,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseProduct(Computed):
+class SparseProduct(ActivatedProduct):
     """All static parameters of a product except its dense operands' shapes; hashable.
 
     Attributes:
@@ -38,14 +37,11 @@ class SparseProduct(Computed):
     block: tuple[int, int]
     expected: int
     precision: PrecisionName
-    dtype_out: str
     transpose_sparse: bool = False
     transpose_rhs: bool = False
     dense_out: bool = False
     lower: int | None = None
     upper: int | None = None
-    activation: str = ""  # its name
-    function: Callable[..., Any] | None = None  # and its function
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -27,10 +27,11 @@ SLICE = ring_slice("2x4", 8)
 SHARED: dict[str, Any] = {"devices": 8, "dtype": "bfloat16", "dtype_out": "bfloat16", "slice_mesh": SLICE}
 GATHER = RingSizes(rows=256, k=4096, columns=1792, scatters=False, **SHARED)
 SCATTER = replace(GATHER, k=1792, columns=4096, scatters=True)
+IN_PARTS = replace(GATHER, rows=1024, k=8192, columns=3584)  # 70B with 8192 tokens
 WEIGHT = WeightSizes(rows=1024, k=4096, columns=1024, cut="k", **SHARED)
 
 
-@pytest.mark.parametrize("sizes", [GATHER, SCATTER, WEIGHT, replace(WEIGHT, rows=2048, columns=14336)])
+@pytest.mark.parametrize("sizes", [GATHER, SCATTER, IN_PARTS, WEIGHT, replace(WEIGHT, rows=2048, columns=14336)])
 def test_a_configuration_is_a_schedule(sizes: Any) -> None:
     op = op_of(sizes)
     _, candidates = op.search(sizes, V6E)
@@ -50,6 +51,25 @@ def test_a_weight_that_is_too_large_lies_in_hbm() -> None:
     for sizes, in_hbm in ((small, False), (large, True)):
         schedule: Any = schedule_of(sizes, systolic.plan(sizes, "v6e").config, V6E)
         assert schedule.in_hbm == in_hbm
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name", "in_parts"),
+    [
+        (GATHER, "v6e", False),
+        (IN_PARTS, "v6e", True),
+        (replace(GATHER, rows=1024, slice_mesh=None), "v7x", True),
+        (replace(GATHER, devices=4, rows=8192, slice_mesh=None), "v6e", None),
+        (replace(SCATTER, rows=8192), "v6e", None),
+    ],
+)
+def test_rows_that_do_not_fit_go_round_the_ring_in_parts(sizes: RingSizes, name: str, in_parts: bool | None) -> None:
+    if in_parts is None:
+        with pytest.raises(IllegalTilesError, match="VMEM: all rows of x and w"):
+            systolic.plan(sizes, name)
+        return
+    schedule: Any = schedule_of(sizes, systolic.plan(sizes, name).config, chip(name))
+    assert (schedule.parts > 1) == in_parts
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,10 @@ multiplies it. After devices / 2 hops every row has reached every device; each d
 device's rows. So a link carries (devices − 1) / 2 chunks in each direction, the least for a ring.
 
 Rows lie in VMEM in order of arrival. Each piece has a slot of its own, so no device has to signal that a slot is free.
+If the rows do not fit, they go round the ring in parts: there are slots for two, and the pieces of the next part follow
+those of this one without a break. A device sends a part when its neighbors have forwarded some of the one before, and
+so have multiplied the one whose slots it fills.
+
 The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another;
 the first ones by smaller blocks, as these weights arrive.
 """
@@ -27,10 +31,12 @@ from jax.experimental.pallas import tpu as pltpu
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, RingSchedule
+from systolic.ops.collective.schedule import OUT_SLOTS, PART_SLOTS, WAYS, RingSchedule
+from systolic.ops.collective.wire import scales_of
 from systolic.schedule.legality import LANES
 
 _ROW_ALIGNMENT = 8
+_CONVERTED_ROWS = 32  # at once: of int8 a register has as many
 
 
 def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) -> RingResults:
@@ -41,13 +47,13 @@ def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) 
         operands,
         name="all_gather_matmul",
         rows=schedule.devices * schedule.rows,
-        buffers=schedule.gather_buffers(operands.x.shape[1], kernel.dtype_out),
+        buffers=schedule.gather_buffers(operands.w[0].shape[1 if schedule.transpose_rhs else 0], kernel.dtype_out),
         semaphores={
-            "own_sem": pltpu.SemaphoreType.DMA,
+            "own_sem": pltpu.SemaphoreType.DMA((schedule.part_slots,)),
             "kept_sem": pltpu.SemaphoreType.DMA,
             "w_sem": pltpu.SemaphoreType.DMA((schedule.columns // schedule.first_block,)),
-            "send_sem": pltpu.SemaphoreType.DMA((WAYS,)),
-            "recv_sem": pltpu.SemaphoreType.DMA((WAYS, schedule.steps)),
+            "send_sem": pltpu.SemaphoreType.DMA((schedule.part_slots, WAYS)),
+            "recv_sem": pltpu.SemaphoreType.DMA((schedule.part_slots, WAYS, schedule.steps)),
             "out_sem": pltpu.SemaphoreType.DMA((OUT_SLOTS,)),
         },
     )
@@ -57,153 +63,222 @@ def _body(
     refs: RingOperands,  # x and w in HBM
     results: RingResults,  # in HBM
     *,
-    x_vmem,  # [slots, directions, piece_rows, k]
+    x_vmem,  # [parts in VMEM · slots, directions, piece_rows, k]
     w_vmem,  # [weights · blocks, k, block], or [weights · blocks, block, k]
     out_vmem,  # [2, outs, slots_at_once · directions, piece_rows, block]
-    own_sem,
+    own_sem,  # [parts in VMEM]
     kept_sem,
     w_sem,  # [columns / first_block]
-    send_sem,  # [directions]
-    recv_sem,  # [directions, steps]
+    send_sem,  # [parts in VMEM, directions]
+    recv_sem,  # [parts in VMEM, directions, steps]
     out_sem,  # [2]
     kernel: RingKernel[RingSchedule],
+    made_vmem: Any = None,  # [rows of a pass, k]: values of rows that travel in another dtype
+    scales_vmem: Any = None,  # [rows of a pass, 128] float32
 ):
     schedule, x_hbm = kernel.schedule, refs.x
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     first_block = schedule.first_block
-    parts = block // first_block
+    strips = block // first_block  # of a block, multiplied one by one in the first pass
     walk = Walk(kernel.axis_name, refs.ring)
 
     def columns_of(number: Any) -> Any:
         return pl.ds(pl.multiple_of(number * block, LANES), block)
 
-    def weights(number: Any, part: Any, act: Act) -> None:
-        columns = pl.ds(pl.multiple_of(number * block + part * first_block, LANES), first_block)
+    def weights(number: Any, strip: Any, act: Act) -> None:
+        columns = pl.ds(pl.multiple_of(number * block + strip * first_block, LANES), first_block)
         for index, w_hbm in enumerate(refs.w):
-            to = w_vmem.at[index * blocks + number, *kernel.block_of(part_of(part))]
-            act(pltpu.make_async_copy(w_hbm.at[*kernel.block_of(columns)], to, w_sem.at[number * parts + part]))
+            to = w_vmem.at[index * blocks + number, *kernel.block_of(columns_of_strip(strip))]
+            copied = pltpu.make_async_copy(w_hbm.at[*kernel.block_of(columns)], to, w_sem.at[number * strips + strip])
+            act(copied)
 
-    def part_of(part: Any) -> Any:
-        return pl.ds(pl.multiple_of(part * first_block, LANES), first_block)
+    def columns_of_strip(strip: Any) -> Any:
+        return pl.ds(pl.multiple_of(strip * first_block, LANES), first_block)
 
-    def own(piece: int) -> Any:
-        slot, way = divmod(piece, WAYS)
-        return pltpu.make_async_copy(x_hbm.at[pl.ds(piece * rows, rows)], x_vmem.at[slot, way], own_sem)
+    def place_of(part: Any) -> Any:
+        return 0 if schedule.parts == 1 else lax.rem(part, jnp.int32(PART_SLOTS))
+
+    def place_of_slot(part: Any, slot: Any) -> Any:
+        return place_of(part) * schedule.slots + slot
+
+    def rows_at(device_rows: Any, part: Any, piece: Any) -> Any:
+        """Return the rows of a piece, behind those of other devices."""
+        return pl.ds(pl.multiple_of(device_rows + (part * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
+
+    def own(part: Any, act: Act) -> None:
+        """Copy a part of the device's own rows to VMEM."""
+        for piece in range(pieces):
+            slot, way = divmod(piece, WAYS)
+            to = x_vmem.at[place_of_slot(part, slot), way]
+            act(pltpu.make_async_copy(x_hbm.at[rows_at(0, part, piece)], to, own_sem.at[place_of(part)]))
 
     def piece_of(step: Any, direction: int) -> Any:
         # The directions begin with different halves: of the opposite chunk each brings only its first half.
         return lax.rem(step + direction * own_slots, jnp.int32(pieces))
 
-    def sent(step: Any, direction: int, source: Any) -> Any:
-        to = x_vmem.at[step + own_slots, direction]
-        return walk.copy_on(source, to, send_sem.at[direction], recv_sem.at[direction, step], direction)
+    def sent(part: Any, step: Any, direction: int, source: Any) -> Any:
+        to, place = x_vmem.at[place_of_slot(part, step + own_slots), direction], place_of(part)
+        return walk.copy_on(source, to, send_sem.at[place, direction], recv_sem.at[place, direction, step], direction)
 
-    def forwarded(step: Any, direction: int) -> Any:
+    def begun(part: Any, step: Any, direction: int) -> Any:
+        """Return the copy of one of the first steps, which sends the device's own rows."""
+        return sent(part, step, direction, x_hbm.at[rows_at(0, part, piece_of(step, direction))])
+
+    def forwarded(part: Any, step: Any, direction: int) -> Any:
         """Return the copy of a step, which sends on what arrived `pieces` steps ago."""
-        return sent(step, direction, x_vmem.at[step + own_slots - pieces, direction])
+        return sent(part, step, direction, x_vmem.at[place_of_slot(part, step + own_slots - pieces), direction])
 
-    def rows_of(slot: Any, direction: int) -> Any:
+    def have_been_sent(part: Any) -> None:
+        for _ in range(schedule.steps):
+            for direction in DIRECTIONS:
+                sent(part, 0, direction, x_vmem.at[0, direction]).wait_send()  # all sends are equally long
+
+    def rows_of(part: Any, slot: Any, direction: int) -> Any:
         """Return the rows of the device that a slot's piece came from."""
         step = slot - own_slots
         is_own = step < 0
         distance = jnp.where(is_own, 0, lax.div(step, jnp.int32(pieces)) + 1)
         piece = jnp.where(is_own, WAYS * slot + direction, piece_of(step, direction))
-        row = (walk.upstream(direction, distance) * pieces + piece) * rows
-        return pl.ds(pl.multiple_of(row, _ROW_ALIGNMENT), rows)
+        return rows_at(walk.upstream(direction, distance) * schedule.rows, part, piece)
+
+    def part_and_group(number: Any) -> tuple[Any, Any]:
+        """Return the part of a pass, and the group of its slots that the pass multiplies."""
+        if schedule.parts == 1:
+            return 0, number
+        return lax.div(number, jnp.int32(schedule.groups)), lax.rem(number, jnp.int32(schedule.groups))
 
     def stored(number: Any, act: Act) -> None:
         """Copy one block of a group's results to the rows of the devices that its pieces came from."""
-        group, column = lax.div(number, jnp.int32(blocks)), lax.rem(number, jnp.int32(blocks))
+        of_pass, column = lax.div(number, jnp.int32(blocks)), lax.rem(number, jnp.int32(blocks))
+        part, group = part_and_group(of_pass)
         place = lax.rem(number, jnp.int32(OUT_SLOTS))
-        for part in range(at_once * WAYS):
-            index, direction = divmod(part, WAYS)
-            slot = group * at_once + index
-            block_rows = rows_of(slot, direction)
+        for piece in range(at_once * WAYS):
+            index, direction = divmod(piece, WAYS)
+            block_rows = rows_of(part, group * at_once + index, direction)
             for number_out, out_hbm in enumerate(results.outs):
                 to = out_hbm.at[block_rows, columns_of(column)]
-                act(pltpu.make_async_copy(out_vmem.at[place, number_out, part], to, out_sem.at[place]))
+                act(pltpu.make_async_copy(out_vmem.at[place, number_out, piece], to, out_sem.at[place]))
 
-    def kept(slot: Any, act: Act) -> None:
+    def kept(part: Any, slot: Any, act: Act) -> None:
         """Copy the pieces of a slot to the gathered rows, if they are a result."""
         if results.x is None:
             return
         for direction in DIRECTIONS:
-            to = results.x.at[rows_of(slot, direction)]
-            act(pltpu.make_async_copy(x_vmem.at[slot, direction], to, kept_sem))
+            to = results.x.at[rows_of(part, slot, direction)]
+            act(pltpu.make_async_copy(x_vmem.at[place_of_slot(part, slot), direction], to, kept_sem))
+
+    def finish(part: Any) -> None:
+        """Wait until nothing reads the slots of a part any more."""
+        have_been_sent(part)
+        lax.fori_loop(0, schedule.slots, lambda slot, _: kept(part, slot, lambda copy: copy.wait()), None)
 
     out = Ring(slots=OUT_SLOTS, copies=stored)
+    own(0, lambda copy: copy.start())
 
-    for piece in range(pieces):
-        own(piece).start()
+    def each_strip(number: Any, act: Any) -> None:
+        lax.fori_loop(0, strips, lambda strip, _: act(number, strip), None)
 
-    def each_part(number: Any, act: Any) -> None:
-        lax.fori_loop(0, parts, lambda part, _: act(number, part), None)
+    def start_weights(number: Any, strip: Any) -> None:
+        weights(number, strip, lambda copy: copy.start())
 
-    def start_weights(number: Any, part: Any) -> None:
-        weights(number, part, lambda copy: copy.start())
-
-    lax.fori_loop(0, blocks, lambda number, _: each_part(number, start_weights), None)
+    lax.fori_loop(0, blocks, lambda number, _: each_strip(number, start_weights), None)
     walk.barrier()
     for step in range(min(pieces, schedule.steps)):
         for direction in DIRECTIONS:
-            first = (step + direction * own_slots) % pieces
-            sent(step, direction, x_hbm.at[pl.ds(first * rows, rows)]).start()
-    for piece in range(pieces):
-        own(piece).wait()
+            begun(0, step, direction).start()
 
-    def arrive(slot: Any, _: None) -> None:
+    def begin(part: Any) -> None:
+        """Wait for the device's own rows of a part, and let those of the next one follow."""
+        own(part, lambda copy: copy.wait())
+        if schedule.parts > 1:
+            pl.when(part + 1 < schedule.parts)(lambda: own(part + 1, lambda copy: copy.start()))
+
+    def proceed(part: Any) -> None:
+        finish(part - 1)
+        begin(part)
+
+    def arrive(part: Any, slot: Any) -> None:
         step = slot - own_slots
 
         @pl.when(step >= 0)
         def _() -> None:
+            later = step + pieces
             for direction in DIRECTIONS:
-                forwarded(step, direction).wait_recv()
-                later = step + pieces
-                pl.when(later < schedule.steps)(functools.partial(_start, forwarded, later, direction))
+                forwarded(part, step, direction).wait_recv()
+                pl.when(later < schedule.steps)(functools.partial(_start, forwarded, part, later, direction))
+            if schedule.parts > 1:
+                # After both have come: a neighbor has forwarded what comes from it now, so the next part's slots are
+                # free there.
+                follows = (later >= schedule.steps) & (part + 1 < schedule.parts)
+                for direction in DIRECTIONS:
+                    pl.when(follows)(functools.partial(_start, begun, part + 1, later - schedule.steps, direction))
 
-        kept(slot, lambda copy: copy.start())
+        kept(part, slot, lambda copy: copy.start())
 
-    def multiply(group: Any, columns: Callable[[Any, Any], None]) -> None:
-        lax.fori_loop(group * at_once, (group + 1) * at_once, arrive, None)
+    def make(part: Any, group: Any, chunk: Any) -> None:
+        """Convert the values of some rows to the dtype that is multiplied, and keep the rows' scales."""
+        k, first = made_vmem.shape[1], chunk * _CONVERTED_ROWS
+        piece, row = lax.div(first, jnp.int32(rows)), lax.rem(first, jnp.int32(rows))
+        slot = place_of_slot(part, group * at_once + lax.div(piece, jnp.int32(WAYS)))
+        source, to = (pl.ds(pl.multiple_of(start, _CONVERTED_ROWS), _CONVERTED_ROWS) for start in (row, first))
+        x = x_vmem[slot, lax.rem(piece, jnp.int32(WAYS)), source]
+        made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
+        scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (_CONVERTED_ROWS, LANES))
+
+    def multiply(of_pass: Any, columns: Callable[[Any, Any], None]) -> None:
+        part, group = part_and_group(of_pass)
+        if schedule.parts > 1:
+            pl.when((group == 0) & (part > 0))(lambda: proceed(part))
+        lax.fori_loop(group * at_once, (group + 1) * at_once, lambda slot, _: arrive(part, slot), None)
+
+        if made_vmem is not None:
+            chunks = schedule.pass_rows // _CONVERTED_ROWS
+            lax.fori_loop(0, chunks, lambda chunk, _: make(part, group, chunk), None)
 
         def column(number: Any, _: None) -> None:
-            at = group * blocks + number
+            at = of_pass * blocks + number
             out.reserve(at)
             columns(number, out.slot(at))
             out.start(at)
 
         lax.fori_loop(0, blocks, column, None)
 
-    def store(group: Any, number: Any, columns: Any, place: Any) -> None:
-        x = x_vmem[pl.ds(group * at_once, at_once)].reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+    def store(of_pass: Any, number: Any, columns: Any, place: Any) -> None:
+        if made_vmem is None:
+            part, group = part_and_group(of_pass)
+            x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once)]
+            x = x.reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+        else:
+            x = made_vmem[...]
         bias = None if refs.bias is None else refs.bias[number, :, columns]
         indices = [index * blocks + number for index in range(schedule.weights)]
         totals = tuple(kernel.dot(x, w_vmem[index, *kernel.block_of(columns)]) for index in indices)
+        if scales_vmem is not None:
+            totals = tuple(total * scales_vmem[:, :1] for total in totals)
         for number_out, out in enumerate(kernel.finish(totals, bias)):
             out_vmem[place, number_out, :, :, columns] = out.reshape(at_once * WAYS, rows, out.shape[-1])
 
     def multiply_first(number: Any, place: Any) -> None:
-        """Multiply each part of a block as soon as its weights are in VMEM."""
+        """Multiply each strip of a block as soon as its weights are in VMEM."""
 
-        def multiply_part(number: Any, part: Any) -> None:
-            weights(number, part, lambda copy: copy.wait())
-            store(0, number, part_of(part), place)
+        def multiply_strip(number: Any, strip: Any) -> None:
+            weights(number, strip, lambda copy: copy.wait())
+            store(jnp.int32(0), number, columns_of_strip(strip), place)
 
-        each_part(number, multiply_part)
+        each_strip(number, multiply_strip)
 
-    multiply(0, multiply_first)
+    passes = schedule.parts * schedule.groups
+    begin(jnp.int32(0))
+    multiply(jnp.int32(0), multiply_first)
 
-    def following(group: Any, _: None) -> None:
-        multiply(group, lambda number, place: store(group, number, slice(None), place))
+    def following(of_pass: Any, _: None) -> None:
+        multiply(of_pass, lambda number, place: store(of_pass, number, slice(None), place))
 
-    lax.fori_loop(1, schedule.groups, following, None)
-    out.drain(schedule.groups * blocks)
-    lax.fori_loop(0, schedule.slots, lambda slot, _: kept(slot, lambda copy: copy.wait()), None)
-    for _ in range(schedule.steps):
-        for direction in DIRECTIONS:
-            sent(0, direction, x_vmem.at[0, direction]).wait_send()  # all sends of a direction are equally long
+    lax.fori_loop(1, passes, following, None)
+    out.drain(passes * blocks)
+    finish(schedule.parts - 1)
 
 
-def _start(copy: Any, step: Any, direction: int) -> None:
-    copy(step, direction).start()
+def _start(copy: Any, part: Any, step: Any, direction: int) -> None:
+    copy(part, step, direction).start()

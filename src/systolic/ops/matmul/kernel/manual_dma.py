@@ -29,7 +29,7 @@ from systolic.kernels.subtiles import Subtile, loop, quotient
 from systolic.ops.matmul.kernel.launch import MatmulKernel
 from systolic.ops.matmul.kernel.step import step
 from systolic.ops.matmul.kernel.streams import SLOTS, OutputStream, Stream
-from systolic.schedule import Block, GridSchedule, KernelConfig, Scratch, operand_blocks
+from systolic.schedule import Block, GridSchedule, Scratch, operand_blocks
 from systolic.spec import Operands
 
 
@@ -134,10 +134,6 @@ class _Kernel:
     kernel: MatmulKernel
 
     @property
-    def config(self) -> KernelConfig:
-        return self.kernel.config
-
-    @property
     def factors(self) -> tuple[Stream, ...]:
         """The multiplied operands, whose first blocks arrive in chunks."""
         return tuple(self.streams.factors)
@@ -148,7 +144,7 @@ class _Kernel:
         return self.streams.of_output.present()
 
     def run(self) -> None:
-        schedule, config = self.schedule, self.config
+        schedule, config = self.schedule, self.kernel.config
         self._begin()
         lax.fori_loop(0, schedule.steps, self._step, None)
         last = schedule.output_tiles - 1
@@ -163,14 +159,14 @@ class _Kernel:
     @property
     def _stored(self) -> Ring:
         def copies(tile: Any, act: Act) -> None:
-            for copy in self._stores(Subtile.whole(self.config.tiles), tile):
+            for copy in self._stores(Subtile.whole(self.kernel.config.tiles), tile):
                 act(copy)
 
         return Ring(slots=SLOTS, copies=copies)
 
     def _begin(self) -> None:
         all_streams = self.streams.present()
-        late, fill_chunks = self.late, self.config.fill_chunks
+        late, fill_chunks = self.late, self.kernel.config.fill_chunks
         for stream in all_streams:
             if stream not in self.factors and stream not in late:
                 stream.ring.start(0)
@@ -183,7 +179,7 @@ class _Kernel:
             stream.ring.fill(self.schedule.steps, begin=1)
 
     def _step(self, number: Any, carry: None) -> None:
-        fill_chunks = self.config.fill_chunks
+        fill_chunks = self.kernel.config.fill_chunks
         # Copies for the next steps go first: copies end in the order in which they were started.
         for stream in sorted(self.streams.present(), key=lambda stream: stream.reuse_distance):
             stream.ring.fetch_next(number, self.schedule.steps)
@@ -199,7 +195,7 @@ class _Kernel:
         return carry
 
     def _compute(self, number: Any) -> None:
-        schedule, config = self.schedule, self.config
+        schedule, config = self.schedule, self.kernel.config
         grid_k = schedule.steps_k
         index = schedule.tile_index(number, quotient)
         tile = quotient(number, grid_k)
@@ -230,7 +226,7 @@ class _Kernel:
         self._stored.start_if((index.kk == grid_k - 1) & jnp.logical_not(is_last), tile)
 
     def _first(self, lhs: Operand, rhs: Operand, sums_vmem: tuple[Any, ...]) -> None:
-        fill_chunks = self.config.fill_chunks
+        fill_chunks = self.kernel.config.fill_chunks
 
         def add(number: Any) -> None:
             for side, stream in enumerate(self.factors):
@@ -241,7 +237,7 @@ class _Kernel:
             )
 
             def one(at: Any) -> None:
-                subtile = Subtile.number(at, self.config)
+                subtile = Subtile.number(at, self.kernel.config)
                 for added, sum_vmem in zip(
                     multiply(part_lhs, part_rhs, subtile, self.kernel.spec), sums_vmem, strict=True
                 ):
@@ -249,7 +245,7 @@ class _Kernel:
                     total = jnp.where(number == 0, jnp.zeros_like(added), so_far) + added
                     sum_vmem[subtile.rows, subtile.columns] = total
 
-            loop(self.config.subtiles, one)
+            loop(self.kernel.config.subtiles, one)
 
         loop(fill_chunks, add)
         for stream in self.late:

@@ -11,6 +11,7 @@ sums of 16 tokens, and what the pipeline keeps of the result.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -111,41 +112,23 @@ def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *r
     @pl.when(step == 0)
     def _first() -> None:
         packed.zero(its.rows, packed.tiles - 1)
-        _fetch(its.runs, columns(0), slot, packed, its)
+        fetch_rows(its.runs, columns(0), slot, packed, its)
 
     @pl.when(step + 1 < schedule.blocks * schedule.slabs)
     def _next() -> None:
-        _fetch(its.next_runs, columns(lax.rem(slab + 1, schedule.slabs)), 1 - slot, packed, its)
+        fetch_rows(its.next_runs, columns(lax.rem(slab + 1, schedule.slabs)), 1 - slot, packed, its)
 
-    last_run = spec.experts - 1
-    count = its.runs[0, Run.TARGET, last_run] + its.runs[0, Run.TILES, last_run]
-    tiles = pl.ds(0, count)
+    wait_for_rows(slot, spec, packed, its)
 
-    @pl.when(count > 0)
-    def _arrived() -> None:
-        # One wait for the bytes of all copies.
-        source, target = its.results.at[tiles, columns(0)], packed.in_tiles(its.rows).at[slot, tiles]
-        pltpu.make_async_copy(source, target, its.rows_sem.at[slot]).wait()
-
-    def add_up(group: Any, carry: None) -> None:
-        for token in range(SUMMED_TOKENS):
-            _store_sums(_sums(group * SUMMED_TOKENS + token, slot, spec, packed, its), token, registers, its)
-        rows = pl.ds(pl.multiple_of(group * SUMMED_TOKENS, SUMMED_TOKENS), SUMMED_TOKENS)
-        for register in range(registers):
-            tiles = [
-                its.sums[pl.ds((tile + register) * SUBLANES, SUBLANES), :]
-                for tile in range(0, SUMMED_TOKENS // SUBLANES * registers, registers)
-            ]
-            out_columns = slice(register * LANES, (register + 1) * LANES)
-            its.out[rows, out_columns] = jnp.concatenate(tiles).astype(its.out.dtype)
-        return carry
+    def store(rows: Any, columns: slice, sums: Array) -> None:
+        its.out[rows, columns] = sums.astype(its.out.dtype)
 
     tokens = jnp.minimum(schedule.tokens, spec.tokens - block * schedule.tokens)
-    lax.fori_loop(0, lax.div(tokens + SUMMED_TOKENS - 1, SUMMED_TOKENS), add_up, None)
+    add_up(tokens, slot, spec, packed, its, store)
 
 
-def _fetch(runs: Any, columns: Any, slot: Any, packed: PackedRows, its: _Refs) -> None:
-    """Start the copies of a step's runs."""
+def fetch_rows(runs: Any, columns: Any, slot: Any, packed: PackedRows, its: Any) -> None:
+    """Start the copies of the runs of a block."""
     target = packed.in_tiles(its.rows)
 
     def fetch(run: Any, carry: None) -> None:
@@ -162,7 +145,40 @@ def _fetch(runs: Any, columns: Any, slot: Any, packed: PackedRows, its: _Refs) -
     lax.fori_loop(0, runs.shape[2], fetch, None)
 
 
-def _sums(token: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: _Refs) -> list[Array]:
+def wait_for_rows(slot: Any, spec: CombineSpec, packed: PackedRows, its: Any) -> None:
+    """Wait for the copies of the runs of this block, by one wait for the bytes of all."""
+    last_run = spec.experts - 1
+    count = its.runs[0, Run.TARGET, last_run] + its.runs[0, Run.TILES, last_run]
+    tiles = pl.ds(0, count)
+
+    @pl.when(count > 0)
+    def _arrived() -> None:
+        source, target = its.results.at[tiles, pl.ds(0, packed.registers)], packed.in_tiles(its.rows).at[slot, tiles]
+        pltpu.make_async_copy(source, target, its.rows_sem.at[slot]).wait()
+
+
+def add_up(
+    tokens: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: Any, store: Callable[[Any, slice, Array], None]
+) -> None:
+    """Call `store(rows, columns, sums)` for each 128 columns of each 16 tokens of a block, with sums in float32."""
+    registers = packed.registers
+
+    def group(number: Any, carry: None) -> None:
+        for token in range(SUMMED_TOKENS):
+            _store_sums(_sums(number * SUMMED_TOKENS + token, slot, spec, packed, its), token, registers, its)
+        rows = pl.ds(pl.multiple_of(number * SUMMED_TOKENS, SUMMED_TOKENS), SUMMED_TOKENS)
+        for register in range(registers):
+            tiles = [
+                its.sums[pl.ds((tile + register) * SUBLANES, SUBLANES), :]
+                for tile in range(0, SUMMED_TOKENS // SUBLANES * registers, registers)
+            ]
+            store(rows, slice(register * LANES, (register + 1) * LANES), jnp.concatenate(tiles))
+        return carry
+
+    lax.fori_loop(0, lax.div(tokens + SUMMED_TOKENS - 1, SUMMED_TOKENS), group, None)
+
+
+def _sums(token: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: Any) -> list[Array]:
     """Return the weighted sum of a token's rows, in registers."""
     sums: list[Any] = []
     for choice in range(spec.top_k):
@@ -173,7 +189,7 @@ def _sums(token: Any, slot: Any, spec: CombineSpec, packed: PackedRows, its: _Re
     return sums
 
 
-def _store_sums(sums: list[Array], token: int, registers: int, its: _Refs) -> None:
+def _store_sums(sums: list[Array], token: int, registers: int, its: Any) -> None:
     """Store a row: one sublane in each of its tile's registers."""
     tile, sublane = divmod(token, SUBLANES)
     for number, total in enumerate(sums):

@@ -8,6 +8,7 @@ one after another, while those before are on their way to HBM. Rows after the la
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jaxtyping import Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
 from systolic.kernels.launch import from_hbm
+from systolic.kernels.ring import Act
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
 from systolic.ops.moe.schedule import BLOCK_SLOTS, CHUNK_BLOCKS, SpreadSchedule, SpreadSpec
 from systolic.schedule.legality import LANES
@@ -25,8 +27,9 @@ from systolic.schedule.legality import LANES
 
 class _Refs(NamedTuple):
     kept: Any  # int32 [1] in SMEM: number of rows of experts
+    first_tiles: Any  # int32 [parts] in SMEM: where the parts of x are among all tokens
     codes: Any  # int32 [1, 1, chunk rows] in SMEM: `row_codes` of tokens
-    x: Any  # [tiles, registers, 8, 128] in HBM
+    parts: tuple[Any, ...]  # of x: [tiles, registers, 8, 128] in HBM
     out: Any  # the same, of rows, in HBM
     tokens: Any  # a buffer of `PackedRows`, of a slab
     rows: Any  # and another, of a few blocks
@@ -35,7 +38,8 @@ class _Refs(NamedTuple):
 
 
 def spread_rows(
-    x: Shaped[Array, "tokens d"],
+    parts: Sequence[Shaped[Array, "part_tokens d"]],
+    first_tiles: Int[Array, " parts"],
     codes: Int[Array, "chunks 1 rows"],
     kept: Int[Array, " 1"],
     *,
@@ -44,7 +48,7 @@ def spread_rows(
     vmem_limit_bytes: int,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "rows d"]:
-    """Return the rows; tokens and rows are multiples of 8, d of 128."""
+    """Return the rows of tokens, which lie in several arrays; all numbers of rows are multiples of 8, d of 128."""
     registers = spec.d // LANES
     tokens, rows = (
         PackedRows(
@@ -56,17 +60,20 @@ def spread_rows(
         )
         for slots, count in ((schedule.slots, spec.tokens), (BLOCK_SLOTS, schedule.rows))
     )
-    in_tiles = x.reshape(spec.tokens // SUBLANES, SUBLANES, registers, LANES).transpose(0, 2, 1, 3)
+    in_tiles = [
+        part.reshape(part.shape[0] // SUBLANES, SUBLANES, registers, LANES).transpose(0, 2, 1, 3) for part in parts
+    ]
     out = pl.pallas_call(
-        functools.partial(_kernel, schedule, tokens, rows),
+        functools.partial(_kernel, schedule, tokens, rows, len(parts)),
         grid=(schedule.slabs, schedule.chunks),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec(memory_space=pltpu.SMEM),
             pl.BlockSpec((1, *codes.shape[1:]), lambda slab, chunk: (chunk, 0, 0), memory_space=pltpu.SMEM),
-            pl.BlockSpec(memory_space=pltpu.HBM),
+            *(pl.BlockSpec(memory_space=pltpu.HBM) for _ in parts),
         ],
         out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
-        out_shape=shape_with_mesh_axes((spec.rows // SUBLANES, registers, SUBLANES, LANES), x.dtype, [x]),
+        out_shape=shape_with_mesh_axes((spec.rows // SUBLANES, registers, SUBLANES, LANES), parts[0].dtype, parts),
         scratch_shapes=[
             tokens.scratch,
             rows.scratch,
@@ -77,25 +84,31 @@ def spread_rows(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_spread_{spec.dtype}_{spec.tokens}_{spec.rows}_{spec.d}",
-    )(kept, codes, in_tiles if interpret else from_hbm(in_tiles))
+    )(kept, first_tiles, codes, *(part if interpret else from_hbm(part) for part in in_tiles))
     return out.transpose(0, 2, 1, 3).reshape(spec.rows, spec.d)
 
 
-def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, *refs: Any) -> None:
-    slab, chunk, its = pl.program_id(0), pl.program_id(1), _Refs(*refs)
+def _kernel(schedule: SpreadSchedule, tokens: PackedRows, rows: PackedRows, parts: int, *refs: Any) -> None:
+    slab, chunk = pl.program_id(0), pl.program_id(1)
+    kept, first_tiles, codes, *rest = refs
+    its = _Refs(kept, first_tiles, codes, tuple(rest[:parts]), *rest[parts:])
     registers, block_tiles = tokens.registers, rows.tiles
 
-    def arrival(slab: Any) -> Any:
+    def arrival(slab: Any, act: Act) -> None:
         slot = lax.rem(slab, schedule.slots)
-        source = its.x.at[:, pl.ds(slab * registers, registers)]
-        return pltpu.make_async_copy(source, tokens.in_tiles(its.tokens).at[slot], its.tokens_sem.at[slot])
+        for part, x in enumerate(its.parts):
+            target = tokens.in_tiles(its.tokens).at[slot, pl.ds(its.first_tiles[part], x.shape[0])]
+            act(pltpu.make_async_copy(x.at[:, pl.ds(slab * registers, registers)], target, its.tokens_sem.at[slot]))
+
+    def start(slab: Any) -> None:
+        arrival(slab, lambda copy: copy.start())
 
     @pl.when(chunk == 0)
     def _next_slab() -> None:
-        pl.when(slab == 0)(lambda: arrival(0).start())
+        pl.when(slab == 0)(lambda: start(0))
         if schedule.slabs > 1:
-            pl.when(slab + 1 < schedule.slabs)(lambda: arrival(slab + 1).start())
-        arrival(slab).wait()
+            pl.when(slab + 1 < schedule.slabs)(lambda: start(slab + 1))
+        arrival(slab, lambda copy: copy.wait())
 
     kept_tiles = lax.div(its.kept[0] + SUBLANES - 1, SUBLANES)
     used_blocks = lax.div(kept_tiles + block_tiles - 1, block_tiles)

@@ -1,0 +1,93 @@
+"""The rows of all devices' tokens in the order of this device's experts.
+
+Tokens go both ways round a ring of devices by copies of XLA's, which run while the choices are sorted: XLA's all-gather
+would let nothing run meanwhile. What arrives is read where it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from systolic.ops.collective.arguments import axis_ring
+from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.derivative import fused_after_sum
+from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.moe.forms import spread_form
+from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.ops.moe.permuting import is_for_xla, spread, tokens_of_rows
+from systolic.ops.moe.routing import Sorted
+from systolic.ops.moe.schedule import SpreadSpec
+from systolic.ops.moe.spreading import spread_by_xla, spread_of_parts
+from systolic.schedule.legality import LANES
+
+
+def spread_of_all_devices(backend: Backend, axis: str, x: Array, choices: Sorted, rows: int, used_rows: int) -> Array:
+    """Return `spread` of the tokens of all devices of a mesh axis, of which x has this device's.
+
+    Tokens go round the ring while choices are sorted.
+    """
+
+    def in_two(operands: Any) -> Array:
+        x, choices = operands
+        return spread(backend, lax.all_gather(x, axis, tiled=True), choices, rows, used_rows)
+
+    ring = axis_ring(axis, lax.axis_size(axis)) if isinstance(axis, str) else None
+    if ring is None or not _has_parts(backend, len(ring), x, rows, used_rows):
+        return in_two((x, choices))
+
+    def by_xla(x: Array, tokens: Array, kept: Array) -> Array:
+        return spread_by_xla(backend, lax.all_gather(x, axis, tiled=True), tokens, kept)
+
+    def call(*operands: Any) -> Array:
+        return dispatched(backend, functools.partial(_by_pallas, backend, axis, ring), by_xla, *operands)
+
+    def kernel(operands: Any) -> Array:
+        x, choices = operands
+        tokens = tokens_of_rows(choices, len(ring) * x.shape[0], rows)
+        return one_at_a_time(call, x, tokens, choices.sizes.sum())
+
+    return fused_after_sum(kernel, in_two, False, (x, choices))
+
+
+def _has_parts(backend: Backend, devices: int, x: Array, rows: int, used_rows: int) -> bool:
+    """True if a kernel reads the rows, and the parts in which they arrive are whole tiles."""
+    if backend.chip is None or backend.implementation == "xla" or is_for_xla(x) or not x.size:
+        return False
+    if devices % 2 or x.shape[0] % (2 * SUBLANES) or x.shape[1] % LANES:
+        return False
+    spec = SpreadSpec.of(devices * x.shape[0], rows, x.shape[1], x.dtype.name)
+    return spread_form(spec, backend.chip, used_rows).by_kernel
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _by_pallas(
+    backend: Backend,
+    axis: str,
+    ring: tuple[int, ...],
+    x: Array,
+    tokens: Array,
+    kept: Array,
+) -> Array:
+    count, here, half = len(ring), x.shape[0], x.shape[0] // 2
+    hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
+    # Parts by the distance to their device, and by their first row there.
+    right, left, parts = x, x, {(0, 0): x}
+    for distance in range(1, count // 2):
+        right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
+        parts |= {(-distance, 0): right, (distance, 0): left}
+        if distance == 2:
+            # XLA would begin to sort when links are idle. The order is there before this hop could begin.
+            right, left, tokens = lax.optimization_barrier((right, left, tokens))
+    # Of the opposite device's tokens half come each way.
+    parts[count // 2, 0] = lax.ppermute(right[:half], axis, hops[0])
+    parts[count // 2, half] = lax.ppermute(left[half:], axis, hops[1])
+    place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
+    distances, first_rows = np.asarray(list(parts), np.int32).T
+    first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
+    return spread_of_parts(backend, list(parts.values()), first_rows, tokens, kept)
