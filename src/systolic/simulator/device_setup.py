@@ -47,11 +47,12 @@ class DeviceSetup:
     tables: Mapping[int, Words] = field(default_factory=dict)  # contents of HBM next to the parameters, by pointer
 
     def of_attempt(self, attempt: Attempt) -> DeviceSetup:
-        """Return the setup of one attempt to run the program."""
+        """Return the setup of one attempt to run the program, which looks up the calls of those before."""
         return replace(
             self,
             assumed=attempt.assumed,
             progression=attempt.progression,
             max_iterations=attempt.most_iterations,
             skipped=attempt.skipped,
+            remembered={},  # gigabytes for a step whose operations begin at many different times
         )

@@ -111,6 +111,7 @@ class RepeatedCalls:
         if operation is None:
             operation = _Operation(translation, others, closed=_may_be_closed(translation))
             self._operations[translation.name] = operation
+        operation.others = others  # not those of an attempt before, whose cores would be kept
         operation.calls += 1
         follows_links = others is not None and operation.follows_links
         pipe = dma.pipe

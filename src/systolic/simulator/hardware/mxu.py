@@ -185,6 +185,10 @@ class Mxus:
         free, queued, placed = _shifted(self._state, time - self._at)
         return not any(free) and not any(queued) and not any(placed)
 
+    def forget(self) -> None:
+        """Let go of what was remembered, here and wherever it is shared; counts and state stay."""
+        self._memo.clear()
+
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
         self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]

@@ -181,6 +181,7 @@ class PatternNetwork(Network):
         self._active: dict[Stream, None] = {}
         self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
         self._busy: dict[frozenset[Stream], float] = {}
+        self._busy_before: dict[Link, float] = {}  # of sets of streams that are not kept any more
         self._since = 0.0
 
     def _join(self, time: float, stream: Stream) -> None:
@@ -198,6 +199,8 @@ class PatternNetwork(Network):
         """Account for the streams under way until now."""
         if self._active:
             key = frozenset(self._active)
+            if len(self._busy) >= _MAX_KEPT:
+                self._busy_cycles()
             self._busy[key] = self._busy.get(key, 0.0) + time - self._since
         self._since = time
 
@@ -205,6 +208,8 @@ class PatternNetwork(Network):
         key = frozenset(self._active)
         rates = self._rates.get(key)
         if rates is None:
+            if len(self._rates) >= _MAX_KEPT:
+                self._rates.clear()
             rates = self._rates[key] = self._fair_on_all(tuple(self._active))
         return rates
 
@@ -224,10 +229,11 @@ class PatternNetwork(Network):
         return [link for links in _all_links(stream) for link in links]
 
     def _busy_cycles(self) -> dict[Link, float]:
-        busy: dict[Link, float] = {}
+        busy = self._busy_before
         for active, cycles in self._busy.items():
             for link in {link for stream in active for link in self.links_of(stream)}:
                 busy[link] = busy.get(link, 0.0) + cycles
+        self._busy.clear()
         return busy
 
 
