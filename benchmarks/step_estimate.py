@@ -51,19 +51,14 @@ def product(lhs: Any, rhs: Any, *, spec: MatmulSpec, config: KernelConfig, chip:
     """Return the kernel alone with this configuration."""
     from systolic.kernels.epilogue import Functions
     from systolic.ops.matmul.kernel.auto_pipeline import auto_pipeline_matmul
+    from systolic.ops.matmul.kernel.launch import MatmulKernel
     from systolic.ops.matmul.kernel.manual_dma import manual_dma_matmul
 
     manual = config.pipeline == "manual"
     kernel = manual_dma_matmul if manual else auto_pipeline_matmul
-    outs = kernel(
-        Operands(lhs, rhs),
-        spec=spec,
-        functions=Functions(),
-        config=config,
-        chip=chip,
-        vmem_limit_bytes=vmem_limit(spec, config, chip),
-    )
-    return outs[0]
+    limit_bytes = vmem_limit(spec, config, chip)
+    static = MatmulKernel(spec=spec, functions=Functions(), config=config, chip=chip, vmem_limit_bytes=limit_bytes)
+    return kernel(Operands(lhs, rhs), static)[0]
 
 
 def sample(spec: MatmulSpec, chip: Chip, count: int) -> list[KernelConfig]:

@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from systolic.ops.engine.backend import backend_of
-from systolic.ops.moe.permuting import combined
+from systolic.ops.engine.backend import Backend, backend_of
+from systolic.ops.moe.permuting import Summing, combined
 from systolic.ops.moe.routing import sorted_by_expert
 from systolic.ops.moe.schedule import CombineSchedule, CombineSpec
 
 INTERPRETED = backend_of("interpret", "v6e", None)
 RANDOM = np.random.default_rng(0)
+
+
+def summing(backend: Backend, dtype: str) -> Summing:
+    return Summing(backend=backend, dtype_out=dtype, used_rows=None)
 
 
 def summed(
@@ -29,7 +33,7 @@ def summed(
     results = np.full((ids.size, d), np.nan, np.float32)
     results[:kept] = RANDOM.normal(size=(kept, d))
     results = jnp.asarray(results, dtype)
-    out = jax.jit(functools.partial(combined, INTERPRETED, dtype_out=dtype))(results, weights, choices)
+    out = jax.jit(functools.partial(combined, summing(INTERPRETED, dtype)))(results, weights, choices)
     is_kept = (place < kept)[:, None]
     rows = np.where(is_kept, np.asarray(results, np.float64)[np.where(place < kept, place, 0)], 0)
     terms = rows.reshape(*ids.shape, d) * np.where(np.isnan(weights), 0, weights)[:, :, None].astype(np.float64)
@@ -79,8 +83,8 @@ def test_sums_are_differentiable_in_rows_and_weights_to_second_order() -> None:
     ids = jnp.asarray(RANDOM.integers(-1, 3, (6, 2)), jnp.int32)
     choices = sorted_by_expert(ids, 3, 2)
     results, weights = RANDOM.normal(size=(12, 4)).astype("f"), RANDOM.random((6, 2)).astype("f")
-    by_xla = backend_of("xla", None, None)
-    sums = jax.jit(lambda results, weights: combined(by_xla, results, weights, choices, "float32"))
+    by_xla = summing(backend_of("xla", None, None), "float32")
+    sums = jax.jit(lambda results, weights: combined(by_xla, results, weights, choices))
     check_grads(sums, (results, weights), 2, ("fwd", "rev"), atol=0.02, rtol=0.02)
 
 
@@ -89,7 +93,7 @@ def test_nothing_of_a_dropped_row_reaches_a_gradient() -> None:
     results = jnp.asarray([[1.0], [2.0], [np.nan], [np.nan]]) * jnp.ones((1, 128))
     weights = jnp.asarray([[3.0], [np.nan], [np.nan], [4.0]])
     cotangent = jnp.asarray([[1.0], [np.nan], [np.nan], [1.0]]) * jnp.ones((1, 128))
-    sums = functools.partial(combined, INTERPRETED, choices=choices, dtype_out="float32")
+    sums = functools.partial(combined, summing(INTERPRETED, "float32"), choices=choices)
     out, transposed = jax.vjp(sums, results, weights)
     np.testing.assert_array_equal(out[:, 0], [3, 0, 0, 8])
     d_results, d_weights = transposed(cotangent)
