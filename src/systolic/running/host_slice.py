@@ -88,7 +88,6 @@ class HostSlice:
 
         if not isinstance(sharding, Sharding):
             return sharding
-
         if isinstance(sharding, NamedSharding):
             mesh = self.mesh(sharding.mesh) if isinstance(sharding.mesh, Mesh) else sharding.mesh
             return NamedSharding(mesh, sharding.spec, memory_kind=_memory_kind(sharding))
