@@ -2,65 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
 
 import pytest
+from repeated_programs import BARRIER, EXACT_V5P, MATMUL, ROUNDS, TIMES, V5P, copied, in_whole_cycles
 from simulator_listings import V5E, listing, loop
 
 from systolic.chips import Chip, chip
-from systolic.simulator import SimulatedRun, SimulationError, prepare_listings, repeated_calls
-from systolic.simulator.assumptions import Attempt
-from systolic.simulator.core_records import CoreRun
-from systolic.simulator.device import DeviceModel
-from systolic.simulator.executed_alone import Execution, LinkChanges, NoOthers
+from systolic.simulator import SimulatedRun, prepare_listings
 from systolic.simulator.hardware.memory import Contents
-from systolic.simulator.hardware.values import COMPUTED
-from systolic.simulator.other_devices import RemoteTarget
-from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
-from systolic.simulator.schedule import Schedule
-
-TIMES = 7
-POP = "%v2_v2 = vpop.f32.mrf.mxu0 %7"
-MATMUL = ("%7 = vmatmul.bf16.gmra.mxu0 %v1_v1", POP, POP)
-ROUNDS = (*MATMUL, *MATMUL)
-BARRIER = ("%v1_v1 = vmov 77", "%7 = vpush.ccrf %v1_v1", "%v2_v2 = vpop.ccrf")  # of two cores
-V5P = chip("v5p")
-
-
-def copied(size: int | str, flag: str = "[#allocation8]") -> tuple[str, ...]:
-    """A copy, a wait for it, and its flag set back."""
-    return (
-        f"%7 = dma.hbm_to_vmem %s91_s91, {size}, %s92_s92, {flag}",
-        f"%8 = dma.done.wait {flag}, {size}",
-        f"%s8_s8 = ssub.s32 0, {size}",
-        f"%9 = vsyncadd {flag}, %s8_s8",
-    )
-
-
-def in_whole_cycles(on: Chip) -> Chip:
-    """Return a chip whose HBM carries 16 granules of 32 bytes a cycle."""
-    return replace(on, machine=replace(on.machine, hbm_bytes_per_s=512 * on.machine.clock_hz))
-
-
-EXACT_V5P = in_whole_cycles(V5P)
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Lists for every call whether it was looked up."""
-    found: list[bool] = []
-    find = RepeatedCalls.find
-
-    def noted(self: RepeatedCalls, *args: object) -> tuple[Outcome, ...] | None:
-        outcomes = find(self, *args)  # type: ignore[arg-type]
-        found.append(outcomes is not None)
-        return outcomes
-
-    monkeypatch.setattr(RepeatedCalls, "find", noted)
-    return found
 
 
 def both_ways(
@@ -73,9 +23,9 @@ def both_ways(
     """Runs a program that calls an operation again and again, with and without looking up: it is the same run."""
     top = (*before, *loop(TIMES, *round_before, f"%3 = inlined_call {handed} /* %op.1 = f(%x) */", "", "", "", ""))
     program = prepare_listings({"TLP": listing(*top), "op.1": listing(*body)}, on)
-    found = program.run(on, spans=5)
-    assert found == program.run(on, spans=5, remember=False)
-    return found
+    run = program.run(on, spans=5)
+    assert run == program.run(on, spans=5, remember=False)
+    return run
 
 
 @pytest.mark.parametrize("on", [V5E, V5P, chip("v4")], ids=lambda on: on.name)
@@ -106,94 +56,6 @@ def test_calls_during_which_hbm_changes_its_rate_are_executed(alone: list[bool])
     calls = [span.end_cycles - span.begin_cycles for span in run.cores[0].spans if span.kind == "op"]
     assert max(calls) > 1.5 * min(calls)
     assert alone == [False, True, False, True, False, True, True]
-
-
-def with_links(*body: str, changes: Sequence[tuple[float, float]], on: Chip = EXACT_V5P) -> tuple[CoreRun, ...]:
-    """Runs calls in a slice whose links take shares of the rate of HBM from some times on: both ways the same."""
-    top = loop(TIMES, *BARRIER, "%3 = inlined_call /* %op.1 = f(%x) */", "", "", "", "")
-    program = prepare_listings({"TLP": listing(*top), "op.1": listing(*body)}, on)
-    attempt = Attempt(assumed=frozenset(), most_iterations=1_000_000)
-    runs = []
-    for remember in (True, False):
-        schedule = Schedule(patient=True)
-        setup = program._setup(on, 0, remember=remember).of_attempt(attempt)
-        device = DeviceModel.of(setup, schedule, 0, others=cast("Any", Slice()))
-        pipe = device.parts.dma.pipe
-        for time, share in changes:
-            schedule.at(time, partial(pipe.serve_links, time, share * pipe.bytes_per_cycle))
-        for core in device.cores:
-            schedule.start(0, core.run(), lambda core=core: core.waits_for)
-        ends = schedule.run()
-        runs.append(tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True)))
-    assert runs[0] == runs[1]
-    return runs[0]
-
-
-REMOTE = 1 << 20
-
-
-class Slice:
-    """Other devices, of which one is the target of words with a bit."""
-
-    def target(self, word: int, flag: int) -> RemoteTarget:
-        return RemoteTarget(0, 0, remote=bool(word & REMOTE))
-
-
-ON_AND_OFF = [(500.5 + 700 * number, 0.5 if number % 2 else -0.5) for number in range(1, 20)]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [[(0.0, 0.5)], [(0.0, 0.5), (1500.25, 0.25)], [(0.0, 0.5), (3000, -0.5)], ON_AND_OFF],
-    ids=["all the time", "more", "no more", "on and off"],
-)
-def test_links_may_use_hbm_during_calls(alone: list[bool], changes: list[tuple[float, float]]) -> None:
-    body = (*copied(4000), *ROUNDS, *copied(8000))
-    run = with_links(*body, changes=changes)
-    assert alone == [False, *[True] * (TIMES - 1)]
-    assert run[0].cycles > with_links(*body, changes=())[0].cycles
-
-
-def test_changes_of_links_that_calls_have_met_are_not_executed_again(
-    alone: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executions: list[LinkChanges] = []
-    execute = RepeatedCalls.execute
-
-    def noted(self: RepeatedCalls, *args: Any) -> tuple[Execution, ...]:
-        executions.append(args[-1])
-        return execute(self, *args)
-
-    monkeypatch.setattr(RepeatedCalls, "execute", noted)
-    with_links(*copied(4000), changes=[(0.0, 0.5)])
-    assert len(executions) == 2  # at the full rate, and at the half
-
-
-def test_a_call_in_which_hbm_is_slower_later_because_of_links(alone: list[bool]) -> None:
-    hz = V5P.machine.clock_hz
-    periods = {"hbm_slow_period_s": 9000 / hz, "hbm_slow_load": 0.5, "hbm_slow_s": 1000 / hz, "hbm_slow_share": 0.5}
-    slowing = replace(V5P, machine=replace(in_whole_cycles(V5P).machine, **periods))
-    with_links(*copied(4000), changes=ON_AND_OFF, on=slowing)
-    assert any(alone)
-
-
-def test_operations_that_meet_new_changes_of_links_all_the_time_are_executed(
-    alone: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(repeated_calls, "_MAX_NEW_CHANGES", 2)
-    changes = [(40 * number + number * number / 64, 0.25 if number % 2 else -0.25) for number in range(1, 400)]
-    with_links(*copied(8000), changes=[(0.0, 0.25), *changes])
-    assert alone == [False, True, *[False] * (TIMES - 2)]
-
-
-def test_an_operation_that_is_executed_alone_may_copy_to_its_own_device() -> None:
-    nobody = NoOthers(cast("Any", Slice()))
-    assert not nobody.target(0, 1).remote
-    for word, flag in ((REMOTE, 1), (COMPUTED, 1), (0, COMPUTED)):
-        with pytest.raises(SimulationError, match="depends on others"):
-            nobody.target(word, flag)
-    with pytest.raises(SimulationError, match="depends on others"):
-        nobody.signal(0, "op.1", 0, 8, 1, "")
 
 
 WINDOW = "%s7_s10 = inlined_call_operand.hbm [shape: s32[1024], index: 0, kind: input, shape index: {}]"
@@ -286,7 +148,7 @@ BY_CORE = (
 
 
 def test_cores_that_copy_different_amounts_share_the_pipe(alone: list[bool]) -> None:
-    run = both_ways(*BY_CORE, *BARRIER, *copied(320), round_before=BARRIER, on=in_whole_cycles(V5P))
+    run = both_ways(*BY_CORE, *BARRIER, *copied(320), round_before=BARRIER, on=EXACT_V5P)
     assert alone == [False, *[True] * (TIMES - 1)]
     first, second = (core.hbm_read_bytes / V5P.machine.granule_bytes / TIMES for core in run.cores)
     assert (first, second) == (160 + 320, 4000 + 320)
@@ -299,7 +161,7 @@ def test_cores_that_begin_at_different_times_execute_everything(alone: list[bool
 
 def test_cores_that_begin_apart_by_a_wait_are_expected(alone: list[bool]) -> None:
     slightly = tuple(line.replace("3840", "960") for line in BY_CORE)  # 60 cycles of the pipe
-    run = both_ways(*copied(1000), round_before=(*BARRIER, *slightly), on=in_whole_cycles(V5P))
+    run = both_ways(*copied(1000), round_before=(*BARRIER, *slightly), on=EXACT_V5P)
     assert alone[: TIMES - 1] == [False, *[True] * (TIMES - 2)]  # the cores execute the first call without asking
     first, second = (core.ops[0].begin_cycles for core in run.cores)
     assert 40 < abs(first - second) < 256

@@ -48,6 +48,13 @@ class _Refs(NamedTuple):
     rows_sem: Any
 
 
+def in_tiles(results: Shaped[Array, "rows d"], interpret: bool | pltpu.InterpretParams) -> Array:
+    """Return results in HBM as [tiles, registers, 8, 128]."""
+    rows, d = results.shape
+    tiles = results.reshape(rows // SUBLANES, SUBLANES, d // LANES, LANES).transpose(0, 2, 1, 3)
+    return tiles if interpret else from_hbm(tiles)
+
+
 def combine_rows(
     results: Shaped[Array, "rows d"],
     runs: Int[Array, "blocks fields experts"],
@@ -65,8 +72,7 @@ def combine_rows(
       results: rows are a multiple of 8, d of 128.
       runs: see `Run`; those of a block take the slot's tiles one after another.
     """
-    rows, d = results.shape
-    in_tiles = results.reshape(rows // SUBLANES, SUBLANES, d // LANES, LANES).transpose(0, 2, 1, 3)
+    d = results.shape[1]
     slabs, last_block = schedule.slabs, schedule.blocks - 1
     packed = schedule.packed_rows(spec, bool(interpret))
 
@@ -97,7 +103,7 @@ def combine_rows(
         compiler_params=pltpu.CompilerParams(vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_combine_{spec.dtype}_{spec.tokens}_{spec.top_k}_{d}",
-    )(runs, runs, codes, weights, in_tiles if interpret else from_hbm(in_tiles))
+    )(runs, runs, codes, weights, in_tiles(results, interpret))
 
 
 def _kernel(spec: CombineSpec, schedule: CombineSchedule, packed: PackedRows, *refs: Any) -> None:

@@ -20,10 +20,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Float, Int, Shaped
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import from_hbm
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
-from systolic.ops.moe.kernel.combine import add_up, fetch_rows, wait_for_rows
-from systolic.ops.moe.kernel.packed_rows import SUBLANES, PackedRows
+from systolic.ops.moe.kernel.combine import add_up, fetch_rows, in_tiles, wait_for_rows
+from systolic.ops.moe.kernel.packed_rows import PackedRows
 from systolic.ops.moe.ring_schedule import STAGES, Field, ScatterSchedule
 from systolic.ops.moe.schedule import SUMMED_TOKENS, CombineSpec
 from systolic.schedule.legality import LANES
@@ -63,8 +62,7 @@ def combine_scattered(
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Shaped[Array, "own_tokens d"]:
     """Return the sums of this device's tokens; operands are those of `combine_rows`, of all devices' tokens."""
-    rows, d = results.shape
-    in_tiles = results.reshape(rows // SUBLANES, SUBLANES, d // LANES, LANES).transpose(0, 2, 1, 3)
+    d = results.shape[1]
     combine, steps = schedule.combine, table.shape[0]
     packed = combine.packed_rows(spec, bool(interpret))
     dtype_out = jnp.dtype(spec.dtype_out)
@@ -104,7 +102,7 @@ def combine_scattered(
         compiler_params=pltpu.CompilerParams(collective_id=collective_id, vmem_limit_bytes=vmem_limit_bytes),
         interpret=interpret,
         name=f"systolic_combine_scatter_{spec.dtype}_{spec.tokens}_{spec.top_k}_{d}",
-    )(table, ring, runs, runs, codes, weights, in_tiles if interpret else from_hbm(in_tiles))
+    )(table, ring, runs, runs, codes, weights, in_tiles(results, interpret))
 
 
 def _kernel(axis_name: str, spec: CombineSpec, schedule: ScatterSchedule, packed: PackedRows, *refs: Any) -> None:
