@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperands
-from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
+from systolic.simulator import HloShape, TopLevelHlo, Unknown, Words, words_of
 
 # Arrays that decide control flow are small; larger ones are not converted to words.
 _MAX_ELEMENTS = 1 << 20
@@ -97,6 +97,7 @@ class KernelContents:
         self._first = first
         self._found: dict[OperandKey, Contents | None] = {}
         self._local: set[OperandKey] = set()
+        self._words: dict[tuple[Deferred, HloShape], Contents] = {}  # calls of a loop may share an operand
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` in its call number `call`, from 0.
@@ -155,7 +156,7 @@ class KernelContents:
                 else words_of(np.asarray(value), shape)
             )
 
-        return words
+        return self._words.setdefault((operand, shape), words)
 
     def _key(self, name: str) -> _Key:
         shapes = (self._hlo.shapes.get(operand) for operand in self._hlo.operands[name])
