@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,18 +181,18 @@ class _Walk:
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
-        parts: list[Deferred] = []
-        for number, (spec, value) in enumerate(zip(params["in_specs"], inputs, strict=True)):
-            part = functools.partial(_part, value, place, spec)
-            parts += self.invariants.once((id(equation), number), [value], lambda part=part: [part()])
+
+        def made_of(values: Sequence[Deferred], specs: Sequence[Any], made: Callable[..., Deferred]) -> list[Deferred]:
+            return [
+                self.invariants.one((id(equation), made, number), [value], functools.partial(made, value, place, spec))
+                for number, (value, spec) in enumerate(zip(values, specs, strict=True))
+            ]
+
         inside = _Walk(self.partition, self.invariants, self.executions, place)
-        outputs = inside.run(params["jaxpr"], parts, path)
+        outputs = inside.run(params["jaxpr"], made_of(inputs, params["in_specs"], _part), path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
-        return [
-            _Cut(output, place, spec) if any(spec) else output
-            for spec, output in zip(params["out_specs"], outputs, strict=True)
-        ]
+        return made_of(outputs, params["out_specs"], _whole)
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -260,6 +260,11 @@ def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
         return applied(lambda part: part, value.part, local=True)
     return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
+
+
+def _whole(part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
+    """Return the value of which a device has a part."""
+    return _Cut(part, place, spec) if any(spec) else part
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:

@@ -37,6 +37,10 @@ class Invariants:
             self._values.update(self._made[key])
         return self._made[key]
 
+    def one(self, place: Hashable, inputs: Sequence[Deferred], make: Callable[[], Deferred]) -> Deferred:
+        """Return the only value that a place makes; see `once`."""
+        return self.once(place, inputs, lambda: [make()])[0]
+
     def known(self, place: Hashable, value: object) -> Deferred:
         """Return a value that is written in the function."""
-        return self.once(place, (), lambda: [Deferred.known(value)])[0]
+        return self.one(place, (), lambda: Deferred.known(value))
