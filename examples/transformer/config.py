@@ -16,8 +16,8 @@ class Config:
       experts: in each layer; a token goes to `experts_per_token` of them. 0: an MLP in their place.
       shared_experts: that every token goes to; together they are one MLP.
       expert_width: of one of them.
-      grouped: the product with the experts: "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or
-        "plain", which runs anywhere.
+      grouped: what computes the experts: "moe", which is `systolic.moe`; or products of rows that JAX sorts and adds
+        up, by "megablox", JAX's own Pallas kernel with `expert_tiles`, "systolic", or "plain", which runs anywhere.
       kv_rank: features of a token that keys and values of all heads are made from (latent attention); None: from
         all. `rope_dim` features are rotated then, the same for all heads' keys, after `head_dim` that are not.
       gated: True if the MLP is f(x @ gate) * (x @ up), with two matrices before the last one; else f(x @ up).

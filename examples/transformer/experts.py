@@ -50,6 +50,10 @@ def _on_a_device(
     sharding: Sharding,
 ) -> jax.Array:
     is_cut = sharding.size("expert") > 1
+    if config.grouped == "moe":
+        axis = "expert" if is_cut else None
+        out = checkpoint_name(systolic.moe(x, (chosen, shares), gate, up, down, axis_name=axis), "expert")
+        return jax.lax.psum(out, "tensor") if sharding.size("tensor") > 1 else out
     if is_cut:
         x, chosen, shares = (jax.lax.all_gather(array, "expert", axis=0, tiled=True) for array in (x, chosen, shares))
         # This device's experts come first.

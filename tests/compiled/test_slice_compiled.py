@@ -23,7 +23,7 @@ from systolic.simulator import SimulationError, SliceRun
 from systolic.simulator.errors import DeadlockError, TooManyCopiesError
 from systolic.simulator.repeated_calls import Outcome, RepeatedCalls
 from systolic.simulator.sequencer import Sequencer
-from systolic.simulator.slice import network, run
+from systolic.simulator.slice import run
 from systolic.simulator.slice.routes import Routes
 from systolic.timing import prepare_program, target_of
 
@@ -280,8 +280,9 @@ def test_on_a_torus_neighbours_are_looked_up(pool) -> None:
 
 
 def test_devices_that_differ_are_refused_before_they_send_too_much(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (network, run):
-        monkeypatch.setattr(module, "MAX_COPIES", 4)
+    monkeypatch.setattr(run, "MAX_COPIES", 4)
+    assert simulated(pool, "all-to-all", "v6e", "2x4").way == "all devices"  # which nothing can represent
+    monkeypatch.setattr(run, "MAX_COPIES_APART", 4)
     with pytest.raises(TooManyCopiesError, match=r"send each other \d+ copies or more"):
         simulated(pool, "all-to-all", "v6e", "2x4")
     one = simulated(pool, "all-gather", "v6e", "2x4")  # of which one device stands for all

@@ -7,8 +7,9 @@ product is ever computed.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from systolic.compat.jaxprs import CALLS, called_function, equations, function_o
 from systolic.compat.mesh_values import MESH_VALUE
 from systolic.compat.typical import PRIMITIVE, typical_value
 from systolic.compiler.deferred import Deferred, Missing, applied
+from systolic.compiler.invariants import Invariants
 from systolic.compiler.mesh_place import KEEPS_VALUE, MeshPlace, names_axis
 
 _PALLAS = "pallas_call"
@@ -81,7 +83,7 @@ def device_executions(
         else Deferred.known(Missing(f"argument {name}, of which only the shape was given", number))
         for number, (argument, name) in enumerate(zip(arguments, names, strict=True))
     ]
-    walk = _Walk(partition)
+    walk = _Walk(partition, Invariants(contents))
     walk.run(closed_jaxpr, contents, ())
     return DeviceExecutions(executions=walk.executions, local=walk.chose, complete=not walk.left_out)
 
@@ -99,6 +101,7 @@ class _Cut(Deferred):
 @dataclass(slots=True)
 class _Walk:
     partition: int
+    invariants: Invariants
     executions: list[PallasOperands] = field(default_factory=list)
     place: MeshPlace | None = None  # inside of `jax.shard_map`
     chose: bool = False  # chose what to execute by a value that may differ on other devices
@@ -113,7 +116,10 @@ class _Walk:
     ) -> list[Deferred]:
         """Walk a jaxpr, and return its results. `used`: the results that are used; None: all."""
         environment = Environment(
-            function, arguments, literal=lambda atom: Deferred.known(atom.val), constant=Deferred.known
+            function,
+            arguments,
+            literal=lambda atom: self.invariants.known(id(atom), atom.val),
+            constant=lambda value: self.invariants.known(id(value), value),
         )
         jaxpr = function_of(function).jaxpr
         needed = _used_equations(jaxpr, used)
@@ -153,7 +159,7 @@ class _Walk:
         if self.place is not None and names_axis(equation):
             return _missing(equation, f"what other devices give to a {name}")
         if name != _JIT and not any(map(self._follows, functions_inside(equation))):
-            return _evaluated(equation, inputs)
+            return self.invariants.once(id(equation), inputs, lambda: _evaluated(equation, inputs))
         if name == "scan":
             return self._scan(equation, inputs, path)
         if name == "while":
@@ -175,15 +181,18 @@ class _Walk:
     def _shard_map(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         params = equation.params
         place = MeshPlace.of(params["mesh"], self.partition)
-        parts = [_part(value, place, spec) for spec, value in zip(params["in_specs"], inputs, strict=True)]
-        inside = _Walk(self.partition, self.executions, place)
-        outputs = inside.run(params["jaxpr"], parts, path)
+
+        def made_of(values: Sequence[Deferred], specs: Sequence[Any], made: Callable[..., Deferred]) -> list[Deferred]:
+            return [
+                self.invariants.one((id(equation), made, number), [value], functools.partial(made, value, place, spec))
+                for number, (value, spec) in enumerate(zip(values, specs, strict=True))
+            ]
+
+        inside = _Walk(self.partition, self.invariants, self.executions, place)
+        outputs = inside.run(params["jaxpr"], made_of(inputs, params["in_specs"], _part), path)
         self.chose |= inside.chose
         self.left_out |= inside.left_out
-        return [
-            _Cut(output, place, spec) if any(spec) else output
-            for spec, output in zip(params["out_specs"], outputs, strict=True)
-        ]
+        return made_of(outputs, params["out_specs"], _whole)
 
     def _pallas(self, equation: Any, inputs: list[Deferred], path: tuple[int, ...]) -> list[Deferred]:
         kernel = equation.params.get("name") or "in front of it"
@@ -251,6 +260,11 @@ def _part(value: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
     if isinstance(value, _Cut) and (value.place, value.spec) == (place, spec):
         return applied(lambda part: part, value.part, local=True)
     return applied(lambda array: place.part(np.asarray(array), spec), value, local=any(spec))
+
+
+def _whole(part: Deferred, place: MeshPlace, spec: Sequence[Any]) -> Deferred:
+    """Return the value of which a device has a part."""
+    return _Cut(part, place, spec) if any(spec) else part
 
 
 def _known_or(value: Deferred, typical: np.ndarray) -> Deferred:

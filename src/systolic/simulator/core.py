@@ -86,7 +86,8 @@ class Core:
             setup.translations[name].segments,
             remember=setup.remember,
             timeline=timeline,
-            memo=setup.remembered.setdefault(name, {}),
+            program=name,
+            memo=setup.remembered,
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from systolic.chips import Chip
 from systolic.simulator.assumptions import ZEROS, Attempt, Progression
 from systolic.simulator.hardware.memory import Contents, Words
-from systolic.simulator.hardware.mxu import Memo
+from systolic.simulator.hardware.segment_memo import SegmentMemo
 from systolic.simulator.hardware.values import Unknown
 from systolic.simulator.reading.hlo import TopLevelHlo
 from systolic.simulator.reading.utilization import BlockUse
@@ -42,7 +42,7 @@ class DeviceSetup:
     assumed: frozenset[str] = frozenset()  # operations in which something counts for computed values that are not known
     progression: Progression = ZEROS  # what does
     skipped: frozenset[str] = frozenset()  # operations that are not executed, as if they took no time
-    remembered: dict[str, Memo] = field(default_factory=dict)  # by the matrix units of all cores, by program
+    remembered: SegmentMemo = field(default_factory=SegmentMemo)  # by the matrix units of all cores
     repeated: RepeatedCalls | None = None  # None: every call is executed
     tables: Mapping[int, Words] = field(default_factory=dict)  # contents of HBM next to the parameters, by pointer
 
@@ -54,5 +54,4 @@ class DeviceSetup:
             progression=attempt.progression,
             max_iterations=attempt.most_iterations,
             skipped=attempt.skipped,
-            remembered={},  # gigabytes for a step whose operations begin at many different times
         )

@@ -159,7 +159,6 @@ def execute_alone(
     for (call, begin, sequencer, memory, mxus, budget), end in zip(started, ends, strict=True):
         if dma.own_flags(call.core, translation.name, end) is None:
             _refuse()
-        mxus.forget()  # gigabytes for a step, and from now on calls are looked up
         execution = Execution(
             begin_cycles=begin,
             cycles=end - begin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from systolic.compiler import Deferred, DeviceExecutions, Missing, PallasOperands
-from systolic.simulator import TopLevelHlo, Unknown, Words, words_of
+from systolic.simulator import HloShape, TopLevelHlo, Unknown, Words, words_of
 
 # Arrays that decide control flow are small; larger ones are not converted to words.
 _MAX_ELEMENTS = 1 << 20
@@ -97,6 +98,9 @@ class KernelContents:
         self._first = first
         self._found: dict[OperandKey, Contents | None] = {}
         self._local: set[OperandKey] = set()
+        self._words: dict[tuple[Deferred, HloShape], Contents] = {}  # calls of a loop may share an operand
+        # All devices may have the same.
+        self._laid_out: dict[tuple[HloShape, str, bytes], Words | Unknown] = {} if first is None else first._laid_out
 
     def operand_words(self, name: str, call: int, index: int) -> Contents | None:
         """Contents of operand `index` of the operation `name` in its call number `call`, from 0.
@@ -152,10 +156,16 @@ class KernelContents:
             return (
                 Unknown(value.why, computed=False, argument=value.argument)
                 if isinstance(value, Missing)
-                else words_of(np.asarray(value), shape)
+                else self._laid_out_once(np.asarray(value), shape)
             )
 
-        return words
+        return self._words.setdefault((operand, shape), words)
+
+    def _laid_out_once(self, array: np.ndarray, shape: HloShape) -> Words | Unknown:
+        key = shape, array.dtype.str, hashlib.sha256(array.tobytes()).digest()
+        if key not in self._laid_out:
+            self._laid_out[key] = words_of(array, shape)
+        return self._laid_out[key]
 
     def _key(self, name: str) -> _Key:
         shapes = (self._hlo.shapes.get(operand) for operand in self._hlo.operands[name])

@@ -35,9 +35,10 @@ def dense_reference(x: np.ndarray, weights: dict[str, np.ndarray], per_token: in
     return np.einsum("bsef,efd,bse->bsd", hidden, weights["expert_down"], shares)
 
 
-def test_each_token_goes_to_the_experts_that_its_router_likes_best() -> None:
+@pytest.mark.parametrize("grouped", ["plain", "moe"])
+def test_each_token_goes_to_the_experts_that_its_router_likes_best(grouped: str) -> None:
     rng = np.random.default_rng(0)
-    c = MIXED
+    c = configured("tiny-moe", grouped=grouped)
     shapes = {
         "router": (c.width, c.experts),
         "expert_gate": (c.experts, c.width, c.expert_width),
@@ -86,11 +87,12 @@ def test_untrained_routers_prefer_nobody() -> None:
     assert np.all(np.abs(sizes - mean) < 6 * np.sqrt(mean))  # six standard deviations
 
 
-def gradients_of(axes: dict[str, int] | None) -> list[np.ndarray]:
+def gradients_of(axes: dict[str, int] | None, grouped: str = "plain") -> list[np.ndarray]:
     """Loss and gradients, on a mesh of CPU devices if there are axes."""
     mesh = None if axes is None else jax.sharding.Mesh(np.array(jax.devices()).reshape(*axes.values()), tuple(axes))
-    parameters: Any = jax.jit(functools.partial(init, config=MIXED))(jax.random.key(0))
-    function = functools.partial(loss, config=MIXED, sharding=Sharding(mesh))
+    config = configured("tiny-moe", grouped=grouped)
+    parameters: Any = jax.jit(functools.partial(init, config=config))(jax.random.key(0))
+    function = functools.partial(loss, config=config, sharding=Sharding(mesh))
     # In bfloat16 a token may go to another expert for a rounding.
     with mock.patch.object(jnp, "bfloat16", jnp.float32), jax.default_matmul_precision("highest"):
         found = jax.jit(jax.value_and_grad(function))(parameters, BATCH)
@@ -98,9 +100,10 @@ def gradients_of(axes: dict[str, int] | None) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("grouped", ["plain", "moe"])
 @pytest.mark.parametrize("axes", [{"fsdp": 2, "expert": 2}, {"expert": 4}, {"fsdp": 2, "tensor": 2}], ids=str)
-def test_cutting_it_over_devices_changes_nothing(axes: dict[str, int]) -> None:
+def test_cutting_it_over_devices_changes_nothing(axes: dict[str, int], grouped: str) -> None:
     with WorkerPool(max_workers=1) as pool:
-        found = pool.submit(with_virtual_devices, 4, gradients_of, axes).result()
+        found = pool.submit(with_virtual_devices, 4, gradients_of, axes, grouped).result()
     for mine, other in zip(found, gradients_of(None), strict=True):
         assert np.linalg.norm(mine - other) <= 1e-5 * np.linalg.norm(other)

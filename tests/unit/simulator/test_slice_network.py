@@ -12,10 +12,9 @@ from systolic.chips import SliceShape, chip
 from systolic.simulator.errors import TooManyCopiesError
 from systolic.simulator.hardware.hbm_pipe import HbmPipe
 from systolic.simulator.schedule import Schedule
-from systolic.simulator.slice import network
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.fair_shares import changed_rates, fair_rates
-from systolic.simulator.slice.network import Network
+from systolic.simulator.slice.network import MAX_COPIES, Network
 from systolic.simulator.slice.routes import Routes
 
 CLOCK = 1e9
@@ -32,10 +31,10 @@ def axes(routes: Routes, source: int, target: int) -> list[str]:
 class Sends:
     """Copies over the links of a slice, and when the last byte of each has left."""
 
-    def __init__(self, shape: SliceShape) -> None:
+    def __init__(self, shape: SliceShape, most_copies: int = MAX_COPIES) -> None:
         self.schedule = Schedule(patient=True)
         self.routes = Routes(shape)
-        self.network = Network(self.routes, self.schedule, CLOCK, spans=4)
+        self.network = Network(self.routes, self.schedule, CLOCK, spans=4, most_copies=most_copies)
         self.ended: list[tuple[str, float]] = []
         self.bytes_per_cycle = shape.links.bytes_per_s / CLOCK
 
@@ -184,9 +183,8 @@ def test_hbm_at_both_ends_has_less_for_others_while_bytes_pass() -> None:
     assert all(pipe.left == 1 for pipe in pipes)
 
 
-def test_more_copies_than_anybody_waits_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "MAX_COPIES", 2)
-    sends = Sends(slice_of("v6e", "2x2"))
+def test_more_copies_than_anybody_waits_for_are_refused() -> None:
+    sends = Sends(slice_of("v6e", "2x2"), most_copies=2)
     sends.send("first", 0, 1, 100)
     sends.send("second", 0, 1, 100)
     with pytest.raises(TooManyCopiesError, match=r"send each other 3 copies or more.*2 are the most"):

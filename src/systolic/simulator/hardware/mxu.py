@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from systolic.chips import MachineModel
 from systolic.simulator.errors import SimulationError, check_most
+from systolic.simulator.hardware.segment_memo import Relative, SegmentMemo, SegmentRun
 from systolic.simulator.hardware.timeline import Timeline
 from systolic.simulator.reading.listing import Instruction
 
@@ -29,7 +30,6 @@ _PLACE = re.compile(r"\[(\d+)\]\.mxu(\d)")
 _OPERAND_TYPE = re.compile(r"\.(f32|bf16|s8|u8|f8\w*|s4|u4)\b")
 _BITS = {"f32": 32, "bf16": 16, "s8": 8, "u8": 8, "f8": 8, "s4": 4, "u4": 4}
 _MAX_RESULTS = 1 << 14  # that wait in the queue of a unit; the chips' queues hold a few dozen
-_MAX_REMEMBERED = 1 << 20
 _REGISTER_ROWS = 8  # of 32-bit elements in a vector register; narrower elements are packed
 _REGISTER_ELEMENTS = 1024  # results of 32 bits in a vector register
 _LANES = "lanes"
@@ -122,16 +122,6 @@ class Segment:
     block: int = 0  # the basic block that it is part of
 
 
-# State of the units relative to the present: cycles until free; cycles until each queued result; (place, cycles) pairs.
-_Relative = tuple[tuple[float, ...], tuple[tuple[int, ...], ...], tuple[tuple[tuple[int, int], ...], ...]]
-
-
-# The cost of a segment, its final state, busy cycles of the MXUs, and the part of the cost that is stalls on cross-lane
-# units, by segment, conditions and the state at its begin.
-_SegmentRun = tuple[int, _Relative, int, int]
-Memo = dict[tuple[int, tuple[bool, ...], _Relative], _SegmentRun]
-
-
 class Mxus:
     """The MXUs and cross-lane units of one core.
 
@@ -140,7 +130,8 @@ class Mxus:
     `remember=False` everything is computed again; a test compares the two.
 
     Args:
-      memo: results for the same segments, from this or other cores.
+      program: whose segments they are.
+      memo: of runs of segments, by these units and those of other cores and programs.
     """
 
     def __init__(
@@ -150,7 +141,8 @@ class Mxus:
         *,
         remember: bool = True,
         timeline: Timeline | None = None,
-        memo: Memo | None = None,
+        program: str = "",
+        memo: SegmentMemo | None = None,
     ) -> None:
         self._latency = machine.result_latency_cycles
         self._depth = machine.matmul_queue_depth
@@ -161,9 +153,10 @@ class Mxus:
         self._segments = segments
         self._remember = remember
         self._timeline = timeline
-        self._memo: Memo = {} if memo is None else memo
+        self._program = program
+        self._memo = SegmentMemo() if memo is None else memo
         self._at = 0  # the time to which `_state` is relative
-        self._state: _Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
+        self._state: Relative = ((0,) * self._units, ((),) * self._units, ((),) * self._units)
         self.stalls = [0] * len(segments)  # cycles, by segment
         self._lane_stalls = [0] * len(segments)  # those of them on cross-lane units
         self.busy_cycles = 0
@@ -185,10 +178,6 @@ class Mxus:
         free, queued, placed = _shifted(self._state, time - self._at)
         return not any(free) and not any(queued) and not any(placed)
 
-    def forget(self) -> None:
-        """Let go of what was remembered, here and wherever it is shared; counts and state stay."""
-        self._memo.clear()
-
     def repeat(self, time: int, alone: Mxus) -> None:
         """Add counts of other units for the same segments at a time; see `repeated_calls`."""
         self.stalls = [mine + theirs for mine, theirs in zip(self.stalls, alone.stalls, strict=True)]
@@ -200,13 +189,11 @@ class Mxus:
     def advance(self, segment: int, time: int, conditions: tuple[bool, ...] = ()) -> int:
         """Run a segment from `time`; return when it ends."""
         state = _shifted(self._state, time - self._at)
-        key = (segment, conditions, state)
+        key = (self._program, segment, conditions, state)
         segment_run = self._memo.get(key) if self._remember else None
         if segment_run is None:
             segment_run = self._run(self._segments[segment], conditions, state)
-            if len(self._memo) >= _MAX_REMEMBERED:
-                self._memo.clear()
-            self._memo[key] = segment_run
+            self._memo.add(key, segment_run)
         cycles, self._state, busy, on_lanes = segment_run
         self._at = time + cycles
         stall = cycles - self._segments[segment].cycles
@@ -217,7 +204,7 @@ class Mxus:
             self._timeline.add("matrix", time, self._at, f"{stall} cycles stalled" if stall else "", busy)
         return self._at
 
-    def _run(self, segment: Segment, conditions: tuple[bool, ...], state: _Relative) -> _SegmentRun:
+    def _run(self, segment: Segment, conditions: tuple[bool, ...], state: Relative) -> SegmentRun:
         free: list[float] = list(state[0])
         queued = [deque(results) for results in state[1]]
         placed = [dict(results) for results in state[2]]
@@ -253,7 +240,7 @@ class Mxus:
                 placed[unit].update((op.place + i, ready) for i in range(op.results))
         cycles = segment.cycles + stall
         places = tuple(tuple(sorted(results.items())) for results in placed)
-        end: _Relative = (tuple(free), tuple(map(tuple, queued)), places)
+        end: Relative = (tuple(free), tuple(map(tuple, queued)), places)
         return cycles, _shifted(end, cycles), busy, on_lanes
 
 
@@ -268,7 +255,7 @@ def _next(queue: deque[int], op: MatrixOp) -> int:
     return queue.popleft()
 
 
-def _shifted(state: _Relative, cycles: int) -> _Relative:
+def _shifted(state: Relative, cycles: int) -> Relative:
     """Shift a state `cycles` into the future. Past times are equivalent to now."""
     free, queued, placed = state
     free = tuple([left - cycles if left > cycles else 0 for left in free])

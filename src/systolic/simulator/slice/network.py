@@ -25,6 +25,8 @@ _SAME = 1e-12  # of a rate: what comes of summing in another order
 _TICKS = 1 << 10  # of a cycle: ends that differ by less are one, so that rates are computed once for them
 # That all devices together may send where each is simulated: minutes of work.
 MAX_COPIES = 2_000_000
+# Where no device can represent the others: half an hour.
+MAX_COPIES_APART = 8_000_000
 
 Ended = Callable[[float], None]
 Pipes = Sequence[HbmPipe]  # to HBM that a copy reads or writes, on the sender and on the receiver
@@ -65,9 +67,12 @@ class Network:
       schedule: runs the ends of copies.
       clock_hz: of cycles, the unit of time here.
       spans: number of spans of each link to keep from the beginning, and from the end.
+      most_copies: that may be sent.
     """
 
-    def __init__(self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int) -> None:
+    def __init__(
+        self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int, *, most_copies: int = MAX_COPIES
+    ) -> None:
         self._routes = routes
         self._schedule = schedule
         self._clock_hz = clock_hz
@@ -76,7 +81,7 @@ class Network:
         self._capacity: dict[Link, float] = {}
         self._streams: dict[tuple[int, Route], Stream] = {}
         self.copies = 0  # that were sent
-        self._most_copies = MAX_COPIES
+        self._most_copies = most_copies
         self._timelines: dict[Link, Timeline] = {}
         self._changed: dict[Stream, None] = {}  # shares to be computed after all events of this time
 
@@ -84,7 +89,7 @@ class Network:
         """Send bytes from `time` on, call `ended` when the last has left; raise TooManyCopiesError past the limit."""
         self.copies += 1
         if self.copies > self._most_copies:
-            raise too_many_copies(self.copies)
+            raise too_many_copies(self.copies, self._most_copies)
         stream = self._streams.get((sender, route))
         if stream is None:
             stream = self._streams[sender, route] = Stream(route)
@@ -207,9 +212,9 @@ class Network:
         return {link: traffic.busy_cycles for link, traffic in self._traffic.items()}
 
 
-def too_many_copies(sent: int, why: str = "") -> TooManyCopiesError:
-    """Return the error that all devices together send too many copies, with the count."""
+def too_many_copies(sent: int, most: int, why: str = "") -> TooManyCopiesError:
+    """Return the error that all devices together send more copies than `most`."""
     return TooManyCopiesError(
-        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {MAX_COPIES:,} are "
+        f"the devices send each other {sent:,} copies or more, and no device's stand for all{why}; {most:,} are "
         "the most that are simulated: take a smaller slice, or arrays of fewer bytes"
     )

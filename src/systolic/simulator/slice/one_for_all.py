@@ -174,10 +174,9 @@ class PatternNetwork(Network):
     def __init__(
         self, routes: Routes, schedule: Schedule, clock_hz: float, spans: int, *, slowest_counts: bool = False
     ) -> None:
-        super().__init__(routes, schedule, clock_hz, spans)
+        super().__init__(routes, schedule, clock_hz, spans, most_copies=sys.maxsize)
         self._slowest_counts = slowest_counts
         self.differed = False
-        self._most_copies = sys.maxsize
         self._active: dict[Stream, None] = {}
         self._rates: dict[frozenset[Stream], dict[Stream, float]] = {}
         self._busy: dict[frozenset[Stream], float] = {}

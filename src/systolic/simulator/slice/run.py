@@ -14,7 +14,7 @@ from systolic.simulator.slice.addresses import Addresses
 from systolic.simulator.slice.communication import Communications
 from systolic.simulator.slice.device import Device
 from systolic.simulator.slice.facts import SliceFacts
-from systolic.simulator.slice.network import MAX_COPIES, Network, too_many_copies
+from systolic.simulator.slice.network import MAX_COPIES, MAX_COPIES_APART, Network, too_many_copies
 from systolic.simulator.slice.one_for_all import OneForAll, PatternNetwork
 from systolic.simulator.slice.records import LinkRun, Way
 from systolic.simulator.slice.setup import PartitionContents, SliceSetup, with_tables
@@ -61,8 +61,8 @@ def run_devices(
     if where.route_tables is None:
         check_tables(facts, where.assignment)
 
-    def run_all() -> DevicesRun:
-        return _run_all(setup, where, facts, contents, spans)
+    def run_all(most_copies: int = MAX_COPIES) -> DevicesRun:
+        return _run_all(setup, where, facts, contents, spans, most_copies)
 
     def run_one(*, slowest_counts: bool) -> DevicesRun:
         return _run_one_for_all(identity, where, facts, spans, slowest_counts=slowest_counts)
@@ -80,10 +80,11 @@ def run_devices(
             return run_one(slowest_counts=alike)
         return run_all()
     except TooManyCopiesError:
-        if not alike:
-            with suppress(DivergedError):
-                return run_one(slowest_counts=True)
-        raise
+        if alike:
+            raise
+    with suppress(DivergedError):
+        return run_one(slowest_counts=True)
+    return run_all(MAX_COPIES_APART)
 
 
 def _run_all(
@@ -92,11 +93,12 @@ def _run_all(
     facts: SliceFacts,
     contents: PartitionContents,
     spans: int,
+    most_copies: int,
 ) -> DevicesRun:
     schedule = Schedule(patient=True)
     clock_hz = setup.chip.machine.clock_hz
     devices: list[Device] = []
-    network = Network(where.routes, schedule, clock_hz, spans)
+    network = Network(where.routes, schedule, clock_hz, spans, most_copies=most_copies)
     around = AllDevices(
         schedule=schedule,
         clock_hz=clock_hz,
@@ -160,7 +162,7 @@ def _run_one_for_all(
         ends = schedule.run()
     except DivergedError as error:
         if network.copies * count > MAX_COPIES:  # before hours of work
-            raise too_many_copies(network.copies * count, f" ({error})") from error
+            raise too_many_copies(network.copies * count, MAX_COPIES, f" ({error})") from error
         raise
     run = tuple(core.result(int(end)) for core, end in zip(device.cores, ends, strict=True))
     differed = around.differed or network.differed
