@@ -91,8 +91,9 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
     # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
-    converted_rows = 0 if sizes.wire_dtype is None else schedule.pass_rows
-    copied_bytes = converted_rows * sizes.k * dtype_bytes(sizes.dtype)
+    converted = 0 if sizes.wire_dtype is None or sizes.sums_integers else schedule.pass_rows
+    converted += schedule.block if sizes.widens else 0
+    copied_bytes = converted * sizes.k * dtype_bytes(sizes.dtype)
     return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + copied_bytes + sizes.sums * sum_bytes
 
 
@@ -119,13 +120,13 @@ class _Times:
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
         # One TensorCore of the device runs the kernel.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
-        row /= chip.peak_ops_per_s(sizes.dtype)
+        row /= chip.peak_ops_per_s(sizes.dtype_multiplied)
         width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
             copy=sizes.outs * COPY_US,
-            weights=sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
+            weights=sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
@@ -254,4 +255,5 @@ def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: i
         block=block,
         parts=parts,
         wire_dtype=sizes.wire_dtype,
+        weight_dtype=sizes.weight_dtype,
     )
