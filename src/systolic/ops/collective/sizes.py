@@ -201,10 +201,15 @@ def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
             refuse("dtype", dtype, f"the kernel takes {' and '.join(_DTYPES)}", "cast it")
     weight_dtype = sizes.weight_dtype if isinstance(sizes, RingSizes) else None
     if weight_dtype is not None:
-        formats = [name for name in _WEIGHT_DTYPES if name in (chip.dot_operands.floats | chip.dot_operands.integers)]
-        if not chip.unpacks_bytes or weight_dtype not in formats:
-            limit = f"{chip.name}'s kernel takes {' and '.join(formats) if chip.unpacks_bytes else 'no weights of few bits'}"
+        operand_dtypes = chip.dot_operands.floats | chip.dot_operands.integers
+        formats = [name for name in _WEIGHT_DTYPES if name in operand_dtypes and chip.unpacks_bytes]
+        if weight_dtype not in formats:
+            limit = f"the kernel takes {', '.join(formats) or 'no weights of few bits'} on {chip.name}"
             refuse("weight", weight_dtype, limit, "dequantize it")
+        if sizes.weights > 1:
+            refuse(
+                "weights", f"{sizes.weights} of {weight_dtype}", "the kernel takes one quantized weight", "dequantize"
+            )
     for name, size in (("k", sizes.k), ("columns", sizes.columns)):
         if size % LANES or not size:
             refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")
