@@ -207,9 +207,7 @@ def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
             limit = f"the kernel takes {', '.join(formats) or 'no weights of few bits'} on {chip.name}"
             refuse("weight", weight_dtype, limit, "dequantize it")
         if sizes.weights > 1:
-            refuse(
-                "weights", f"{sizes.weights} of {weight_dtype}", "the kernel takes one quantized weight", "dequantize"
-            )
+            refuse("weights", f"{sizes.weights} of {weight_dtype}", "the kernel takes one", "dequantize them")
     for name, size in (("k", sizes.k), ("columns", sizes.columns)):
         if size % LANES or not size:
             refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")

@@ -80,7 +80,7 @@ def _body(
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     first_block = schedule.first_block
-    k = x_vmem.shape[-1] - (0 if scales_vmem is None else LANES)
+    k = x_vmem.shape[-1] - (0 if schedule.wire_dtype is None else LANES)
     strips = block // first_block  # of a block, multiplied one by one in the first pass
     walk = Walk(kernel.axis_name, refs.ring)
 
@@ -234,7 +234,7 @@ def _body(
             pl.when((group == 0) & (part > 0))(lambda: proceed(part))
         lax.fori_loop(group * at_once, (group + 1) * at_once, lambda slot, _: arrive(part, slot), None)
 
-        if scales_vmem is not None:
+        if schedule.wire_dtype is not None:
             chunks = schedule.pass_rows // _CONVERTED_ROWS
             lax.fori_loop(0, chunks, lambda chunk, _: make(part, group, chunk), None)
 
