@@ -95,22 +95,34 @@ def ours(mesh: Mesh, kind: str, wire_dtype: Any = None) -> Any:
 
 
 def by_xla(mesh: Mesh, kind: str) -> Any:
-    def multiply(x: Array, w: Array) -> Array:
+    def multiply(x: Array, w: Array | systolic.Quantized) -> Array:
+        w = w.dequantize(x.dtype) if isinstance(w, systolic.Quantized) else w
         return lax.with_sharding_constraint(x @ w, NamedSharding(mesh, specs(kind, mesh)[1]))
 
     return multiply
 
 
-def operands(mesh: Mesh, kind: str, tokens: int, k: int, n: int) -> list[jax.ShapeDtypeStruct]:
-    shardings = [NamedSharding(mesh, spec) for spec in specs(kind, mesh)[0]]
-    shapes = ((tokens, k), (k, n))
-    return [
-        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
-        for shape, sharding in zip(shapes, shardings, strict=True)
-    ]
+def operands(mesh: Mesh, kind: str, tokens: int, k: int, n: int, weight_dtype: str | None = None) -> list[Any]:
+    """Return the shapes of x and w; a w of `weight_dtype` has a scale for each column, of the device's rows of it."""
+    of_x, of_w = (NamedSharding(mesh, spec) for spec in specs(kind, mesh)[0])
+    x = jax.ShapeDtypeStruct((tokens, k), jnp.bfloat16, sharding=of_x)
+    w = jax.ShapeDtypeStruct((k, n), jnp.dtype(weight_dtype or "bfloat16"), sharding=of_w)
+    if weight_dtype is None:
+        return [x, w]
+    blocks = 1 if kind == "gather" else mesh.shape[AXIS]
+    return [x, systolic.Quantized(w, jax.ShapeDtypeStruct((blocks, n), jnp.float32, sharding=of_w))]
 
 
-def limit_us(chip: str, mesh: Mesh, kind: str, tokens: int, k: int, n: int) -> float:
+def limit_us(
+    chip: str,
+    mesh: Mesh,
+    kind: str,
+    tokens: int,
+    k: int,
+    n: int,
+    wire_dtype: str | None = None,
+    weight_dtype: str | None = None,
+) -> float:
     """Return the longest of a device's product at its peak, its weights from HBM, and what its links carry."""
     model, devices = systolic.chip(chip), mesh.shape[AXIS]
     assert model.links is not None
@@ -123,9 +135,11 @@ def limit_us(chip: str, mesh: Mesh, kind: str, tokens: int, k: int, n: int) -> f
         dtype="bfloat16",
         dtype_out="bfloat16",
         scatters=not gathers,
+        wire_dtype=wire_dtype if gathers else None,
+        weight_dtype=weight_dtype,
     )
     return 1e6 * max(
-        sizes.flops / model.peak_ops_per_s("bfloat16"),
+        sizes.flops / model.peak_ops_per_s(sizes.dtype_multiplied),
         sizes.weight_bytes / model.hbm_bytes_per_s,
         sizes.sent_bytes / model.links.bytes_per_s,
     )
@@ -141,7 +155,13 @@ def meshes(chip: str, topology: str, data: int) -> tuple[Mesh, Mesh]:
 
 
 def row_of(
-    chip: str, topology: str, product: str, tokens: int, data: int = 1, wire_dtype: str | None = None
+    chip: str,
+    topology: str,
+    product: str,
+    tokens: int,
+    data: int = 1,
+    wire_dtype: str | None = None,
+    weight_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Return the times of a product in µs; in place of ours, perhaps the reason why there is none."""
     made, ordered = meshes(chip, topology, data)
@@ -149,15 +169,16 @@ def row_of(
     kind, layer = product.split()
     k, n = LAYERS[layer][:: 1 if kind == "gather" else -1]
     row: dict[str, Any] = {"product": product, "chip": chip, "tokens": tokens, "data": data}
-    row["limit_us"] = limit_us(chip, made, kind, tokens, k, n)
+    row["limit_us"] = limit_us(chip, made, kind, tokens, k, n, wire_dtype, weight_dtype)
     try:
-        run = simulate(ours(made, kind, wire_dtype), *operands(made, kind, tokens, k, n))
+        run = simulate(ours(made, kind, wire_dtype), *operands(made, kind, tokens, k, n, weight_dtype))
         kernel_cycles = sum(collective.cycles for collective in run.collectives)
         row |= {"ours_us": run.time_us, "kernel_us": kernel_cycles / run.clock_hz * 1e6}
     except IllegalTilesError as error:
         row["reason"] = str(error)
     for name, flags in (("xla_us", None), ("xla_serial_us", SERIAL)):
-        row[name] = simulate(by_xla(ordered, kind), *operands(ordered, kind, tokens, k, n), flags=flags).time_us
+        arrays = operands(ordered, kind, tokens, k, n, weight_dtype)
+        row[name] = simulate(by_xla(ordered, kind), *arrays, flags=flags).time_us
     return row
 
 
@@ -180,6 +201,7 @@ def line(row: dict[str, Any], goal: Goal | None) -> str:
 @click.option("--topology", default="2x4", show_default=True, help="Chips of the slice, such as 2x4.")
 @click.option("--data", default=1, show_default=True, help="Devices that cut tokens alone; the others cut weights.")
 @click.option("--wire", type=click.Choice(["int8"]), help="Send gathered rows of ours in this dtype.")
+@click.option("--weights", help="Dtype of quantized weights, such as int8, which XLA dequantizes.")
 @click.option("--tokens", "counts", type=int, multiple=True, default=(256, 2048), show_default=True)
 @click.option("--only", default="", help="Products whose name contains this, such as gather 8B.")
 @click.option("--goals", "has_goals", is_flag=True, help="The products with a goal, on all chips; --only chooses some.")
@@ -189,6 +211,7 @@ def main(
     topology: str,
     data: int,
     wire: str | None,
+    weights: str | None,
     counts: tuple[int, ...],
     only: str,
     has_goals: bool,
@@ -205,7 +228,8 @@ def main(
     if has_goals:
         cases = [((goal.chip, SLICES[goal.chip], goal.product, goal.tokens, goal.data), goal) for goal in GOALS]
     else:
-        cases = [((chip, topology, product, tokens, data, wire), None) for tokens in counts for product in PRODUCTS]
+        options = data, wire, weights
+        cases = [((chip, topology, product, tokens, *options), None) for tokens in counts for product in PRODUCTS]
     done: list[dict[str, Any]] = []
     for case, goal in cases:
         if only not in f"{case[0]} {case[2]} {case[3]}":

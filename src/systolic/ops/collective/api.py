@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from systolic.ops.collective.choice import RingChoice
     from systolic.ops.collective.product import Kind
     from systolic.ops.engine.backend import Implementation
+    from systolic.ops.quantized.array import Quantized
 
 
 def all_gather_matmul(
     x: Shaped[Array | np.ndarray, "rows *between k"],
-    w: Shaped[Array | np.ndarray, "k columns"],
+    w: Shaped[Array | np.ndarray, "k columns"] | Quantized,
     *,
     axis_name: str,
     bias: Shaped[Array, " columns"] | ArrayLike | None = None,
@@ -45,7 +46,9 @@ def all_gather_matmul(
     Args:
       x: [rows, ..., k], this device's part; parts are gathered along the first dimension. Dtypes as in
         `systolic.matmul`.
-      w: [k, columns], such as this device's columns of a weight.
+      w: [k, columns], such as this device's columns of a weight. Or a `systolic.Quantized` of int8 or float8 with a
+        scale for each column, cut as its values, which the kernel reads as it is stored and scales in float32; XLA
+        dequantizes others. x is bfloat16 or float32 then. Values have no derivative; x and scales do.
       axis_name: the mesh axis over which x is gathered.
       bias: [columns].
       activation: relu, gelu (tanh approximation), silu, sigmoid, tanh, softplus, or an elementwise function of float32.
@@ -53,7 +56,8 @@ def all_gather_matmul(
       preferred_element_type: dtype of the result. Default: the dtype of the operands. Sums are float32.
       wire_dtype: "int8" sends each row of x as int8 with a scale, half the bytes of bfloat16. A value of x is then off
         by up to 1/252 of the largest magnitude in its row, and an element of the product by up to that times the sum of
-        magnitudes in its column of w. Cotangents travel in their own dtype. None: x's own dtype.
+        magnitudes in its column of w. Cotangents travel in their own dtype. A w of int8 is then multiplied as int8.
+        None: x's own dtype.
       ring: axis indices in the order of a ring. Any order is right; a copy between devices that are not neighbors takes
         longer. None: a ring of neighbors by the devices' coordinates, if there is one.
       collective_id: the number of the kernel's barrier, which kernels over one axis may share. None: 8 and the position
@@ -65,6 +69,7 @@ def all_gather_matmul(
     Raises:
       SpecError: axis_name is not an axis of the surrounding `shard_map`, shapes or dtypes do not match, or ring is not
         an order of the axis.
+      QuantizationError: scales do not go with the values of this device's w.
       IllegalTilesError: implementation="pallas" or "interpret", and the kernel cannot compute it; the message has each
         reason.
     """
@@ -87,7 +92,7 @@ def all_gather_matmul(
 
 def matmul_reduce_scatter(
     x: Shaped[Array | np.ndarray, "all_rows *between k"],
-    w: Shaped[Array | np.ndarray, "k columns"],
+    w: Shaped[Array | np.ndarray, "k columns"] | Quantized,
     *,
     axis_name: str,
     bias: Shaped[Array, " columns"] | ArrayLike | None = None,
@@ -115,14 +120,16 @@ def matmul_reduce_scatter(
     Args:
       x: [all_rows, ..., k], this device's part of k; the sum's rows are scattered along the first dimension, which the
         devices of the axis divide. Dtypes as in `systolic.matmul`.
-      w: [k, columns], such as this device's rows of a weight.
+      w: [k, columns], such as this device's rows of a weight. Or a `systolic.Quantized`, as in `all_gather_matmul`,
+        with a scale for each column of the whole weight or of this device's rows.
       axis_name: the mesh axis over which products are summed.
       bias: [columns], added once, to the sum of all devices.
       activation, precision, preferred_element_type, ring, collective_id, implementation, chip: as in
         `all_gather_matmul`.
 
     Raises:
-      SpecError, IllegalTilesError: as `all_gather_matmul`; also if all_rows do not divide among the devices.
+      SpecError, QuantizationError, IllegalTilesError: as `all_gather_matmul`; also if all_rows do not divide among the
+        devices.
     """
     return _computed(
         "scatter",
@@ -142,7 +149,7 @@ def matmul_reduce_scatter(
 
 def matmul_all_reduce(
     x: Shaped[Array | np.ndarray, "rows *between k"],
-    w: Shaped[Array | np.ndarray, "k columns"],
+    w: Shaped[Array | np.ndarray, "k columns"] | Quantized,
     *,
     axis_name: str,
     **options: Any,
@@ -158,7 +165,7 @@ def matmul_all_reduce(
       options: bias and others, as in `matmul_reduce_scatter`.
 
     Raises:
-      SpecError, IllegalTilesError: as `matmul_reduce_scatter`.
+      SpecError, QuantizationError, IllegalTilesError: as `matmul_reduce_scatter`.
     """
     import jax.numpy as jnp
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import Array, lax
 from jax.sharding import get_abstract_mesh
 
@@ -20,7 +21,9 @@ from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import Backend
 from systolic.ops.engine.dtypes import common_dtype, fused_array, given_dtype, operand, result_dtype, stored_dtype
 from systolic.ops.engine.precision import precision_named
-from systolic.spec import SpecError
+from systolic.ops.quantized.arguments import is_quantized
+from systolic.ops.quantized.array import Quantized, from_qwix, require_quantized
+from systolic.spec import QuantizationError, SpecError
 
 # Kernels of other authors count from 0. Each axis of a mesh has a number of its own; calls over one axis can share it,
 # because no device leaves a kernel before all have passed its barrier: it needs what they send.
@@ -31,7 +34,7 @@ _FIRST_COLLECTIVE_ID = 8
 class Call:
     product: RingProduct
     x: Array  # [rows, k]
-    w: Array  # [k, columns]
+    w: Array | Quantized  # [k, columns]
     bias: Array | None  # [columns]
     shape: tuple[int, ...]  # of the result that the caller expects
     dtype: str
@@ -58,7 +61,7 @@ def canonical(
 ) -> Call:
     """Check the arguments; raise SpecError for an unknown axis, or for shapes or dtypes that do not match."""
     devices = axis_size(axis_name)
-    rows, weights = operand(x, "x"), operand(w, "w")
+    rows, weights = operand(x, "x"), _quantized(w, kind, devices) if is_quantized(w) else operand(w, "w")
     shapes = f"x{list(rows.shape)}, w{list(weights.shape)}"
     if rows.ndim < 2 or weights.ndim != 2:
         raise SpecError(f"{shapes}: x is [rows, k], perhaps with dimensions between them, and w is [k, columns]")
@@ -75,8 +78,12 @@ def canonical(
         bias = fused_array(bias, "bias")
         if bias.shape != (columns,):
             raise SpecError(f"bias of shape {list(bias.shape)}; it has to be [{columns}], as the columns of w")
-    given = (given_dtype(x, "x"), given_dtype(w, "w"))
-    dtype = common_dtype(rows.dtype.name, weights.dtype.name)
+    given = (given_dtype(x, "x"), given_dtype(x if isinstance(weights, Quantized) else w, "w"))
+    if not isinstance(weights, Quantized):
+        dtype = common_dtype(rows.dtype.name, weights.dtype.name)
+        weights = weights.astype(dtype)
+    elif (dtype := rows.dtype.name) not in ("float32", "bfloat16"):
+        raise SpecError(f"x is {dtype}; beside a quantized w it has to be bfloat16 or float32")
     dtype_out = result_dtype((dtype, dtype), given, preferred_element_type)
     name, function = activation_of(activation, in_kernel=backend.in_kernel)
     product = RingProduct(
@@ -94,15 +101,15 @@ def canonical(
         slice_mesh=slice_of(concrete_mesh(), axis_name),
     )
     flat = rows.astype(dtype).reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
-    arrays = [flat, weights.astype(dtype), *([] if bias is None else [bias])]
     # Where JAX checks what varies over the mesh, the axis index varies over the axis, so all operands are made to.
-    x, w, *rest = varying_alike([*arrays, lax.axis_index(axis_name)])[:-1]
+    leaves, structure = jax.tree.flatten((flat, weights, bias))
+    x, w, bias = structure.unflatten(varying_alike([*leaves, lax.axis_index(axis_name)])[:-1])
     all_rows = first // devices if kind == "scatter" else first * devices
     return Call(
         product=product,
         x=x,
         w=w,
-        bias=rest[0] if rest else None,
+        bias=bias,
         shape=(all_rows, *between, columns),
         dtype=dtype_out,
     )
@@ -129,6 +136,22 @@ def axis_ring(axis_name: str, devices: int) -> tuple[int, ...] | None:
 def barrier_number(axis_name: str) -> int:
     """Return the `collective_id` of kernels over an axis of the surrounding `jax.shard_map`."""
     return _FIRST_COLLECTIVE_ID + get_abstract_mesh().axis_names.index(axis_name)
+
+
+def _quantized(w: Any, kind: Kind, devices: int) -> Quantized:
+    """Return a quantized weight; raise QuantizationError if scales do not go with the values of this device."""
+    array, fix = from_qwix(w) if not isinstance(w, Quantized) else w, "in `jax.shard_map` cut scales as their values"
+    try:
+        require_quantized(array)
+    except QuantizationError as error:
+        raise QuantizationError(f"w: {error}; {fix}") from error
+    columns = array.shape[-1]
+    if kind == "scatter" and array.scales.shape[-1] == columns // devices > 1:
+        raise QuantizationError(
+            f"w: scales {list(array.scales.shape)} are a part of the columns of values {list(array.shape)}, whose rows "
+            f"the {devices} devices cut; {fix}, or leave scales [1, {columns}] uncut"
+        )
+    return array
 
 
 def _ring(ring: Any, axis_name: str, devices: int) -> tuple[int, ...] | None:

@@ -25,6 +25,10 @@ _MAX_PASS_ROWS = 1024
 # Elements of a product whose rows have scales: its code has 15,000 bundles for 256 rows and 1,792 columns, and 77,000
 # for 512 and 3,584 (libtpu 0.0.42.1).
 _MAX_SCALED_ELEMENTS = 512 * 1024
+# A block of weights that is converted before it is multiplied. With blocks [8192, 3584] of int8 a kernel took 183 µs on
+# v6e, for 2,048 rows, and XLA's copy of the result 22 µs in place of 11, because the kernel leaves it no VMEM; with
+# blocks of 1,792 columns 182 µs. Simulated with libtpu 0.0.42.1.
+_MAX_WIDENED_BYTES = 32 * MIB
 PIECES = (2, 4)  # of a part of a chunk
 PARTS = (1, 2, 4, 8, 16, 32)  # of a chunk: the fewest that fit with pieces of a size
 # Rows' worth of time that a product takes in addition for its weights, which the matrix unit loads: 16 passes of 128
@@ -60,8 +64,8 @@ def legal_schedules(sizes: RingSizes, chip: Chip) -> list[RingSchedule]:
         raise IllegalTilesError(_PRODUCT, violations)
     if schedules := sorted(_schedules(sizes, chip), key=lambda schedule: schedule_us(schedule, sizes, chip)):
         return schedules
-    elements = (sizes.devices * sizes.padded_rows + sizes.sums * sizes.columns) * sizes.k
-    value = f"all rows of x and w are {elements * dtype_bytes(sizes.dtype) / MIB:.0f} MiB"
+    rows_bytes = sizes.devices * sizes.padded_rows * sizes.k * dtype_bytes(sizes.dtype)
+    value = f"all rows of x and w are {(rows_bytes + sizes.weight_bytes) / MIB:.0f} MiB"
     parts = "" if sizes.scatters else " and with more than four devices w and two parts of x,"
     limit = f"with blocks of results they,{parts} have to fit in {usable_bytes(chip) // MIB} MiB"
     raise too_large(_PRODUCT, value, limit, "cut them over more devices")
@@ -91,9 +95,14 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
     # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
-    converted_rows = 0 if sizes.wire_dtype is None else schedule.pass_rows
-    copied_bytes = converted_rows * sizes.k * dtype_bytes(sizes.dtype)
+    converted_rows = 0 if sizes.wire_dtype is None or sizes.sums_integers else schedule.pass_rows
+    copied_bytes = converted_rows * sizes.k * dtype_bytes(sizes.dtype) + _widened_bytes(sizes, schedule.block)
     return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + copied_bytes + sizes.sums * sum_bytes
+
+
+def _widened_bytes(sizes: RingSizes, block: int) -> int:
+    """Return the bytes of a block of weights after its conversion to the dtype of x; 0 if there is none."""
+    return sizes.k * block * dtype_bytes(sizes.dtype) if sizes.widens else 0
 
 
 def schedule_us(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> float:
@@ -119,13 +128,13 @@ class _Times:
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
         # One TensorCore of the device runs the kernel.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
-        row /= chip.peak_ops_per_s(sizes.dtype)
+        row /= chip.peak_ops_per_s(sizes.dtype_multiplied)
         width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
             copy=sizes.outs * COPY_US,
-            weights=sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
+            weights=sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
             sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
@@ -226,7 +235,11 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
     """Yield all legal schedules."""
-    blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
+    blocks = [
+        block
+        for block in legal_sides(sizes.columns, LANES)
+        if block <= _MAX_BLOCK and block % LANES == 0 and _widened_bytes(sizes, block) <= _MAX_WIDENED_BYTES
+    ]
     known: set[tuple[int, int, int]] = set()  # the same with fewer parts
     for parts in (1,) if sizes.scatters else PARTS:
         for pieces in PIECES:
@@ -254,4 +267,5 @@ def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: i
         block=block,
         parts=parts,
         wire_dtype=sizes.wire_dtype,
+        weight_dtype=sizes.weight_dtype,
     )

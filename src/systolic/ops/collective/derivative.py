@@ -10,6 +10,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -20,6 +21,7 @@ from systolic.ops.collective.xla import by_xla
 from systolic.ops.engine.backend import OfProduct
 from systolic.ops.engine.derivative import bilinear, fused_after_sum
 from systolic.ops.engine.dispatch import dispatched, one_at_a_time
+from systolic.ops.quantized.array import Quantized
 
 _MIRRORED: dict[Kind, Kind] = {"gather": "scatter", "scatter": "gather"}
 
@@ -34,8 +36,7 @@ class _Multiply(OfProduct):
         return _product(self.product, lhs, rhs, None)
 
     def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
-        mirrored = replace(self.product, kind=_MIRRORED[self.product.kind], dtype_out=lhs.dtype.name, wire_dtype=None)
-        return multiply(mirrored, cotangent.astype(lhs.dtype), rhs.T)
+        return multiply(self._mirrored(lhs), cotangent.astype(lhs.dtype), rhs.T)
 
     def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Any) -> Array:
         rows = cotangent.astype(lhs.dtype)
@@ -43,6 +44,30 @@ class _Multiply(OfProduct):
         left, right = (gather(lhs), rows) if self.product.kind == "gather" else (lhs, gather(rows))
         precision = lax.Precision[self.product.precision.upper()]
         return jnp.matmul(left.T, right, precision=precision, preferred_element_type=rhs.dtype)
+
+    def _mirrored(self, lhs: Array) -> RingProduct:
+        return replace(self.product, kind=_MIRRORED[self.product.kind], dtype_out=lhs.dtype.name, wire_dtype=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MultiplyScaled(_Multiply):
+    """A product with a quantized weight: linear in x and in the scales, while the values are the rest."""
+
+    def multiply(self, lhs: Array, rhs: Array, rest: Array) -> Array:
+        return _product(self.product, lhs, Quantized(rest, rhs), None)
+
+    def lhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Array) -> Array:
+        if self.product.kind == "scatter" or rhs.shape[0] > 1:
+            # Each device has scales of its own, by which rows would be multiplied after they were gathered.
+            return _Multiply.lhs_cotangent(self, cotangent, lhs, Quantized(rest, rhs).dequantize(lhs.dtype), rest)
+        mirrored = replace(self._mirrored(lhs), transpose_rhs=not self.product.transpose_rhs)
+        one = jnp.ones_like(rhs[:, :1])
+        return multiply(mirrored, (cotangent * rhs).astype(lhs.dtype), Quantized(rest, one))
+
+    def rhs_cotangent(self, cotangent: Array, lhs: Array, rhs: Array, rest: Array) -> Array:
+        to_weight = _Multiply.rhs_cotangent(self, cotangent, lhs, rhs.astype(jnp.float32), rest)
+        (to_scales,) = jax.vjp(lambda scales: Quantized(rest, scales).dequantize(), rhs)[1](to_weight)
+        return to_scales
 
 
 def computed(call: Call) -> Array:
@@ -54,30 +79,32 @@ def computed(call: Call) -> Array:
     return out.reshape(call.shape).astype(call.dtype)
 
 
-def multiply(product: RingProduct, x: Array, w: Array) -> Array:
-    """Return the product, differentiable in both modes, any number of times."""
+def multiply(product: RingProduct, x: Array, w: Array | Quantized) -> Array:
+    """Return the product, differentiable in both modes, any number of times, but not with respect to values."""
+    if isinstance(w, Quantized):
+        return bilinear(_MultiplyScaled(product=product), x, w.scales, w.values)
     return bilinear(_Multiply(product=product), x, w, ())
 
 
-def multiply_fused(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+def multiply_fused(product: RingProduct, x: Array, w: Array | Quantized, bias: Array | None) -> Array:
     """Return `activation(product + bias)`, in one kernel unless the derivative needs the sum."""
 
-    def in_two(operands: tuple[Array, Array, Array | None]) -> Array:
+    def in_two(operands: tuple[Array, Array | Quantized, Array | None]) -> Array:
         x, w, bias = operands
         kept_dtype = "float32" if x.dtype == jnp.float32 else product.dtype_out
         return product.finished((multiply(replace(product.plain, dtype_out=kept_dtype), x, w),), bias)[0]
 
-    def kernel(operands: tuple[Array, Array, Array | None]) -> Array:
+    def kernel(operands: tuple[Array, Array | Quantized, Array | None]) -> Array:
         return _product(product, *operands)
 
     return fused_after_sum(kernel, in_two, bool(product.activation), (x, w, bias))
 
 
-def _product(product: RingProduct, x: Array, w: Array, bias: Array | None) -> Array:
+def _product(product: RingProduct, x: Array, w: Array | Quantized, bias: Array | None) -> Array:
     return one_at_a_time(lambda x, w, bias: results(product, x, (w,), bias)[0], x, w, bias)
 
 
-def results(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
+def results(product: RingProduct, x: Array, w: tuple[Array | Quantized, ...], bias: Array | None) -> tuple[Array, ...]:
     """Return the results of a product without derivative, by Pallas or by XLA."""
     backend = product.backend
     if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:

@@ -120,7 +120,9 @@ def _timed_config(
     weight_bytes: float,
     chip: Chip,
 ) -> TimedConfig:
-    peak_ops_per_s = chip.peak_ops_per_s(spec.dtype) / chip.cores_per_device  # of the one TensorCore that computes it
+    peak_ops_per_s = (
+        chip.peak_ops_per_s(spec.dtype_multiplied) / chip.cores_per_device
+    )  # of the one TensorCore that computes it
     modelled = ModelledTime(
         time_us=time_us,
         compute_us=spec.flops * spec.passes / peak_ops_per_s * 1e6,

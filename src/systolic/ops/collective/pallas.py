@@ -22,19 +22,23 @@ from systolic.ops.collective.sizes import RingSizes, WeightSizes
 from systolic.ops.collective.wire import packed
 from systolic.ops.engine.planned import with_plans
 from systolic.ops.planner import Plans
+from systolic.ops.quantized.array import Quantized
 from systolic.schedule.legality import IllegalTilesError, Violation
 from systolic.spec import PrecisionName, SliceMesh
 
 
 @with_plans(static=1)
 def by_pallas(
-    plans: Plans, product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None
+    plans: Plans, product: RingProduct, x: Array, w: tuple[Array | Quantized, ...], bias: Array | None
 ) -> tuple[Array, ...]:
     """Return the results of `product`, the gathered rows last if it keeps them."""
     chip = product.backend.chip
     assert chip is not None  # else it is computed by XLA
-    _require_support(product, x.dtype.name)
+    _require_support(product, x.dtype.name, w)
     columns = w[0].shape[0 if product.transpose_rhs else 1]
+    values = tuple(side.values if isinstance(side, Quantized) else side for side in w)
+    # One quantized weight alone.
+    scales = next((jnp.broadcast_to(side.scales.ravel(), columns) for side in w if isinstance(side, Quantized)), None)
     shared: Shared = {
         "devices": product.devices,
         "k": x.shape[1],
@@ -50,7 +54,8 @@ def by_pallas(
     x, ring = product.backend.on_tpu(x), _ring(product)
     compute = _gathered_weight if product.weight_cut else _on_ring
     with tracing_for(chip):
-        return compute(plans, product, shared, chip, RingOperands(x=x, w=w, ring=ring, bias=bias))
+        operands = RingOperands(x=x, w=values, ring=ring, bias=bias, scales=scales)
+        return compute(plans, product, shared, chip, operands)
 
 
 class Shared(TypedDict):
@@ -74,13 +79,14 @@ def _on_ring(
     """Return the results of a product whose rows are gathered, or whose sum is scattered."""
     scatters, devices = product.kind == "scatter", product.devices
     chunks, rows = (devices, operands.x.shape[0] // devices) if scatters else (1, operands.x.shape[0])
-    sizes = RingSizes(rows=rows, scatters=scatters, wire_dtype=product.wire_dtype, **shared)
+    weight_dtype = None if operands.scales is None else operands.w[0].dtype.name
+    sizes = RingSizes(rows=rows, scatters=scatters, wire_dtype=product.wire_dtype, weight_dtype=weight_dtype, **shared)
     plan = plans(sizes, chip, product.backend.tiles)
     schedule = ring_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
-    bias = _bias(operands.bias, schedule.block)
+    bias, scales = (_of_blocks(array, schedule.block) for array in (operands.bias, operands.scales))
     x = operands.x if product.wire_dtype is None else packed(operands.x)
-    operands = operands._replace(x=_with_rows(x, chunks, schedule.rows), bias=bias)
+    operands = operands._replace(x=_with_rows(x, chunks, schedule.rows), bias=bias, scales=scales)
     results = (matmul_reduce_scatter if scatters else all_gather_matmul)(operands, kernel)
     return tuple(_with_rows(out, 1 if scatters else devices, rows) for out in jax.tree.leaves(results))
 
@@ -95,7 +101,7 @@ def _gathered_weight(
     plan = plans(sizes, chip, product.backend.tiles)
     schedule = weight_schedule_of(sizes, plan.config, chip)
     kernel = _kernel(product, schedule, plan.vmem_limit_bytes)
-    bias = _bias(operands.bias, schedule.width)
+    bias = _of_blocks(operands.bias, schedule.width)
     results = matmul_gathered_weight(operands._replace(x=_with_rows(operands.x, 1, schedule.rows), bias=bias), kernel)
     return tuple(_with_rows(out, 1, rows) for out in results.outs)
 
@@ -120,9 +126,9 @@ def _ring(product: RingProduct) -> Array:
     return mesh_value(AxisRing(axis_name=product.axis_name, size=product.devices), product.devices)
 
 
-def _bias(bias: Array | None, block: int) -> Array | None:
-    """Return the bias in blocks of columns."""
-    return None if bias is None else bias.astype(jnp.float32).reshape(-1, 1, block)
+def _of_blocks(row: Array | None, block: int) -> Array | None:
+    """Return numbers of columns in blocks of columns."""
+    return None if row is None else row.astype(jnp.float32).reshape(-1, 1, block)
 
 
 def _with_rows(array: Array, chunks: int, rows: int) -> Array:
@@ -134,8 +140,13 @@ def _with_rows(array: Array, chunks: int, rows: int) -> Array:
     return jnp.pad(cut, [(0, 0), (0, rows - cut.shape[1]), (0, 0)]).reshape(chunks * rows, width)
 
 
-def _require_support(product: RingProduct, dtype: str) -> None:
+def _require_support(product: RingProduct, dtype: str, w: tuple[Array | Quantized, ...]) -> None:
     violations: list[Violation] = []
+    for side in w:
+        if isinstance(side, Quantized) and side.scales.size not in (1, side.shape[0 if product.transpose_rhs else 1]):
+            value = f"scales {list(side.scales.shape)} of w {list(side.shape)}"
+            limit = "the kernel scales sums, by one number for each column"
+            violations.append(Violation(rule="scales", value=value, limit=limit, fix="quantize with one for a column"))
     if product.precision == "high" and dtype == "float32":
         fix = "use default or highest"
         limit = "the kernel multiplies in one or six passes"

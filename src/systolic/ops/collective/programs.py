@@ -18,9 +18,11 @@ from systolic.ops.collective.pallas import by_pallas
 from systolic.ops.collective.product import WEIGHT_CUTS, Kind, RingProduct
 from systolic.ops.collective.sizes import RingSizes, WeightSizes
 from systolic.ops.collective.slices import RING
+from systolic.ops.collective.xla import dequantized
 from systolic.ops.engine.activations import activation_of
 from systolic.ops.engine.backend import BY_XLA, Backend
 from systolic.ops.op_programs import Programs, Shardings
+from systolic.ops.quantized.array import Quantized
 from systolic.schedule import KernelConfig
 from systolic.spec import SpecError, accumulator_dtype
 
@@ -54,16 +56,28 @@ def programs_of(sizes: RingSizes | WeightSizes, chip: Chip) -> Programs:
             columns, w_cut = columns * devices, (None, RING)
     weight = (k // sizes.weights if product.kind == "scatter" else k, columns)
     order = -1 if sizes.transpose_rhs else 1
-    shapes = ((rows, k), *[weight[::order]] * sizes.weights)
-    cuts = (x_cut, *[P(*w_cut[::order])] * sizes.weights)
+    operands = [((rows, k), sizes.dtype), *[(weight[::order], _weight_dtype(sizes) or sizes.dtype)] * sizes.weights]
+    if _weight_dtype(sizes) is not None:
+        # Scales are cut as their values; where these are cut by k, each device has scales of its own.
+        operands.append(((devices if w_cut[0] else 1, columns)[::order], "float32"))
+    cuts = (x_cut, *[P(*w_cut[::order])] * (len(operands) - 1))
     results = result if sizes.outs == 1 else (result,) * sizes.outs
     return Programs(
         computed=sizes,
-        arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(sizes.dtype)) for shape in shapes),
+        arguments=tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in operands),
         pallas=functools.partial(_by_kernel, sizes, chip, cuts, results),
         xla=functools.partial(_by_xla, sizes),
         shardings=Shardings(arguments=cuts, result=results),
     )
+
+
+def _weight_dtype(sizes: RingSizes | WeightSizes) -> str | None:
+    return sizes.weight_dtype if isinstance(sizes, RingSizes) else None
+
+
+def _weights(sizes: RingSizes | WeightSizes, w: tuple[Array, ...]) -> tuple[Array | Quantized, ...]:
+    """Return weights as a product takes them, of values and scales if they are quantized."""
+    return w if _weight_dtype(sizes) is None else (Quantized(*w),)
 
 
 def _product(sizes: RingSizes | WeightSizes, backend: Backend) -> RingProduct:
@@ -96,7 +110,7 @@ def _by_kernel(
 
     def compute(x: Array, *w: Array) -> Any:
         ring, number = axis_ring(RING, sizes.devices), barrier_number(RING)
-        outs = by_pallas(replace(product, ring=ring, collective_id=number), x, w, None)
+        outs = by_pallas(replace(product, ring=ring, collective_id=number), x, _weights(sizes, w), None)
         return outs[0] if len(outs) == 1 else outs
 
     mesh = jax.typeof(operands[0]).sharding.mesh
@@ -106,6 +120,7 @@ def _by_kernel(
 def _by_xla(sizes: RingSizes | WeightSizes, x: Array, *w: Array) -> Any:
     product = _product(sizes, BY_XLA)
     dtype = accumulator_dtype(sizes.dtype)
+    w = dequantized(_weights(sizes, w), x.dtype)
     if product.kind == "scatter":
         # Each device has a part of every weight's k, one below the other. Sums travel in the dtype of the result.
         axis = 1 if sizes.transpose_rhs else 0

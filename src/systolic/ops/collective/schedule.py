@@ -28,7 +28,7 @@ class DeviceProduct:
     devices: int  # on the ring
     rows: int  # of x on this device, or of a result that is scattered
     columns: int  # of the weights that this device has
-    dtype: str  # of x and the weights
+    dtype: str  # of x, and of the weights unless they are quantized
     weights: int = 1  # matrices of weights
     outs: int = 1  # results, each of all columns
     transpose_rhs: bool = False  # weights are stored as [columns, k]
@@ -50,6 +50,7 @@ class RingSchedule(DeviceProduct):
       block: columns that are multiplied at once.
       parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
       wire_dtype: of the rows in VMEM, each with its scale in the lanes after its values; None: dtype.
+      weight_dtype: of quantized weights; None: dtype.
 
     Raises:
       IllegalTilesError: the pieces are odd, a size is not cut evenly, or there are too few devices for parts.
@@ -60,6 +61,7 @@ class RingSchedule(DeviceProduct):
     block: int
     parts: int = 1
     wire_dtype: str | None = None
+    weight_dtype: str | None = None
 
     def __post_init__(self) -> None:
         multiple = self.parts * self.pieces * row_multiple(self.wire_dtype or self.dtype)
@@ -134,6 +136,11 @@ class RingSchedule(DeviceProduct):
         return self.slots_at_once * WAYS * self.piece_rows
 
     @property
+    def sums_integers(self) -> bool:
+        """True if rows and weights are multiplied as integers."""
+        return self.wire_dtype == self.weight_dtype == "int8"
+
+    @property
     def scatter_semaphores(self) -> int:
         """Semaphores of matmul × reduce-scatter."""
         return self.slots + self.blocks + WAYS + WAYS * self.steps * self.blocks + 1
@@ -172,7 +179,7 @@ class RingSchedule(DeviceProduct):
         made = ()
         if self.wire_dtype is not None:
             scales = _buffer("scales", (self.pass_rows, LANES), "float32")
-            made = (_buffer("made", (self.pass_rows, k), self.dtype), scales)
+            made = (scales,) if self.sums_integers else (_buffer("made", (self.pass_rows, k), self.dtype), scales)
         return (
             *made,
             *self._operand_buffers(k, self.weights * self.blocks, self.part_slots * self.slots),
@@ -198,7 +205,7 @@ class RingSchedule(DeviceProduct):
         width = k if self.wire_dtype is None else k + LANES
         return (
             _buffer("x", (slots, WAYS, self.piece_rows, width), self.wire_dtype or self.dtype),
-            _buffer("w", (blocks, *block), self.dtype),
+            _buffer("w", (blocks, *block), self.weight_dtype or self.dtype),
         )
 
     def __str__(self) -> str:

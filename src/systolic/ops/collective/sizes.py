@@ -17,6 +17,7 @@ from systolic.spec import OneDtype, PrecisionName, SliceMesh, dtype_bytes
 from systolic.spec.matmul import check_precision, check_sizes
 
 _DTYPES = ("bfloat16", "float32")
+_WEIGHT_DTYPES = ("int8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +59,18 @@ class RingSizes(ProductSizes):
     Attributes:
       scatters: True for matmul × reduce-scatter.
       wire_dtype: of the rows that are gathered while they travel, "int8"; None: dtype.
+      weight_dtype: of quantized weights, "int8" or "float8_e4m3fn", with a scale for each column; None: dtype.
     """
 
     scatters: bool
     wire_dtype: str | None = None
+    weight_dtype: str | None = None
 
     def __str__(self) -> str:
         product = f"[{self.devices} × {self.rows}, {self.k}] @ [{self.k}, {self.columns}]"
         weights = " and a second product" if self.sums > 1 else ""
         wire = f" in {self.wire_dtype}" if self.wire_dtype else ""
+        weights += f" with {self.weight_dtype} weights" if self.weight_dtype else ""
         return f"{product}{weights}, {'summed and scattered' if self.scatters else f'rows gathered{wire}'}"
 
     @property
@@ -91,7 +95,23 @@ class RingSizes(ProductSizes):
 
     @property
     def weight_bytes(self) -> int:
-        return self.k * self.columns * self.sums * dtype_bytes(self.dtype)
+        return self.k * self.columns * self.sums * dtype_bytes(self.weight_dtype or self.dtype)
+
+    @property
+    def sums_integers(self) -> bool:
+        """True if rows and weights are multiplied as integers."""
+        return self.wire_dtype == self.weight_dtype == "int8"
+
+    @property
+    def widens(self) -> bool:
+        """True if weights are converted to the dtype of x before they are multiplied."""
+        is_int8 = self.weight_dtype == "int8" and not self.sums_integers
+        return is_int8 or (self.weight_dtype is not None and self.dtype == "float32")
+
+    @property
+    def dtype_multiplied(self) -> str:
+        """The dtype in which the matrix unit takes both operands."""
+        return "int8" if self.sums_integers else self.dtype
 
     @property
     def least_hbm_bytes(self) -> int:
@@ -179,6 +199,15 @@ def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
     for dtype in dict.fromkeys((sizes.dtype, sizes.dtype_out)):
         if dtype not in _DTYPES:
             refuse("dtype", dtype, f"the kernel takes {' and '.join(_DTYPES)}", "cast it")
+    weight_dtype = sizes.weight_dtype if isinstance(sizes, RingSizes) else None
+    if weight_dtype is not None:
+        operand_dtypes = chip.dot_operands.floats | chip.dot_operands.integers
+        formats = [name for name in _WEIGHT_DTYPES if name in operand_dtypes and chip.unpacks_bytes]
+        if weight_dtype not in formats:
+            limit = f"the kernel takes {', '.join(formats) or 'no weights of few bits'} on {chip.name}"
+            refuse("weight", weight_dtype, limit, "dequantize it")
+        if sizes.weights > 1:
+            refuse("weights", f"{sizes.weights} of {weight_dtype}", "the kernel takes one", "dequantize them")
     for name, size in (("k", sizes.k), ("columns", sizes.columns)):
         if size % LANES or not size:
             refuse(name, f"{name}={size}", f"a register has {LANES} lanes", f"pad to a multiple of {LANES}")

@@ -10,11 +10,15 @@ from jax import Array, lax
 
 from systolic.ops.collective.product import RingProduct
 from systolic.ops.collective.wire import packed, scales_of
+from systolic.ops.quantized.array import Quantized
 from systolic.spec import accumulator_dtype
 
 
-def by_xla(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | None) -> tuple[Array, ...]:
-    """Return the results of `product`, the gathered rows last if it keeps them."""
+def by_xla(
+    product: RingProduct, x: Array, weights: tuple[Array | Quantized, ...], bias: Array | None
+) -> tuple[Array, ...]:
+    """Return the results of `product`, the gathered rows last if it keeps them; quantized weights are dequantized."""
+    w = dequantized(weights, x.dtype)
     if product.kind == "gather":
         gathered = lax.all_gather(x if product.wire_dtype is None else packed(x), product.axis_name, tiled=True)
         dtype, scales = accumulator_dtype(x.dtype.name), 1.0
@@ -31,6 +35,10 @@ def by_xla(product: RingProduct, x: Array, w: tuple[Array, ...], bias: Array | N
     axis = 1 if product.transpose_rhs else 0
     partial_sum = _dot(product, x, w[0] if len(w) == 1 else jnp.concatenate(w, axis), product.dtype_out)
     return product.finished((lax.psum_scatter(partial_sum, product.axis_name, tiled=True),), bias)
+
+
+def dequantized(weights: tuple[Array | Quantized, ...], dtype: Any) -> tuple[Array, ...]:
+    return tuple(side.dequantize(dtype) if isinstance(side, Quantized) else side for side in weights)
 
 
 def _dot(product: RingProduct, x: Array, w: Array, dtype: Any) -> Array:

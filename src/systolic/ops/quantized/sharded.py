@@ -12,6 +12,8 @@ from typing import Any
 
 from jax import Array, lax
 
+from systolic.ops.collective.choice import RingChoice
+from systolic.ops.collective.noted import noted
 from systolic.ops.engine.cuts import cuts_of, on_devices, parts_of
 from systolic.ops.quantized.product import Operands, QuantizedProduct, differentiated, each_weight
 from systolic.ops.quantized.xla import finished
@@ -22,6 +24,10 @@ Summed = Callable[[Array, str], Array]
 Differentiate = Callable[[Operands, Array, Summed], Operands]
 
 _LAST = ("m", "n", "k")
+_SUMMED_BY_XLA = RingChoice(
+    by_kernel=False,
+    reason="kernels across chips take a quantized weight only in `jax.shard_map`: `systolic.matmul_reduce_scatter`",
+)
 
 
 def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Operands) -> Array:
@@ -33,6 +39,7 @@ def sharded_product(run: Run, mesh: Any, product: QuantizedProduct, operands: Op
         part_operands = Operands(*parts)
         if "k" not in cuts:
             return run(product, part_operands)
+        part_operands = part_operands._replace(lhs=noted(part_operands.lhs, _SUMMED_BY_XLA))
         if product.is_plain(part_operands):
             return lax.psum(
                 run(product, part_operands), cuts["k"]

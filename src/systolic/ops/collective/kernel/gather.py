@@ -73,13 +73,14 @@ def _body(
     recv_sem,  # [parts in VMEM, directions, steps]
     out_sem,  # [2]
     kernel: RingKernel[RingSchedule],
-    made_vmem: Any = None,  # [rows of a pass, k]: values of rows that travel in another dtype
+    made_vmem: Any = None,  # [rows of a pass, k]: values of rows that travel in another dtype than is multiplied
     scales_vmem: Any = None,  # [rows of a pass, 128] float32
 ):
     schedule, x_hbm = kernel.schedule, refs.x
     rows, pieces, own_slots = schedule.piece_rows, schedule.pieces, schedule.own_slots
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
     first_block = schedule.first_block
+    k = x_vmem.shape[-1] - (0 if schedule.wire_dtype is None else LANES)
     strips = block // first_block  # of a block, multiplied one by one in the first pass
     walk = Walk(kernel.axis_name, refs.ring)
 
@@ -218,12 +219,13 @@ def _body(
 
     def make(part: Any, group: Any, chunk: Any) -> None:
         """Convert the values of some rows to the dtype that is multiplied, and keep the rows' scales."""
-        k, first = made_vmem.shape[1], chunk * _CONVERTED_ROWS
+        first = chunk * _CONVERTED_ROWS
         piece, row = lax.div(first, jnp.int32(rows)), lax.rem(first, jnp.int32(rows))
         slot = place_of_slot(part, group * at_once + lax.div(piece, jnp.int32(WAYS)))
         source, to = (pl.ds(pl.multiple_of(start, _CONVERTED_ROWS), _CONVERTED_ROWS) for start in (row, first))
         x = x_vmem[slot, lax.rem(piece, jnp.int32(WAYS)), source]
-        made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
+        if made_vmem is not None:
+            made_vmem[to] = x[:, :k].astype(made_vmem.dtype)
         scales_vmem[to] = jnp.broadcast_to(scales_of(x[:, k:]), (_CONVERTED_ROWS, LANES))
 
     def multiply(of_pass: Any, columns: Callable[[Any, Any], None]) -> None:
@@ -232,7 +234,7 @@ def _body(
             pl.when((group == 0) & (part > 0))(lambda: proceed(part))
         lax.fori_loop(group * at_once, (group + 1) * at_once, lambda slot, _: arrive(part, slot), None)
 
-        if made_vmem is not None:
+        if schedule.wire_dtype is not None:
             chunks = schedule.pass_rows // _CONVERTED_ROWS
             lax.fori_loop(0, chunks, lambda chunk, _: make(part, group, chunk), None)
 
@@ -247,8 +249,8 @@ def _body(
     def store(of_pass: Any, number: Any, columns: Any, place: Any) -> None:
         if made_vmem is None:
             part, group = part_and_group(of_pass)
-            x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once)]
-            x = x.reshape(at_once * WAYS * rows, x_vmem.shape[-1])
+            x = x_vmem[pl.ds(place_of_slot(part, group * at_once), at_once), :, :, :k]
+            x = x.reshape(at_once * WAYS * rows, k)
         else:
             x = made_vmem[...]
         bias = None if refs.bias is None else refs.bias[number, :, columns]
@@ -256,6 +258,8 @@ def _body(
         totals = tuple(kernel.dot(x, w_vmem[index, *kernel.block_of(columns)]) for index in indices)
         if scales_vmem is not None:
             totals = tuple(total * scales_vmem[:, :1] for total in totals)
+        if refs.scales is not None:
+            totals = tuple(total * refs.scales[number, :, columns] for total in totals)
         for number_out, out in enumerate(kernel.finish(totals, bias)):
             out_vmem[place, number_out, :, :, columns] = out.reshape(at_once * WAYS, rows, out.shape[-1])
 

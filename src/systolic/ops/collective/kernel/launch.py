@@ -28,6 +28,7 @@ class RingOperands(NamedTuple):
     w: tuple[Any, ...]  # one or two matrices [k, columns], or [columns, k]; for reduce-scatter they share x's k
     ring: Any  # int32 [devices]: axis indices round the ring. Any order is right, neighbors one hop apart are fast.
     bias: Any = None  # float32 [blocks, 1, block]
+    scales: Any = None  # of a w of int8 or float8, float32 [blocks, 1, block]
 
 
 class RingResults(NamedTuple):
@@ -85,10 +86,11 @@ class RingKernel(Generic[S]):
             w=None if gathered_shape is None else result(gathered_shape, operands.x.dtype),
         )
         in_specs = jax.tree.map(lambda _: hbm, operands)._replace(ring=scalars)
+        of_columns = {name: vmem for name in ("bias", "scales") if getattr(operands, name) is not None}
         call = pl.pallas_call(
             lambda refs, results, scratch: body(refs, results, **scratch, kernel=self),
             out_shape=(results,),
-            in_specs=[in_specs if operands.bias is None else in_specs._replace(bias=vmem)],
+            in_specs=[in_specs._replace(**of_columns)],
             out_specs=(jax.tree.map(lambda _: hbm, results),),
             scratch_shapes=({f"{key}_vmem": shape for key, shape in vmem_shapes(buffers).items()} | semaphores,),
             compiler_params=pltpu.CompilerParams(
@@ -101,7 +103,12 @@ class RingKernel(Generic[S]):
         return results
 
     def dot(self, x: Any, w: Any) -> Any:
+        """Return the sums in float32; those of integers are exact before they are converted."""
         contracted = ((1,), (1 if self.schedule.transpose_rhs else 0,)), ((), ())
+        if jnp.issubdtype(x.dtype, jnp.integer):
+            return lax.dot_general(x, w, contracted, preferred_element_type=jnp.int32).astype(jnp.float32)
+        if w.dtype == jnp.int8 or x.dtype == jnp.float32:  # the matrix units take float8 with bfloat16
+            w = w.astype(x.dtype)
         return lax.dot_general(x, w, contracted, precision=self.precision, preferred_element_type=jnp.float32)
 
     def block_of(self, columns: Any, k: Any = slice(None)) -> tuple[Any, Any]:

@@ -149,7 +149,10 @@ def _body(
 
     def multiply(first: Any, count: int, number: Any) -> None:
         x = x_vmem[pl.ds(first, count)].reshape(count * WAYS * rows, x_vmem.shape[-1])
-        products_vmem[kept(number), :count] = kernel.dot(x, w_vmem[number]).reshape(count, WAYS, rows, block)
+        products = kernel.dot(x, w_vmem[number])
+        if refs.scales is not None:  # before sums travel: each device has scales of its own
+            products *= refs.scales[number]
+        products_vmem[kept(number), :count] = products.reshape(count, WAYS, rows, block)
 
     def add(slot: Any, index: Any, number: Any) -> None:
         pl.when(slot < steps)(lambda: pass_on(slot, index, number, is_first=False))
