@@ -75,6 +75,19 @@ def test_a_product_is_clean(fn: Callable[..., Any]) -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_product_with_a_quantized_weight_is_clean() -> None:
+    def scaled(x: Any, w: systolic.Quantized) -> Any:
+        return jnp.matmul(x, w.values * w.scales)  # in any dtype
+
+    shapes = ((128, 128), "bfloat16"), ((128, 512), "int8"), ((1, 512), "float32")
+    x, *w = (jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes)
+    options: dict[str, Any] = {"mesh": MESH, "chip": "v6e", "compiles": False, "seeds": (0,)}
+    report = systolic.check(gathered, x, systolic.Quantized(*w), reference=scaled, **options)
+    assert report.ok
+    assert report.run.error is not None
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", ["no barrier", "wrong slot", "early reuse"])
 @pytest.mark.parametrize("fn", SHAPES)
 def test_a_planted_fault_is_found(fn: Callable[..., Any], fault: str) -> None:
