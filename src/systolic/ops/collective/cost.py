@@ -6,13 +6,14 @@ another, what arrives was sent one hop earlier, and products wait for what they 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
-from systolic.ops.collective.sizes import RingSizes, schedule_fields, violations_of
+from systolic.ops.collective.sizes import RingSizes, core_shares, schedule_fields, violations_of
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -117,16 +118,17 @@ class _Times:
     def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
         assert chip.links is not None  # a rule of `violations_of`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
-        # One TensorCore of the device runs the kernel.
+        # At the rate of one TensorCore. Cores share HBM and the links, all with the same of each at the same time.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
         row /= chip.peak_ops_per_s(sizes.dtype)
         width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
+        block_bytes = sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype)
         return _Times(
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
             copy=sizes.outs * COPY_US,
-            weights=sizes.sums * sizes.k * schedule.block * dtype_bytes(sizes.dtype) / chip.hbm_bytes_per_s * 1e6,
-            sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
+            weights=schedule.cores * block_bytes / chip.hbm_bytes_per_s * 1e6,
+            sent=schedule.cores * schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
 
@@ -225,30 +227,40 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
-    """Yield all legal schedules."""
-    blocks = [block for block in legal_sides(sizes.columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
+    """Yield all legal schedules in the best way to share the product that has any."""
     known: set[tuple[int, int, int]] = set()  # the same with fewer parts
-    for parts in (1,) if sizes.scatters else PARTS:
+    for share, parts in itertools.product(core_shares(sizes, chip), (1,) if sizes.scatters else PARTS):
+        if known and parts == 1:  # cores share it another way
+            return
+        columns = share.get("columns", sizes.columns)
+        blocks = [block for block in legal_sides(columns, LANES) if block <= _MAX_BLOCK and block % LANES == 0]
         for pieces in PIECES:
-            for at_once in range(1, sizes.devices * pieces // 2 + 1):
-                for block in blocks:
-                    with suppress(IllegalTilesError):
-                        schedule = ring_schedule(sizes, parts=parts, pieces=pieces, slots_at_once=at_once, block=block)
-                        require_fit(schedule, sizes, chip)
-                        products = schedule.piece_rows, schedule.pass_rows, block
-                        if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
-                            continue
-                        if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
-                            known.add(products)
-                            yield schedule
+            for at_once, block in itertools.product(range(1, sizes.devices * pieces // 2 + 1), blocks):
+                with suppress(IllegalTilesError):
+                    schedule = ring_schedule(
+                        sizes, share, parts=parts, pieces=pieces, slots_at_once=at_once, block=block
+                    )
+                    require_fit(schedule, sizes, chip)
+                    products = schedule.piece_rows, schedule.pass_rows, block
+                    if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
+                        continue
+                    if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
+                        known.add(products)
+                        yield schedule
         if parts == 1 and known:  # without parts there is less to wait for
             return
 
 
-def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int, parts: int = 1) -> RingSchedule:
-    """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
+def ring_schedule(
+    sizes: RingSizes, share: dict[str, int], *, pieces: int, slots_at_once: int, block: int, parts: int = 1
+) -> RingSchedule:
+    """Return the schedule of these sizes with one of `core_shares`.
+
+    Raises:
+      IllegalTilesError: a size is not cut evenly.
+    """
     return RingSchedule(
-        **schedule_fields(sizes),
+        **schedule_fields(sizes) | share,
         pieces=pieces,
         slots_at_once=slots_at_once,
         block=block,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import DeviceProduct, row_multiple
+from systolic.ops.collective.schedule import WAYS, DeviceProduct, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -103,9 +103,13 @@ class RingSizes(ProductSizes):
         return x_rows * self.k * dtype_bytes(self.dtype) + self.weight_bytes + out_bytes
 
     @property
+    def row_multiple(self) -> int:
+        """Rows of two pieces, the fewest that a ring sends."""
+        return WAYS * max(map(row_multiple, (self.wire_dtype or self.dtype, self.dtype_out)))
+
+    @property
     def padded_rows(self) -> int:
-        dtypes = self.wire_dtype or self.dtype, self.dtype_out
-        return padded(max(self.rows, 1), 2 * max(map(row_multiple, dtypes)))
+        return padded(max(self.rows, 1), self.row_multiple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,23 @@ def schedule_fields(sizes: RingSizes | WeightSizes) -> dict[str, Any]:
     """Return by name the fields that a schedule of these sizes has in common with them; its rows are padded."""
     shared = {field.name: getattr(sizes, field.name) for field in fields(DeviceProduct)}
     return {**shared, "rows": sizes.padded_rows}
+
+
+def core_shares(sizes: RingSizes, chip: Chip) -> list[dict[str, int]]:
+    """Return the ways in which a device's cores can share a product, as fields of its schedule, the best one first.
+
+    Cores that share the rows of a chunk send every row once, and copy all weights each. Cores that share columns copy
+    every weight once; each sends its own columns of sums, but all gathered rows. So columns are for sums, for rows too
+    few to share, and for weights that otherwise do not fit.
+    """
+    cores, rows = chip.cores_per_device, sizes.padded_rows
+    core_rows = padded(-(-rows // cores), sizes.row_multiple)
+    ways: list[dict[str, int]] = []
+    if sizes.columns % (cores * LANES) == 0:
+        ways.append({"columns": sizes.columns // cores, "column_cores": cores})
+    if not sizes.scatters:
+        ways.insert(0 if core_rows < rows else len(ways), {"rows": core_rows, "row_cores": cores})
+    return ways if ways and cores > 1 else [{}]
 
 
 def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
