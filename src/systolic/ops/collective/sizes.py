@@ -174,16 +174,19 @@ def core_shares(sizes: RingSizes, chip: Chip) -> list[dict[str, int]]:
 
     Cores that share the rows of a chunk send every row once, and copy all weights each. Cores that share columns copy
     every weight once; each sends its own columns of sums, but all gathered rows. So columns are for sums, for rows too
-    few to share, and for weights that otherwise do not fit.
+    few to share, and for weights that do not fit otherwise, if gathering first and multiplying then takes longer.
     """
     cores, rows = chip.cores_per_device, sizes.padded_rows
+    if cores == 1 or chip.links is None:
+        return [{}]
     core_rows = padded(-(-rows // cores), sizes.row_multiple)
-    ways: list[dict[str, int]] = []
-    if sizes.columns % (cores * LANES) == 0:
-        ways.append({"columns": sizes.columns // cores, "column_cores": cores})
-    if not sizes.scatters:
-        ways.insert(0 if core_rows < rows else len(ways), {"rows": core_rows, "row_cores": cores})
-    return ways if ways and cores > 1 else [{}]
+    by_rows = [] if sizes.scatters else [{"rows": core_rows, "row_cores": cores}]
+    by_columns = [{"columns": sizes.columns // cores, "column_cores": cores}] * (sizes.columns % (cores * LANES) == 0)
+    if by_rows and core_rows < rows:
+        sent_s = sizes.sent_bytes / chip.links.bytes_per_s
+        product_s = sizes.flops * sizes.passes / chip.peak_ops_per_s(sizes.dtype)
+        return [*by_rows, *(by_columns if cores * sent_s <= sent_s + product_s else ())]
+    return [*by_columns, *by_rows] or [{}]
 
 
 def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:
