@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
@@ -255,7 +256,7 @@ def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
 
 
 def ring_schedule(
-    sizes: RingSizes, share: dict[str, int], *, pieces: int, slots_at_once: int, block: int, parts: int = 1
+    sizes: RingSizes, share: dict[str, Any], *, pieces: int, slots_at_once: int, block: int, parts: int = 1
 ) -> RingSchedule:
     """Return the schedule of these sizes with one of `core_shares`.
 

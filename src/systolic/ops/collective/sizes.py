@@ -169,7 +169,7 @@ def schedule_fields(sizes: RingSizes | WeightSizes) -> dict[str, Any]:
     return {**shared, "rows": sizes.padded_rows}
 
 
-def core_shares(sizes: RingSizes, chip: Chip) -> list[dict[str, int]]:
+def core_shares(sizes: RingSizes, chip: Chip) -> list[dict[str, Any]]:
     """Return the ways in which a device's cores can share a product, as fields of its schedule, the best one first.
 
     Cores that share the rows of a chunk send every row once, and copy all weights each. Cores that share columns copy
