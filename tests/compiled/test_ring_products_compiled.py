@@ -60,6 +60,30 @@ def test_each_copy_goes_to_a_neighbor(
     assert used == [3.5 * chunk_bytes] * 16
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("fn", "specs", "out", "rows", "copies"),
+    [
+        (systolic.all_gather_matmul, (P("model"), P(None, "model")), P(None, "model"), 512, 1),
+        (systolic.all_gather_matmul, (P("model"), P(None, "model")), P(None, "model"), 256, 2),  # too few to share
+        (systolic.matmul_reduce_scatter, (P(None, "model"), P("model")), P("model"), 256, 1),
+    ],
+)
+def test_two_cores_multiply_and_send(
+    pool: WorkerPool, fn: Callable[..., Any], specs: Any, out: Any, rows: int, copies: int
+) -> None:
+    mesh, size = systolic.slice_mesh("v5p", "2x2x2", model=8), 2048
+    run = jax.shard_map(functools.partial(fn, axis_name="model"), mesh=mesh, in_specs=specs, out_specs=out)
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, size), (size, size))]
+    outcome = submit_simulation(pool, run, arrays, systolic.chip("v5p"), label="a test", topology="2x2x2").result()
+    assert outcome.slice_run is not None
+    (collective,) = outcome.slice_run.collectives
+    assert (collective.kind, collective.sent_bytes) == ("pallas", copies * 7 * (rows // 8) * size * 2)
+    cores = outcome.slice_run.classes[0].run.cores
+    assert len(cores) == 2
+    assert cores[0].matrix_busy_cycles == cores[1].matrix_busy_cycles > 0
+
+
 @pytest.mark.parametrize(
     ("fn", "specs", "out"),
     [

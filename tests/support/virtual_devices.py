@@ -10,13 +10,18 @@ from pathlib import Path
 from quick_compilation import quick_flags
 
 
-def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str, devices: int = 4) -> None:
-    """Runs a script on up to `devices` devices, and fails with what it wrote to standard error if it does."""
+def run_on_virtual_devices(script: str, tmp_path: Path, *arguments: str, devices: int = 4, cores: int = 1) -> None:
+    """Runs a script on up to `devices` devices, and fails with what it wrote to standard error if it does.
+
+    Several `cores` of a device run in threads of their own, for which this machine may have too few processors.
+    """
     file = tmp_path / "script.py"
     file.write_text(script)
     # One more than a mesh has: interpret mode can hang on one that has all.
     flags = f"{quick_flags()} --xla_force_host_platform_device_count={devices + 1}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    if cores > 1:
+        environment["NPROC"] = str(8 * devices * cores)
     command = [sys.executable, file, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]

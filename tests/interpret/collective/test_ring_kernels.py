@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from virtual_devices import run_on_virtual_devices
@@ -38,13 +39,15 @@ def delay(name, source, function, *operands):
         time.sleep(0.01 * (copies[device] * 7 % 5))
     return function(*operands)
 
-def run(kind, devices, pieces, slots_at_once, block, dma, weights=1, parts=1):
-    rows, k, columns = 16 * pieces * parts, 128, 1024
+def run(kind, devices, pieces, slots_at_once, block, dma, weights=1, parts=1, row_cores=1, column_cores=1):
+    rows, k, columns = 16 * pieces * parts, 128, 1024 // column_cores
     gathers, two = kind == "gather", weights == 2
     schedule = RingSchedule(
         devices=devices, rows=rows, columns=columns, dtype="bfloat16", pieces=pieces, slots_at_once=slots_at_once,
         block=block, weights=weights, outs=weights if gathers else 1, transpose_rhs=two, parts=parts,
+        row_cores=row_cores, column_cores=column_cores,
     )
+    rows, columns = schedule.chunk_rows, schedule.out_columns
     kernel = launch.RingKernel(
         schedule=schedule, finish=lambda totals, bias: totals, keeps_x=gathers and two,
         axis_name="model", collective_id=0, dtype_out="float32", vmem_limit_bytes=2**26,
@@ -109,6 +112,12 @@ CASES = [
 ]
 
 
+# On two cores that share rows, or columns.
+TWO_CORES = [
+    ("gather", 2, 2, 1, 512, "on_wait", 2, 1, 2, 1),
+    ("scatter", 3, 2, 1, 256, "on_wait", 1, 1, 1, 2),
+    ("gather", 3, 2, 1, 256, "eager", 2, 1, 1, 2),
+]
 IN_PARTS = ("gather", 5, 2, 1, 512, "eager", 1, 3)
 
 
@@ -116,6 +125,12 @@ IN_PARTS = ("gather", 5, 2, 1, 512, "eager", 1, 3)
 @pytest.mark.parametrize("number", [0, 1])
 def test_they_are_exact_and_have_no_race(tmp_path: Path, number: int) -> None:
     run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps(CASES[number::2]), "[]", devices=8)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", TWO_CORES, ids=str)
+def test_two_cores_are_exact_and_have_no_race(tmp_path: Path, case: tuple[Any, ...]) -> None:
+    run_on_virtual_devices(SCRIPT, tmp_path, "nothing", json.dumps([case]), "[]", devices=case[1], cores=2)
 
 
 @pytest.mark.exhaustive

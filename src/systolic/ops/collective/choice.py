@@ -63,7 +63,7 @@ def _chosen(
     planner: Planner, plans: Plans, sizes: RingSizes | WeightSizes, chip: Chip, turned_bytes: int
 ) -> RingChoice:
     no_kernel = functools.partial(RingChoice, by_kernel=False, product=str(sizes))
-    if chip.cores_per_device > 1:
+    if isinstance(sizes, WeightSizes) and chip.cores_per_device > 1:
         return no_kernel(reason=f"the kernel would use one of a {chip.name}'s {chip.cores_per_device} cores")
     try:
         plan = plans(sizes, chip, None)

@@ -7,10 +7,12 @@ VMEM, and the pieces of a gathered weight that does not fit lie in HBM.
 
 from __future__ import annotations
 
+import itertools
+
 from systolic.chips import Chip
 from systolic.ops.collective.cost import PARTS, PIECES, require_fit, ring_schedule
 from systolic.ops.collective.schedule import OUT_SLOTS, WAYS, RingSchedule
-from systolic.ops.collective.sizes import ProductSizes, RingSizes, WeightSizes, violations_of
+from systolic.ops.collective.sizes import ProductSizes, RingSizes, WeightSizes, core_shares, violations_of
 from systolic.ops.collective.weight_cost import require_weight_fit, weight_schedule
 from systolic.ops.collective.weight_schedule import WeightSchedule
 from systolic.schedule import IllegalTilesError, KernelConfig, Tiles, Violation
@@ -41,24 +43,26 @@ def schedule_of(sizes: RingSizes | WeightSizes, config: KernelConfig, chip: Chip
 def ring_schedule_of(sizes: RingSizes, config: KernelConfig, chip: Chip) -> RingSchedule:
     """Return the schedule of a configuration; raise IllegalTilesError if it breaks rules."""
     _require_form(sizes, config, chip)
-    slot_rows, all_pieces = WAYS * config.subtile_m, sizes.padded_rows // config.subtile_m
-    schedule, refusal = None, None
-    for parts in PARTS:
-        if all_pieces in [parts * pieces for pieces in PIECES]:
-            try:
-                schedule = ring_schedule(
-                    sizes,
-                    parts=parts,
-                    pieces=all_pieces // parts,
-                    slots_at_once=config.tiles.tile_m // slot_rows,
-                    block=config.tiles.tile_n,
-                )
-                require_fit(schedule, sizes, chip)
-                break
-            except IllegalTilesError as error:
-                schedule, refusal = None, error
-    if schedule is not None and (schedule.piece_rows, schedule.pass_rows) == (config.subtile_m, config.tiles.tile_m):
-        return schedule
+    slot_rows, refusal = WAYS * config.subtile_m, None
+    for share, parts in itertools.product(core_shares(sizes, chip), PARTS):
+        all_pieces = share.get("rows", sizes.padded_rows) // config.subtile_m
+        if all_pieces not in [parts * pieces for pieces in PIECES]:
+            continue
+        try:
+            schedule = ring_schedule(
+                sizes,
+                share,
+                parts=parts,
+                pieces=all_pieces // parts,
+                slots_at_once=config.tiles.tile_m // slot_rows,
+                block=config.tiles.tile_n,
+            )
+            require_fit(schedule, sizes, chip)
+        except IllegalTilesError as error:
+            refusal = error
+            continue
+        if (schedule.piece_rows, schedule.pass_rows) == (config.subtile_m, config.tiles.tile_m):
+            return schedule
     if refusal is not None:
         raise refusal
     limit = f"whole pieces of {sizes.padded_rows} rows, and tiles of whole slots, each of {WAYS} pieces"

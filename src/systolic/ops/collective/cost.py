@@ -6,13 +6,15 @@ another, what arrives was sent one hop earlier, and products wait for what they 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.chips import Chip
 from systolic.ops.collective.schedule import WAYS, RingSchedule
-from systolic.ops.collective.sizes import RingSizes, schedule_fields, violations_of
+from systolic.ops.collective.sizes import RingSizes, core_shares, schedule_fields, violations_of
 from systolic.schedule import total_bytes
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation, legal_sides
 from systolic.schedule.sizes import padded
@@ -47,6 +49,8 @@ MAX_SEMAPHORES = 224
 # 0.0.42.1 takes 3.2 MiB more than the buffers and a sum of 256 rows and 896 columns.
 _MIN_COMPILER_BYTES = 3 * MIB
 _COMPILER_BYTES = 5 * MIB
+# With blocks of so few columns libtpu 0.0.42.1 spills all rows of a pass: 4.0 MiB of [256, 8192] on v5p.
+_SPILLING_BLOCK = 256
 
 
 def fastest_schedule(sizes: RingSizes, chip: Chip) -> RingSchedule:
@@ -95,8 +99,10 @@ def vmem_bytes(schedule: RingSchedule, sizes: RingSizes) -> int:
     slots = schedule.first_slots if sizes.scatters else schedule.slots_at_once
     sum_bytes = slots * WAYS * schedule.piece_rows * schedule.block * dtype_bytes("float32")
     # The compiler copies the rows that were converted: with [512, 8192] of bfloat16 it took 7.3 MiB more.
-    converted_rows = 0 if sizes.wire_dtype is None or sizes.sums_integers else schedule.pass_rows
-    copied_bytes = converted_rows * sizes.k * dtype_bytes(sizes.dtype) + _widened_bytes(sizes, schedule.block)
+    is_converted = sizes.wire_dtype is not None and not sizes.sums_integers
+    is_copied = is_converted or (not sizes.scatters and schedule.block <= _SPILLING_BLOCK)
+    copied_rows = schedule.pass_rows if is_copied else 0
+    copied_bytes = copied_rows * sizes.k * dtype_bytes(sizes.dtype) + _widened_bytes(sizes, schedule.block)
     return total_bytes(buffers_of(sizes.k, sizes.dtype_out)) + copied_bytes + sizes.sums * sum_bytes
 
 
@@ -126,7 +132,7 @@ class _Times:
     def of(schedule: RingSchedule, sizes: RingSizes, chip: Chip) -> _Times:
         assert chip.links is not None  # a rule of `violations_of`
         multiplied = padded(schedule.block, chip.machine.mxu_columns)
-        # One TensorCore of the device runs the kernel.
+        # At the rate of one TensorCore. Cores share HBM and the links, all with the same of each at the same time.
         row = 2 * sizes.k * multiplied * sizes.sums * sizes.passes * chip.cores_per_device * 1e6
         row /= chip.peak_ops_per_s(sizes.dtype_multiplied)
         width_bytes = schedule.block * dtype_bytes(sizes.dtype_out) if sizes.scatters else sizes.row_bytes
@@ -134,8 +140,8 @@ class _Times:
             row=row,
             block=WEIGHT_ROWS * row + sizes.sums * BLOCK_US,
             copy=sizes.outs * COPY_US,
-            weights=sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
-            sent=schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
+            weights=schedule.row_cores * sizes.weight_bytes / schedule.blocks / chip.hbm_bytes_per_s * 1e6,
+            sent=schedule.cores * schedule.piece_rows * width_bytes / chip.links.bytes_per_s * 1e6,
             hop=chip.links.hop_s * 1e6,
         )
 
@@ -234,34 +240,44 @@ def require_room(buffer_bytes: int, semaphores: int, schedule: str, chip: Chip) 
 
 
 def _schedules(sizes: RingSizes, chip: Chip) -> Iterator[RingSchedule]:
-    """Yield all legal schedules."""
-    blocks = [
-        block
-        for block in legal_sides(sizes.columns, LANES)
-        if block <= _MAX_BLOCK and block % LANES == 0 and _widened_bytes(sizes, block) <= _MAX_WIDENED_BYTES
-    ]
+    """Yield all legal schedules in the best way to share the product that has any."""
     known: set[tuple[int, int, int]] = set()  # the same with fewer parts
-    for parts in (1,) if sizes.scatters else PARTS:
+    for share, parts in itertools.product(core_shares(sizes, chip), (1,) if sizes.scatters else PARTS):
+        if known and parts == 1:  # cores share it another way
+            return
+        columns = share.get("columns", sizes.columns)
+        blocks = [
+            block
+            for block in legal_sides(columns, LANES)
+            if block <= _MAX_BLOCK and block % LANES == 0 and _widened_bytes(sizes, block) <= _MAX_WIDENED_BYTES
+        ]
         for pieces in PIECES:
-            for at_once in range(1, sizes.devices * pieces // 2 + 1):
-                for block in blocks:
-                    with suppress(IllegalTilesError):
-                        schedule = ring_schedule(sizes, parts=parts, pieces=pieces, slots_at_once=at_once, block=block)
-                        require_fit(schedule, sizes, chip)
-                        products = schedule.piece_rows, schedule.pass_rows, block
-                        if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
-                            continue
-                        if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
-                            known.add(products)
-                            yield schedule
+            for at_once, block in itertools.product(range(1, sizes.devices * pieces // 2 + 1), blocks):
+                with suppress(IllegalTilesError):
+                    schedule = ring_schedule(
+                        sizes, share, parts=parts, pieces=pieces, slots_at_once=at_once, block=block
+                    )
+                    require_fit(schedule, sizes, chip)
+                    products = schedule.piece_rows, schedule.pass_rows, block
+                    if sizes.wire_dtype is not None and schedule.pass_rows * block > _MAX_SCALED_ELEMENTS:
+                        continue
+                    if (at_once == 1 or schedule.pass_rows <= _MAX_PASS_ROWS) and products not in known:
+                        known.add(products)
+                        yield schedule
         if parts == 1 and known:  # without parts there is less to wait for
             return
 
 
-def ring_schedule(sizes: RingSizes, *, pieces: int, slots_at_once: int, block: int, parts: int = 1) -> RingSchedule:
-    """Return the schedule of these sizes; raise IllegalTilesError if a size is not cut evenly."""
+def ring_schedule(
+    sizes: RingSizes, share: dict[str, Any], *, pieces: int, slots_at_once: int, block: int, parts: int = 1
+) -> RingSchedule:
+    """Return the schedule of these sizes with one of `core_shares`.
+
+    Raises:
+      IllegalTilesError: a size is not cut evenly.
+    """
     return RingSchedule(
-        **schedule_fields(sizes),
+        **schedule_fields(sizes) | share,
         pieces=pieces,
         slots_at_once=slots_at_once,
         block=block,

@@ -106,8 +106,5 @@ def _product(product: RingProduct, x: Array, w: Array | Quantized, bias: Array |
 
 def results(product: RingProduct, x: Array, w: tuple[Array | Quantized, ...], bias: Array | None) -> tuple[Array, ...]:
     """Return the results of a product without derivative, by Pallas or by XLA."""
-    backend = product.backend
-    if backend.implementation is None and backend.chip is not None and backend.chip.cores_per_device > 1:
-        return by_xla(product, x, w, bias)  # the kernel leaves the device's second TensorCore idle
     pallas, xla = (functools.partial(run, product) for run in (by_pallas, by_xla))
-    return dispatched(backend, pallas, xla, x, w, bias)
+    return dispatched(product.backend, pallas, xla, x, w, bias)

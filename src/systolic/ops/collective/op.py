@@ -70,14 +70,19 @@ class RingProductOp(_AcrossChips):
         return Layout(
             axes=("rows", "columns"),
             grid=(schedule.parts * schedule.groups, schedule.blocks),
-            hbm_bytes=computed.least_hbm_bytes,
+            hbm_bytes=computed.least_hbm_bytes - computed.weight_bytes + _weight_bytes(computed, schedule),
             vmem_bytes=vmem_bytes(schedule, computed),
             vmem_limit_bytes=vmem_limit_bytes(schedule, computed, chip),
             link_bytes=_link_bytes(computed),
         )
 
     def _timed(self, spec: RingSizes, schedule: RingSchedule, chip: Chip) -> TimedConfig:
-        return _timed_config(spec, schedule, schedule_us(schedule, spec, chip), spec.weight_bytes, chip)
+        return _timed_config(spec, schedule, schedule_us(schedule, spec, chip), _weight_bytes(spec, schedule), chip)
+
+
+def _weight_bytes(spec: RingSizes, schedule: RingSchedule) -> int:
+    """Return the bytes of weights from HBM: cores that share rows copy all of them."""
+    return schedule.row_cores * spec.weight_bytes
 
 
 class GatheredWeightOp(_AcrossChips):
@@ -120,9 +125,7 @@ def _timed_config(
     weight_bytes: float,
     chip: Chip,
 ) -> TimedConfig:
-    peak_ops_per_s = (
-        chip.peak_ops_per_s(spec.dtype_multiplied) / chip.cores_per_device
-    )  # of the one TensorCore that computes it
+    peak_ops_per_s = chip.peak_ops_per_s(spec.dtype_multiplied) * schedule.cores / chip.cores_per_device
     modelled = ModelledTime(
         time_us=time_us,
         compute_us=spec.flops * spec.passes / peak_ops_per_s * 1e6,

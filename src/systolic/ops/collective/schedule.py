@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from systolic.schedule import VmemBuffer
 from systolic.schedule.legality import LANES, IllegalTilesError, Violation
@@ -33,10 +34,15 @@ class DeviceProduct:
     outs: int = 1  # results, each of all columns
     transpose_rhs: bool = False  # weights are stored as [columns, k]
 
+    @property
+    def cores(self) -> int:
+        """Cores of the device that compute it."""
+        return 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingSchedule(DeviceProduct):
-    """The schedule of all-gather × matmul, or of matmul × reduce-scatter, on one device.
+    """The schedule of all-gather × matmul, or of matmul × reduce-scatter, on one device, or on each of its cores.
 
     A chunk is the rows that one device has before all-gather, or after reduce-scatter. A step sends one piece of a
     chunk in each direction, and a slot of VMEM holds both. Before all-gather two weights multiply the same rows, each
@@ -48,6 +54,8 @@ class RingSchedule(DeviceProduct):
       slots_at_once: slots that are multiplied at once. In the first pass of reduce-scatter they may be more; if others
         follow, they are multiplied one by one.
       block: columns that are multiplied at once.
+      row_cores: cores that share the rows of every chunk; `rows` are those of one.
+      column_cores: cores that share the columns; `columns` are those of one. Not both are more than one.
       parts: of every chunk. All-gather × matmul sends and multiplies them one after another, and has two in VMEM.
       wire_dtype: of the rows in VMEM, each with its scale in the lanes after its values; None: dtype.
       weight_dtype: of quantized weights; None: dtype.
@@ -59,6 +67,8 @@ class RingSchedule(DeviceProduct):
     pieces: int
     slots_at_once: int
     block: int
+    row_cores: int = 1
+    column_cores: int = 1
     parts: int = 1
     wire_dtype: str | None = None
     weight_dtype: str | None = None
@@ -122,8 +132,16 @@ class RingSchedule(DeviceProduct):
         return self.columns // self.block
 
     @property
+    def cores(self) -> int:
+        return self.row_cores * self.column_cores
+
+    @property
+    def chunk_rows(self) -> int:
+        return self.row_cores * self.rows
+
+    @property
     def out_columns(self) -> int:
-        return self.columns
+        return self.column_cores * self.columns
 
     @property
     def first_block(self) -> int:
@@ -173,6 +191,10 @@ class RingSchedule(DeviceProduct):
         """
         return self.slots_at_once == 1
 
+    def share_of(self, core: Any) -> tuple[Any, Any]:
+        """Return a core's number among those that share rows, and among those that share columns."""
+        return (core, 0) if self.row_cores > 1 else (0, core)
+
     def gather_buffers(self, k: int, dtype_out: str) -> tuple[VmemBuffer, ...]:
         """Return the VMEM of all-gather × matmul, in the order of the kernel's scratch."""
         product = (self.outs, self.slots_at_once * WAYS, self.piece_rows, self.block)
@@ -210,7 +232,8 @@ class RingSchedule(DeviceProduct):
 
     def __str__(self) -> str:
         parts = f"{self.parts} parts, " if self.parts > 1 else ""
-        return f"{parts}{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns"
+        cores = f", on each of {self.cores} cores" if self.cores > 1 else ""
+        return f"{parts}{self.pieces} pieces, {self.slots_at_once} slots at once, blocks of {self.block} columns{cores}"
 
 
 def row_multiple(dtype: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from systolic.chips import Chip
-from systolic.ops.collective.schedule import DeviceProduct, row_multiple
+from systolic.ops.collective.schedule import WAYS, DeviceProduct, row_multiple
 from systolic.ops.collective.weight_schedule import WeightCut
 from systolic.schedule.legality import LANES, Violation
 from systolic.schedule.sizes import padded
@@ -123,9 +123,13 @@ class RingSizes(ProductSizes):
         return x_rows * self.k * dtype_bytes(self.dtype) + self.weight_bytes + out_bytes
 
     @property
+    def row_multiple(self) -> int:
+        """Rows of two pieces, the fewest that a ring sends."""
+        return WAYS * max(map(row_multiple, (self.wire_dtype or self.dtype, self.dtype_out)))
+
+    @property
     def padded_rows(self) -> int:
-        dtypes = self.wire_dtype or self.dtype, self.dtype_out
-        return padded(max(self.rows, 1), 2 * max(map(row_multiple, dtypes)))
+        return padded(max(self.rows, 1), self.row_multiple)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +187,26 @@ def schedule_fields(sizes: RingSizes | WeightSizes) -> dict[str, Any]:
     """Return by name the fields that a schedule of these sizes has in common with them; its rows are padded."""
     shared = {field.name: getattr(sizes, field.name) for field in fields(DeviceProduct)}
     return {**shared, "rows": sizes.padded_rows}
+
+
+def core_shares(sizes: RingSizes, chip: Chip) -> list[dict[str, Any]]:
+    """Return the ways in which a device's cores can share a product, as fields of its schedule, the best one first.
+
+    Cores that share the rows of a chunk send every row once, and copy all weights each. Cores that share columns copy
+    every weight once; each sends its own columns of sums, but all gathered rows. So columns are for sums, for rows too
+    few to share, and for weights that do not fit otherwise, if gathering first and multiplying then takes longer.
+    """
+    cores, rows = chip.cores_per_device, sizes.padded_rows
+    if cores == 1 or chip.links is None:
+        return [{}]
+    core_rows = padded(-(-rows // cores), sizes.row_multiple)
+    by_rows = [] if sizes.scatters else [{"rows": core_rows, "row_cores": cores}]
+    by_columns = [{"columns": sizes.columns // cores, "column_cores": cores}] * (sizes.columns % (cores * LANES) == 0)
+    if by_rows and core_rows < rows:
+        sent_s = sizes.sent_bytes / chip.links.bytes_per_s
+        product_s = sizes.flops * sizes.passes / chip.peak_ops_per_s(sizes.dtype)
+        return [*by_rows, *(by_columns if cores * sent_s <= sent_s + product_s else ())]
+    return [*by_columns, *by_rows] or [{}]
 
 
 def violations_of(sizes: ProductSizes, chip: Chip) -> list[Violation]:

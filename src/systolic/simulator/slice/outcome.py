@@ -80,20 +80,16 @@ def _collectives(
     device: SimulatedRun, communications: Sequence[Communications], facts: SliceFacts, kernels: Set[str]
 ) -> tuple[CollectiveRun, ...]:
     """Return the communications of one device; one in an operation that does nothing else is exposed as a whole."""
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, list[Tally]] = {}
     for core in communications:
         for label, tally in core.finished().items():
-            tally_so_far = tallies.get(label)
-            if tally_so_far is None or (tally_so_far.sent_bytes, tally_so_far.cycles) < (
-                tally.sent_bytes,
-                tally.cycles,
-            ):
-                tallies[label] = tally
+            tallies.setdefault(label, []).append(tally)
     ops: dict[str, OpRun] = {}
     for op in sorted((op for core in device.cores for op in core.ops), key=lambda op: op.cycles):
         ops[op.name] = op
     result = []
-    for label, tally in tallies.items():
+    for label, core_tallies in tallies.items():
+        tally = max(core_tallies, key=lambda tally: (tally.sent_bytes, tally.cycles))
         op, collective = ops.get(label), facts.hlo.collectives.get(label)
         alone = op is not None and collective is not None and not collective.fused
         cycles = op.cycles if op is not None else tally.cycles
@@ -102,12 +98,12 @@ def _collectives(
                 name=label or "collective-permute",
                 kind=_kind(label, tally, facts, kernels),
                 calls=op.calls if op is not None else tally.calls,
-                sent_bytes=tally.sent_bytes,
+                sent_bytes=sum(core_tally.sent_bytes for core_tally in core_tallies),
                 begin_cycles=op.begin_cycles if op is not None else tally.begin,
                 end_cycles=op.end_cycles if op is not None else tally.end,
                 cycles=cycles,
                 exposed_cycles=cycles if alone else min(cycles, tally.waited_cycles + tally.issued_cycles),
-                links=tuple(sorted(tally.axes)),
+                links=tuple(sorted(set().union(*(core_tally.axes for core_tally in core_tallies)))),
             )
         )
     return tuple(sorted(result, key=lambda collective: collective.begin_cycles))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from systolic.chips import chip
+from systolic.ops.collective.configs import config_of, ring_schedule_of
 from systolic.ops.collective.cost import fastest_schedule, schedule_us, usable_bytes, vmem_bytes
 from systolic.ops.collective.sizes import RingSizes
 from systolic.schedule import IllegalTilesError
@@ -26,11 +27,13 @@ SCATTER = RingSizes(devices=8, rows=256, k=1792, columns=4096, dtype="bfloat16",
         replace(GATHER, devices=3, columns=128),
     ],
 )
-@pytest.mark.parametrize("name", ["v5e", "v6e", "v7x"])
+@pytest.mark.parametrize("name", ["v5e", "v5p", "v6e", "v7x"])
 def test_a_schedule_fits_and_takes_no_less_than_the_limits(sizes: RingSizes, name: str) -> None:
     target = chip(name)
     schedule = fastest_schedule(sizes, target)
-    assert schedule.rows >= sizes.rows
+    assert schedule.chunk_rows >= sizes.rows
+    assert schedule.out_columns == sizes.columns
+    assert ring_schedule_of(sizes, config_of(schedule, sizes), target) == schedule
     assert vmem_bytes(schedule, sizes) <= usable_bytes(target)
     assert target.links is not None
     width = sizes.columns if sizes.scatters else sizes.k
@@ -39,6 +42,23 @@ def test_a_schedule_fits_and_takes_no_less_than_the_limits(sizes: RingSizes, nam
     flops = 2 * sizes.devices * sizes.rows * sizes.k * sizes.columns
     least_us = max(sent / target.links.bytes_per_s, flops / target.peak_ops_per_s(sizes.dtype)) * 1e6
     assert schedule_us(schedule, sizes, target) >= least_us
+
+
+@pytest.mark.parametrize(
+    ("sizes", "row_cores", "column_cores"),
+    [
+        (GATHER, 2, 1),
+        (replace(GATHER, rows=33), 2, 1),
+        (replace(GATHER, rows=32), 1, 2),  # too few to share
+        (replace(GATHER, rows=32, columns=1920), 2, 1),  # columns that two cores do not cut evenly
+        (replace(GATHER, k=8192, columns=3584), 1, 2),  # weights that do not fit in one core's VMEM
+        (SCATTER, 1, 2),
+        (replace(SCATTER, columns=1920), 1, 1),
+    ],
+)
+def test_two_cores_share_rows_or_columns(sizes: RingSizes, row_cores: int, column_cores: int) -> None:
+    schedule = fastest_schedule(sizes, chip("v5p"))
+    assert (schedule.row_cores, schedule.column_cores) == (row_cores, column_cores)
 
 
 @pytest.mark.parametrize(

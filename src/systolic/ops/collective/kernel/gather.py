@@ -15,6 +15,9 @@ so have multiplied the one whose slots it fills.
 
 The weights are copied to VMEM once. The rows of some slots are multiplied at once, one block of columns after another;
 the first ones by smaller blocks, as these weights arrive.
+
+Two cores share the rows of every chunk, each with a ring of its own and all weights. If a core had no whole pieces, or
+the weights did not fit, they share the columns, and each sends all rows round a ring of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.launch import core_number
 from systolic.kernels.ring import Act, Ring
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
@@ -46,7 +50,7 @@ def all_gather_matmul(operands: RingOperands, kernel: RingKernel[RingSchedule]) 
         _body,
         operands,
         name="all_gather_matmul",
-        rows=schedule.devices * schedule.rows,
+        rows=schedule.devices * schedule.chunk_rows,
         buffers=schedule.gather_buffers(operands.w[0].shape[1 if schedule.transpose_rhs else 0], kernel.dtype_out),
         semaphores={
             "own_sem": pltpu.SemaphoreType.DMA((schedule.part_slots,)),
@@ -82,13 +86,16 @@ def _body(
     first_block = schedule.first_block
     k = x_vmem.shape[-1] - (0 if schedule.wire_dtype is None else LANES)
     strips = block // first_block  # of a block, multiplied one by one in the first pass
-    walk = Walk(kernel.axis_name, refs.ring)
+    walk = Walk(kernel.axis_name, refs.ring, schedule.cores)
+    row_share, column_share = schedule.share_of(core_number(schedule.cores))
+    first_row, core_block = row_share * schedule.rows, column_share * blocks
 
     def columns_of(number: Any) -> Any:
-        return pl.ds(pl.multiple_of(number * block, LANES), block)
+        return pl.ds(pl.multiple_of((core_block + number) * block, LANES), block)
 
     def weights(number: Any, strip: Any, act: Act) -> None:
-        columns = pl.ds(pl.multiple_of(number * block + strip * first_block, LANES), first_block)
+        first = (core_block + number) * block + strip * first_block
+        columns = pl.ds(pl.multiple_of(first, LANES), first_block)
         for index, w_hbm in enumerate(refs.w):
             to = w_vmem.at[index * blocks + number, *kernel.block_of(columns_of_strip(strip))]
             copied = pltpu.make_async_copy(w_hbm.at[*kernel.block_of(columns)], to, w_sem.at[number * strips + strip])
@@ -105,7 +112,7 @@ def _body(
 
     def rows_at(device_rows: Any, part: Any, piece: Any) -> Any:
         """Return the rows of a piece, behind those of other devices."""
-        return pl.ds(pl.multiple_of(device_rows + (part * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
+        return pl.ds(pl.multiple_of(device_rows + first_row + (part * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
 
     def own(part: Any, act: Act) -> None:
         """Copy a part of the device's own rows to VMEM."""
@@ -141,7 +148,7 @@ def _body(
         is_own = step < 0
         distance = jnp.where(is_own, 0, lax.div(step, jnp.int32(pieces)) + 1)
         piece = jnp.where(is_own, WAYS * slot + direction, piece_of(step, direction))
-        return rows_at(walk.upstream(direction, distance) * schedule.rows, part, piece)
+        return rows_at(walk.upstream(direction, distance) * schedule.chunk_rows, part, piece)
 
     def part_and_group(number: Any) -> tuple[Any, Any]:
         """Return the part of a pass, and the group of its slots that the pass multiplies."""
@@ -167,7 +174,9 @@ def _body(
             return
         for direction in DIRECTIONS:
             to = results.x.at[rows_of(part, slot, direction)]
-            act(pltpu.make_async_copy(x_vmem.at[place_of_slot(part, slot), direction], to, kept_sem))
+            copied = pltpu.make_async_copy(x_vmem.at[place_of_slot(part, slot), direction], to, kept_sem)
+            # Cores that share columns all have these rows.
+            pl.when(column_share == 0)(functools.partial(act, copied))
 
     def finish(part: Any) -> None:
         """Wait until nothing reads the slots of a part any more."""
@@ -253,13 +262,13 @@ def _body(
             x = x.reshape(at_once * WAYS * rows, k)
         else:
             x = made_vmem[...]
-        bias = None if refs.bias is None else refs.bias[number, :, columns]
+        bias = None if refs.bias is None else refs.bias[core_block + number, :, columns]
         indices = [index * blocks + number for index in range(schedule.weights)]
         totals = tuple(kernel.dot(x, w_vmem[index, *kernel.block_of(columns)]) for index in indices)
         if scales_vmem is not None:
             totals = tuple(total * scales_vmem[:, :1] for total in totals)
         if refs.scales is not None:
-            totals = tuple(total * refs.scales[number, :, columns] for total in totals)
+            totals = tuple(total * refs.scales[core_block + number, :, columns] for total in totals)
         for number_out, out in enumerate(kernel.finish(totals, bias)):
             out_vmem[place, number_out, :, :, columns] = out.reshape(at_once * WAYS, rows, out.shape[-1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from systolic.compat import shape_with_mesh_axes
-from systolic.kernels.launch import vmem_shapes
+from systolic.kernels.launch import on_cores, vmem_shapes
 from systolic.ops.collective.schedule import RingSchedule
 from systolic.ops.collective.weight_schedule import WeightSchedule
 from systolic.schedule import VmemBuffer
@@ -75,7 +75,7 @@ class RingKernel(Generic[S]):
         """Return the results of `body`, which gets refs of the operands and the results, and scratch by name."""
         hbm = pl.BlockSpec(memory_space=pltpu.HBM)
         scalars, vmem = (pl.BlockSpec(memory_space=memory) for memory in (pltpu.SMEM, pltpu.VMEM))
-        (x_rows, k), columns = operands.x.shape, self.schedule.out_columns
+        (x_rows, k), columns, cores = operands.x.shape, self.schedule.out_columns, self.schedule.cores
 
         def result(shape: tuple[int, ...], dtype: Any) -> Any:
             return shape_with_mesh_axes(shape, jnp.dtype(dtype), jax.tree.leaves(operands))
@@ -93,11 +93,9 @@ class RingKernel(Generic[S]):
             in_specs=[in_specs._replace(**of_columns)],
             out_specs=(jax.tree.map(lambda _: hbm, results),),
             scratch_shapes=({f"{key}_vmem": shape for key, shape in vmem_shapes(buffers).items()} | semaphores,),
-            compiler_params=pltpu.CompilerParams(
-                collective_id=self.collective_id, vmem_limit_bytes=self.vmem_limit_bytes
-            ),
-            interpret=self.interpret,
+            interpret=_with_cores(self.interpret, cores),
             name=f"systolic_{name}_{x_rows}_{k}_{columns}",
+            **on_cores(cores, collective_id=self.collective_id, vmem_limit_bytes=self.vmem_limit_bytes),
         )
         (results,) = call(operands)
         return results
@@ -114,3 +112,8 @@ class RingKernel(Generic[S]):
     def block_of(self, columns: Any, k: Any = slice(None)) -> tuple[Any, Any]:
         """Return the index of columns of a block of weights."""
         return (columns, k) if self.schedule.transpose_rhs else (k, columns)
+
+
+def _with_cores(interpret: bool | pltpu.InterpretParams, cores: int) -> bool | pltpu.InterpretParams:
+    """Interpret all cores at once: each waits for what the same core of another device sends."""
+    return replace(interpret, num_cores_or_threads=cores) if isinstance(interpret, pltpu.InterpretParams) else interpret

@@ -15,6 +15,8 @@ and x are copied to VMEM once.
 The first pass multiplies the rows of all sums that begin here, so that the links are busy while weights still arrive.
 Each of the others multiplies the rows of one step, and adds and sends a block before it multiplies the next. For few
 rows one pass multiplies all of them, and the sums follow.
+
+Two cores share the columns: each has all rows of x, and a ring of its own for the sums of its columns.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from systolic.kernels.launch import core_number
 from systolic.kernels.ring import Act
 from systolic.ops.collective.kernel.launch import RingKernel, RingOperands, RingResults
 from systolic.ops.collective.kernel.walk import DIRECTIONS, Walk
@@ -75,13 +78,14 @@ def _body(
     schedule, x_hbm, (out_hbm,) = kernel.schedule, refs.x, results.outs
     rows, pieces, own_slots, steps = schedule.piece_rows, schedule.pieces, schedule.own_slots, schedule.steps
     at_once, blocks, block = schedule.slots_at_once, schedule.blocks, schedule.block
-    walk = Walk(kernel.axis_name, refs.ring)
+    walk = Walk(kernel.axis_name, refs.ring, schedule.cores)
+    first_block = core_number(schedule.cores) * blocks  # of the core's columns
 
     def kept(number: Any) -> Any:
         return 0 if schedule.adds_at_once else number
 
     def columns_of(number: Any) -> Any:
-        return pl.ds(pl.multiple_of(number * block, LANES), block)
+        return pl.ds(pl.multiple_of((first_block + number) * block, LANES), block)
 
     def rows_at(device: Any, piece: Any) -> Any:
         return pl.ds(pl.multiple_of((device * pieces + piece) * rows, _ROW_ALIGNMENT), rows)
@@ -138,7 +142,8 @@ def _body(
                 pl.when(has_come)(sent(last, direction, number).wait_recv)
                 places.append(sums_vmem.at[last + pieces, direction, number])
                 total += jnp.where(has_come, places[-1][...].astype(jnp.float32), 0.0)
-            (places[0][...],) = kernel.finish((total,), None if refs.bias is None else refs.bias[number])
+            bias = None if refs.bias is None else refs.bias[first_block + number]
+            (places[0][...],) = kernel.finish((total,), bias)
             stored(piece, number, places[0]).start()
 
     def each_slot(begin: Any, end: Any, act: str) -> None:
@@ -151,7 +156,7 @@ def _body(
         x = x_vmem[pl.ds(first, count)].reshape(count * WAYS * rows, x_vmem.shape[-1])
         products = kernel.dot(x, w_vmem[number])
         if refs.scales is not None:  # before sums travel: each device has scales of its own
-            products *= refs.scales[number]
+            products *= refs.scales[first_block + number]
         products_vmem[kept(number), :count] = products.reshape(count, WAYS, rows, block)
 
     def add(slot: Any, index: Any, number: Any) -> None:

@@ -15,10 +15,14 @@ DIRECTIONS = (0, 1)
 
 
 class Walk:
-    """The ring, as one device sees it. `ring_smem` holds the axis indices round the ring."""
+    """The ring, as one device sees it. `ring_smem` holds the axis indices round the ring.
 
-    def __init__(self, axis_name: str, ring_smem: Any) -> None:
+    Each of a device's cores has a ring of its own: a copy goes to the core of the same number.
+    """
+
+    def __init__(self, axis_name: str, ring_smem: Any, cores: int = 1) -> None:
         self._axis_name, self._ring_smem, self._count = axis_name, ring_smem, ring_smem.shape[0]
+        self._cores = cores
         me = lax.axis_index(axis_name)
         place = jnp.int32(0)
         for at in range(self._count):
@@ -46,11 +50,13 @@ class Walk:
         return {**self._other_indices, self._axis_name: self.downstream(direction, 1)}
 
     def barrier(self) -> None:
-        """Wait until both neighbors are in the kernel too: before that their memory may be in use."""
+        """Wait until all cores of both neighbors are in the kernel too: before that their memory may be in use."""
         semaphore = pltpu.get_barrier_semaphore()
         for direction in DIRECTIONS:
-            pl.semaphore_signal(semaphore, device_id=self.neighbor(direction))
-        pl.semaphore_wait(semaphore, len(DIRECTIONS))
+            for core in range(self._cores):
+                core_index = core if self._cores > 1 else None
+                pl.semaphore_signal(semaphore, device_id=self.neighbor(direction), core_index=core_index)
+        pl.semaphore_wait(semaphore, len(DIRECTIONS) * self._cores)
 
     def copy_on(self, source: Any, destination: Any, send_sem: Any, recv_sem: Any, direction: int) -> Any:
         """Return the copy to the next device along a direction. Waiting for its arrival waits for one like it."""
