@@ -14,7 +14,7 @@ from jax.sharding import Mesh, PartitionSpec as P
 import systolic
 from systolic.compat import interpret_params, races_found
 
-devices = int(sys.argv[1])
+devices, chip = int(sys.argv[1]), sys.argv[2]
 random = np.random.default_rng(0)
 mesh = Mesh(np.array(jax.devices()[:devices]), ("model",))
 interpreted = interpret_params(detect_races=True, uninitialized_memory="nan")
@@ -34,7 +34,7 @@ def reduce(x, values, scales, **options):
 
 def on(multiply, specs, out, options):
     def run(x, values, scales):
-        return multiply(x, systolic.Quantized(values, scales), axis_name="model", chip="v6e", **options)
+        return multiply(x, systolic.Quantized(values, scales), axis_name="model", chip=chip, **options)
     return jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
 """
 
@@ -120,11 +120,11 @@ assert "systolic_matmul_reduce_scatter" in str(traced.jaxpr)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("devices", [4, 8])
-def test_they_are_exact_and_have_no_race(tmp_path: Path, devices: int) -> None:
-    run_on_virtual_devices(VALUES, tmp_path, str(devices), devices=devices)
+@pytest.mark.parametrize(("devices", "chip", "cores"), [(4, "v6e", 1), (8, "v6e", 1), (4, "v5p", 2)])
+def test_they_are_exact_and_have_no_race(tmp_path: Path, devices: int, chip: str, cores: int) -> None:
+    run_on_virtual_devices(VALUES, tmp_path, str(devices), chip, devices=devices, cores=cores)
 
 
 @pytest.mark.exhaustive
 def test_gradients_are_those_of_the_dequantized_product(tmp_path: Path) -> None:
-    run_on_virtual_devices(DERIVATIVES, tmp_path, "4")
+    run_on_virtual_devices(DERIVATIVES, tmp_path, "4", "v6e")
