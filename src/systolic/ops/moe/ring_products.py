@@ -1,0 +1,109 @@
+"""The cutting of the kernel that multiplies tokens by their experts' matrices while others travel round a ring.
+
+All weights are read once, whatever arrives first: tokens travel in slabs of columns, and sums over the slabs stay in
+VMEM. If more rows come to a device than there is room for, they are summed in panels, and weights are read once for
+each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.legality import LANES, legal_sides
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import buffer_bytes
+from systolic.spec import dtype_bytes
+
+ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
+STAGES = 2  # blocks of the result on their way to HBM
+_SLAB_COLUMNS = 1024  # at most: the columns of a row that one register has
+_WEIGHT_SLOTS = 3
+_SMALL_ROWS = 64
+_MAX_ROWS = 512  # of a block
+_COLUMNS = 512  # of a block at most
+_MAX_CHOICES = 2**17  # whose codes take half of SMEM
+# Rows of a block and of a device over their means: about two and a half deviations of 256 rows drawn at random.
+_BLOCK_SHARE, _ROOM_SHARE = 1.15, 1.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProductsSpec:
+    """Activated products of the rows of tokens that all devices send to this one's experts."""
+
+    devices: int
+    tokens: int  # of all devices
+    choices: int  # of all tokens
+    experts: int  # of this device
+    d: int
+    f: int
+    products: int  # 2: gate and up
+    dtype: str
+
+    @property
+    def mean_rows(self) -> int:
+        return -(-self.choices // self.devices)
+
+    @property
+    def rows(self) -> int:
+        """Room for the rows of all choices, and for those between two experts."""
+        return padded(self.choices + (ROW_TILE - 1) * self.experts, ROW_TILE)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.mean_rows * self.d * self.f * self.products
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        return (self.experts * self.d * self.products + self.mean_rows) * self.f * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProductsSchedule:
+    columns: int  # of a slab, of which the whole of d is made
+    slabs: int
+    block_columns: int  # of f
+    rows: tuple[int, int]  # of a large and a small block
+    panel: int  # rows whose sums are in VMEM
+    weight_slots: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @classmethod
+    def of(cls, spec: RingProductsSpec, chip: Chip) -> RingProductsSchedule | None:
+        """Return the schedule, or None if sizes are no whole tiles or the rows do not fit in VMEM."""
+        here, rest = divmod(spec.tokens, spec.devices)
+        if spec.devices % 2 or rest or here % (2 * ROW_TILE) or spec.d % LANES or spec.f % LANES:
+            return None
+        if spec.dtype != "bfloat16" or not 0 < spec.choices <= _MAX_CHOICES:
+            return None
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        block_columns = max(side for side in legal_sides(spec.f, LANES) if side <= _COLUMNS)
+        mean = -(-spec.choices // (spec.devices * spec.experts))
+        large = min(padded(int(mean * _BLOCK_SHARE), _SMALL_ROWS), _MAX_ROWS)
+
+        def schedule(panel: int) -> RingProductsSchedule:
+            sums = (spec.products, panel + large, spec.f)
+            weights = (spec.products, columns, spec.f)
+            buffers = (
+                VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
+                VmemBuffer(name="rows", shape=(large, columns), dtype=spec.dtype, copies=1),
+                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+                VmemBuffer(name="sums", shape=sums, dtype="float32", copies=1),
+                VmemBuffer(name="stages", shape=(large, spec.f), dtype=spec.dtype, copies=STAGES),
+            )
+            return cls(
+                columns=columns,
+                slabs=spec.d // columns,
+                block_columns=block_columns,
+                rows=(large, _SMALL_ROWS),
+                panel=panel,
+                weight_slots=_WEIGHT_SLOTS,
+                buffers=buffers,
+            )
+
+        fixed_bytes = total_bytes(schedule(0).buffers)
+        row_bytes = spec.products * spec.f * dtype_bytes("float32")
+        fitting = (buffer_bytes(chip) - fixed_bytes) // row_bytes // ROW_TILE * ROW_TILE
+        least = int(spec.mean_rows * _ROOM_SHARE) + ROW_TILE * spec.experts
+        return schedule(min(fitting, spec.rows)) if fitting >= min(least, spec.rows) else None
