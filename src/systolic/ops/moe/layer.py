@@ -136,12 +136,16 @@ def _while_tokens_travel(call: Call, experts: Experts, axis: str, activation: An
 def _on_ring(kernel: RingHidden, call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
     here = kernel.spec.experts
     with jax.named_scope("sort"):
-        choices = sorted_by_expert(call.ids - call.first_expert, here, call.capacity, kernel.spec.devices)
+        choices = sorted_by_expert(call.ids - call.first_expert, here, call.capacity, kernel.spec.devices, call.weights)
     with jax.named_scope("experts"):
         matrices = [experts.gate, experts.up][: kernel.spec.products]
-        hidden, choices = kernel.hidden(call.x, choices, matrices, activation)
+        hidden, rows = kernel.hidden(call.x, choices, matrices, activation)
+        if experts.bias_down is None:
+            sums = kernel.sums(hidden, experts.down, choices, rows)
+            if sums is not None:
+                return sums
         options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}
-        results = _product(hidden, experts.down, choices.sizes, bias=experts.bias_down, **options)
+        results = _product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
     with jax.named_scope("combine"):
         summing = Summing(backend=kernel.backend, dtype_out=call.x.dtype.name, used_rows=kernel.spec.mean_rows)
-        return combined_over_devices(summing, kernel.axis, results, call.weights, choices)
+        return combined_over_devices(summing, kernel.axis, results, call.weights, rows)

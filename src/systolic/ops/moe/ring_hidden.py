@@ -20,8 +20,9 @@ from systolic.ops.engine.target import explicit_mesh
 from systolic.ops.moe.gathering import round_the_ring
 from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
 from systolic.ops.moe.kernel.ring_products import ring_products
+from systolic.ops.moe.kernel.scatter_products import scatter_products
 from systolic.ops.moe.permuting import tokens_of_rows
-from systolic.ops.moe.ring_products import ROW_TILE, RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring_products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.routing import Sorted
 from systolic.schedule.legality import LANES
 from systolic.schedule.vmem import vmem_limit
@@ -91,6 +92,40 @@ class RingHidden:
                 interpret=self.backend.interpret,
             )
         return out, in_registers
+
+    def sums(self, hidden: Array, down: Array, choices: Sorted, rows: Sorted) -> Array | None:
+        """Return the sums of this device's tokens, or None where no kernel makes and sends them.
+
+        Args:
+          choices: with their weights.
+          rows: the choices with the rows that they have in `hidden`.
+        """
+        top_k = self.spec.choices // self.spec.tokens
+        schedule = ScatterProductsSchedule.of(self.spec, top_k, self.schedule.rows, self.chip)
+        if schedule is None or down.dtype != hidden.dtype or choices.weights is None:
+            return None
+        tokens = choices.order // top_k
+        words = tokens // SUBLANES * (schedule.registers * SUBLANES) + tokens % SUBLANES
+        words, factors = (jnp.pad(array, (0, ROW_TILE)) for array in (words, choices.weights))
+        sizes, ends = choices.sizes, jnp.cumsum(rows.sizes)
+        ring = jnp.asarray(self.ring, jnp.int32)
+        place = jnp.argmax(ring == lax.axis_index(self.axis))
+        table = lax.dynamic_index_in_dim(jnp.asarray(schedule.scatter.table(self.ring)), place, keepdims=False)
+        with tracing_for(self.chip):
+            return scatter_products(
+                hidden,
+                down,
+                jnp.stack([jnp.cumsum(sizes) - sizes, ends - rows.sizes, sizes]),
+                words,
+                factors,
+                table,
+                ring,
+                axis_name=self.axis,
+                collective_id=barrier_number(self.axis),
+                schedule=schedule,
+                vmem_limit_bytes=vmem_limit(schedule.buffers, self.chip),
+                interpret=self.backend.interpret,
+            )
 
 
 def in_whole_registers(choices: Sorted) -> Sorted:

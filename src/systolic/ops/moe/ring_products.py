@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from systolic.chips import Chip
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.ops.moe.ring_schedule import MAX_ARRIVALS, ScatterSchedule
+from systolic.ops.moe.ring_schedule import STAGES as SUM_STAGES
+from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
 from systolic.schedule.buffers import VmemBuffer, total_bytes
-from systolic.schedule.legality import LANES, legal_sides
+from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides
 from systolic.schedule.sizes import padded
 from systolic.schedule.vmem import buffer_bytes
 from systolic.spec import dtype_bytes
@@ -105,5 +110,88 @@ class RingProductsSchedule:
         fixed_bytes = total_bytes(schedule(0).buffers)
         row_bytes = spec.products * spec.f * dtype_bytes("float32")
         fitting = (buffer_bytes(chip) - fixed_bytes) // row_bytes // ROW_TILE * ROW_TILE
+        # With less room than routers usually need, weights would be read twice.
         least = int(spec.mean_rows * _ROOM_SHARE) + ROW_TILE * spec.experts
         return schedule(min(fitting, spec.rows)) if fitting >= min(least, spec.rows) else None
+
+    def time_us(self, spec: RingProductsSpec, chip: Chip) -> float:
+        """Return the time from the arrival of the first slab on: weights arrive while rows are multiplied."""
+        machine = chip.machine
+        large, small = self.rows
+        mean = -(-spec.mean_rows // spec.experts)
+        blocks = [large] * (mean // large) + [small] * -(-(mean % large) // small)
+        if sum(blocks[mean // large :]) > 2 * small:
+            blocks = [large] * -(-mean // large)
+        tiles = spec.products * -(-spec.d // machine.mxu_rows) * -(-spec.f // machine.mxu_columns) / machine.mxu_count
+        pushes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096 * machine.weight_push_cycles
+        rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
+        cycles = spec.experts * tiles * sum(rows / rows_per_cycle + pushes for rows in blocks)
+        registers = -(-self.columns // (LANES * SUBLANES))
+        cycles += self.slabs * spec.mean_rows * (COPY_CYCLES + REGISTER_CYCLES * registers)
+        slab_bytes = spec.tokens * self.columns * dtype_bytes(spec.dtype)
+        hbm_us = (spec.least_hbm_bytes + slab_bytes) / machine.hbm_bytes_per_s * 1e6
+        return max(hbm_us, cycles / machine.clock_hz * 1e6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterProductsSchedule:
+    """The cutting of the kernel that adds up experts' results and sends the sums while the next are multiplied."""
+
+    tokens: int  # of all devices
+    mean_rows: int
+    columns: int  # of a tile
+    tiles: int
+    block_columns: int
+    rows: tuple[int, int]  # of a large and a small block
+    slots: int  # for weights and the rows of a step
+    scatter: ScatterSchedule  # the pieces of tokens, and their order
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def registers(self) -> int:
+        """Registers of a row of a tile."""
+        return self.columns // LANES
+
+    @classmethod
+    def of(
+        cls, spec: RingProductsSpec, top_k: int, rows: tuple[int, int], chip: Chip
+    ) -> ScatterProductsSchedule | None:
+        """Return the schedule for the rows of another kernel, or None if no sums are sent in pieces or do not fit."""
+        sums = CombineSpec.of(
+            tokens=spec.tokens,
+            top_k=top_k,
+            experts=spec.experts,
+            d=spec.d,
+            dtype=spec.dtype,
+            dtype_out=spec.dtype,
+        )
+        try:
+            scatter = ScatterSchedule.of(sums, spec.devices, chip)
+        except IllegalTilesError:
+            return None
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        tiles = spec.d // columns
+        if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
+            return None
+        piece = (scatter.combine.tokens, columns)
+        buffers = (
+            VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=1),
+            VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
+            VmemBuffer(name="arrivals", shape=piece, dtype=spec.dtype, copies=tiles * scatter.arrivals + 1),
+            VmemBuffer(name="stages", shape=piece, dtype=spec.dtype, copies=SUM_STAGES),
+        )
+        if total_bytes(buffers) > buffer_bytes(chip):
+            return None
+        return cls(
+            tokens=spec.tokens,
+            mean_rows=spec.mean_rows,
+            columns=columns,
+            tiles=tiles,
+            block_columns=max(side for side in legal_sides(columns, LANES) if side <= _COLUMNS),
+            rows=rows,
+            slots=_WEIGHT_SLOTS,
+            scatter=scatter,
+            buffers=buffers,
+        )

@@ -23,6 +23,7 @@ class Sorted(NamedTuple):
     order: Array  # the choice of each sorted row
     place: Array  # the sorted row of each choice, the inverse of `order`
     counts: Array  # rows of each expert, by granules of tokens: [granules, experts]
+    weights: Array | None = None  # of each sorted row
 
     @property
     def sizes(self) -> Array:
@@ -45,10 +46,12 @@ def _is_expert(ids: Array, experts: int) -> Array:
     return ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
 
 
-def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: int = 1) -> Sorted:
+def sorted_by_expert(
+    ids: Array, experts: int, capacity: int | None, devices: int = 1, weights: Array | None = None
+) -> Sorted:
     """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert.
 
-    On one of several `devices`, experts are those of that device.
+    On one of several `devices`, experts are those of that device. Weights, [tokens, k], are sorted too.
     """
     tokens, top_k = ids.shape
     ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
@@ -62,9 +65,10 @@ def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: in
         ids = jnp.where(rank.reshape(-1)[: ids.size] > capacity, experts, ids)
         counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
     numbers = jnp.arange(ids.size, dtype=jnp.int32)
-    _, order = lax.sort((ids, numbers), num_keys=1, is_stable=True)
+    values = [] if weights is None else [weights.reshape(-1)]
+    _, order, *values = lax.sort((ids, numbers, *values), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
-    return Sorted(ids=ids, order=order, place=place, counts=counts)
+    return Sorted(ids=ids, order=order, place=place, counts=counts, weights=values[0] if values else None)
 
 
 def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:
