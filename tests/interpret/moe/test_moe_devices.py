@@ -166,7 +166,7 @@ from systolic.compat import interpret_params, races_found
 from systolic.ops.engine.backend import backend_of
 from systolic.ops.moe import ring_products
 from systolic.ops.moe.ring_hidden import RingHidden, in_whole_registers
-from systolic.ops.moe.routing import sorted_by_expert
+from systolic.ops.moe.routing import sorted_with_values
 
 DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, 128, 2
 ring_products._SLAB_COLUMNS = 128  # two tiles of columns
@@ -182,13 +182,13 @@ backend = backend_of(interpret_params(detect_races=True, uninitialized_memory="n
 
 def local(x, down):
     own_ids = ids - HERE * jax.lax.axis_index("expert")
-    choices = sorted_by_expert(own_ids, HERE, None, DEVICES, jnp.asarray(weights))
+    choices, (factors,) = sorted_with_values(own_ids, HERE, None, DEVICES, jnp.asarray(weights))
     gate = jnp.zeros((HERE, D, F), x.dtype)
     kernel = RingHidden.of(backend, "expert", x, ids, [gate, gate])
     padded = in_whole_registers(choices)
     places = jnp.where(choices.ids < HERE, padded.place, kernel.spec.rows)
     hidden = jnp.full((kernel.spec.rows, F), jnp.nan, x.dtype).at[places].set(rows, mode="drop")
-    return kernel.sums(hidden, down, choices, padded)
+    return kernel.sums(hidden, down, factors, choices, padded)
 
 # JAX does not know over which axes interpret mode's callbacks vary.
 layer = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False))

@@ -18,7 +18,7 @@ from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
 from systolic.ops.moe.ring_hidden import RingHidden
-from systolic.ops.moe.routing import sorted_by_expert
+from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.summing import combined_over_devices
 
 
@@ -136,12 +136,13 @@ def _while_tokens_travel(call: Call, experts: Experts, axis: str, activation: An
 def _on_ring(kernel: RingHidden, call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
     here = kernel.spec.experts
     with jax.named_scope("sort"):
-        choices = sorted_by_expert(call.ids - call.first_expert, here, call.capacity, kernel.spec.devices, call.weights)
+        ids = call.ids - call.first_expert
+        choices, (weights,) = sorted_with_values(ids, here, call.capacity, kernel.spec.devices, call.weights)
     with jax.named_scope("experts"):
         matrices = [experts.gate, experts.up][: kernel.spec.products]
         hidden, rows = kernel.hidden(call.x, choices, matrices, activation)
         if experts.bias_down is None:
-            sums = kernel.sums(hidden, experts.down, choices, rows)
+            sums = kernel.sums(hidden, experts.down, weights, choices, rows)
             if sums is not None:
                 return sums
         options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}

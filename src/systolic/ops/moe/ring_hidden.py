@@ -93,20 +93,20 @@ class RingHidden:
             )
         return out, in_registers
 
-    def sums(self, hidden: Array, down: Array, choices: Sorted, rows: Sorted) -> Array | None:
+    def sums(self, hidden: Array, down: Array, weights: Array, choices: Sorted, rows: Sorted) -> Array | None:
         """Return the sums of this device's tokens, or None where no kernel makes and sends them.
 
         Args:
-          choices: with their weights.
+          weights: of choices in the order of experts.
           rows: the choices with the rows that they have in `hidden`.
         """
         top_k = self.spec.choices // self.spec.tokens
         schedule = ScatterProductsSchedule.of(self.spec, top_k, self.schedule.rows, self.chip)
-        if schedule is None or down.dtype != hidden.dtype or choices.weights is None:
+        if schedule is None or down.dtype != hidden.dtype:
             return None
         tokens = choices.order // top_k
         words = tokens // SUBLANES * (schedule.registers * SUBLANES) + tokens % SUBLANES
-        words, factors = (jnp.pad(array, (0, ROW_TILE)) for array in (words, choices.weights))
+        words, factors = (jnp.pad(array, (0, ROW_TILE)) for array in (words, weights))
         sizes, ends = choices.sizes, jnp.cumsum(rows.sizes)
         ring = jnp.asarray(self.ring, jnp.int32)
         place = jnp.argmax(ring == lax.axis_index(self.axis))

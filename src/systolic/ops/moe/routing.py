@@ -23,7 +23,6 @@ class Sorted(NamedTuple):
     order: Array  # the choice of each sorted row
     place: Array  # the sorted row of each choice, the inverse of `order`
     counts: Array  # rows of each expert, by granules of tokens: [granules, experts]
-    weights: Array | None = None  # of each sorted row
 
     @property
     def sizes(self) -> Array:
@@ -46,13 +45,18 @@ def _is_expert(ids: Array, experts: int) -> Array:
     return ids[..., None] == jnp.arange(experts, dtype=ids.dtype)
 
 
-def sorted_by_expert(
-    ids: Array, experts: int, capacity: int | None, devices: int = 1, weights: Array | None = None
-) -> Sorted:
+def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: int = 1) -> Sorted:
     """Sort choices by their expert, in the order of tokens; ids out of range and above capacity are of no expert.
 
-    On one of several `devices`, experts are those of that device. Weights, [tokens, k], are sorted too.
+    On one of several `devices`, experts are those of that device.
     """
+    return sorted_with_values(ids, experts, capacity, devices)[0]
+
+
+def sorted_with_values(
+    ids: Array, experts: int, capacity: int | None, devices: int, *values: Array
+) -> tuple[Sorted, list[Array]]:
+    """Return `sorted_by_expert`, and values of choices, [tokens, k], in that order: [tokens · k]."""
     tokens, top_k = ids.shape
     ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
     granules = -(-tokens // GRANULE_TOKENS)
@@ -65,10 +69,10 @@ def sorted_by_expert(
         ids = jnp.where(rank.reshape(-1)[: ids.size] > capacity, experts, ids)
         counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
     numbers = jnp.arange(ids.size, dtype=jnp.int32)
-    values = [] if weights is None else [weights.reshape(-1)]
-    _, order, *values = lax.sort((ids, numbers, *values), num_keys=1, is_stable=True)
+    flat = (value.reshape(-1) for value in values)
+    _, order, *in_order = lax.sort((ids, numbers, *flat), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
-    return Sorted(ids=ids, order=order, place=place, counts=counts, weights=values[0] if values else None)
+    return Sorted(ids=ids, order=order, place=place, counts=counts), in_order
 
 
 def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:
