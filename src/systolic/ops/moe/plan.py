@@ -9,7 +9,7 @@ from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.grouped.spec import GroupedSpec
 from systolic.ops.moe.forms import Form, combine_form, ring_us, scatter_form, spread_form
-from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec
+from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeLayers, MoeSpec
 from systolic.ops.planner import plan
@@ -120,11 +120,12 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
             form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
         scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
         names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
-        parts = [
-            MoePart(name="all-gather", by="XLA", why=why, time_us=gather_us),
-            *parts,
-            *(_moved(name, form) for name, form in zip(names, scattering, strict=True)),
-        ]
+        rest = [_moved(name, form) for name, form in zip(names, scattering, strict=True)]
+        if ring is not None:
+            scatter = ScatterProductsSchedule.of(ring_spec, spec.top_k, ring.rows, chip)
+            if scatter is not None:
+                parts, rest = parts[:1], [_with_sums(ring_spec, scatter, chip, ring_us(sums, spec.devices, chip))]
+        parts = [MoePart(name="all-gather", by="XLA", why=why, time_us=gather_us), *parts, *rest]
     return MoePlan(spec=spec, chip=chip.name, form=form, parts=tuple(parts))
 
 
@@ -139,6 +140,12 @@ def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip)
         "VMEM, so that weights are read once"
     )
     return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
+
+
+def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
+    why = f"sums of {schedule.columns:,} columns are sent round the ring while the next ones are multiplied"
+    name = "down, sums of tokens and reduce-scatter"
+    return MoePart(name=name, by="a kernel", why=why, time_us=schedule.time_us(spec, chip, links_us))
 
 
 def _product(name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k: int, n: int, gated: bool) -> MoePart:

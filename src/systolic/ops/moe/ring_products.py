@@ -116,21 +116,27 @@ class RingProductsSchedule:
 
     def time_us(self, spec: RingProductsSpec, chip: Chip) -> float:
         """Return the time from the arrival of the first slab on: weights arrive while rows are multiplied."""
-        machine = chip.machine
-        large, small = self.rows
-        mean = -(-spec.mean_rows // spec.experts)
-        blocks = [large] * (mean // large) + [small] * -(-(mean % large) // small)
-        if sum(blocks[mean // large :]) > 2 * small:
-            blocks = [large] * -(-mean // large)
-        tiles = spec.products * -(-spec.d // machine.mxu_rows) * -(-spec.f // machine.mxu_columns) / machine.mxu_count
-        pushes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096 * machine.weight_push_cycles
-        rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
-        cycles = spec.experts * tiles * sum(rows / rows_per_cycle + pushes for rows in blocks)
-        registers = -(-self.columns // (LANES * SUBLANES))
-        cycles += self.slabs * spec.mean_rows * (COPY_CYCLES + REGISTER_CYCLES * registers)
+        cycles = spec.products * _product_cycles(spec, self.rows, spec.d, spec.f, chip)
+        cycles += self.slabs * spec.mean_rows * _row_cycles(self.columns)
         slab_bytes = spec.tokens * self.columns * dtype_bytes(spec.dtype)
-        hbm_us = (spec.least_hbm_bytes + slab_bytes) / machine.hbm_bytes_per_s * 1e6
-        return max(hbm_us, cycles / machine.clock_hz * 1e6)
+        hbm_us = (spec.least_hbm_bytes + slab_bytes) / chip.machine.hbm_bytes_per_s * 1e6
+        return max(hbm_us, cycles / chip.machine.clock_hz * 1e6)
+
+
+def _row_cycles(columns: int) -> float:
+    return COPY_CYCLES + REGISTER_CYCLES * -(-columns // (LANES * SUBLANES))
+
+
+def _product_cycles(spec: RingProductsSpec, rows: tuple[int, int], k: int, n: int, chip: Chip) -> float:
+    """Return the cycles in which matrix units take the weights of a product, and the blocks of rows for each."""
+    machine, (large, small) = chip.machine, rows
+    mean = -(-spec.mean_rows // spec.experts)
+    count = max(-(-(mean - 2 * small) // large), 0)
+    blocks = [large] * count + [small] * max(-(-(mean - count * large) // small), 0)
+    tiles = -(-k // machine.mxu_rows) * -(-n // machine.mxu_columns) / machine.mxu_count
+    pushes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096 * machine.weight_push_cycles
+    rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
+    return spec.experts * tiles * sum(size / rows_per_cycle + pushes for size in blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,4 +200,16 @@ class ScatterProductsSchedule:
             slots=_WEIGHT_SLOTS,
             scatter=scatter,
             buffers=buffers,
+        )
+
+    def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:
+        """Return the time; links take `links_us`, and are idle while the first tile is made."""
+        machine, item = chip.machine, dtype_bytes(spec.dtype)
+        cycles = _product_cycles(spec, self.rows, spec.f, spec.d, chip)
+        # A row is read and its sum read and written.
+        cycles += self.tiles * spec.mean_rows * 2 * _row_cycles(self.columns)
+        read_bytes = (spec.experts * spec.d + self.tiles * spec.mean_rows) * spec.f * item
+        products_us = max(cycles / machine.clock_hz, read_bytes / machine.hbm_bytes_per_s) * 1e6
+        return products_us / self.tiles + max(
+            products_us * (self.tiles - 1) / self.tiles + links_us / self.tiles, links_us
         )

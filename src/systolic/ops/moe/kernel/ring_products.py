@@ -2,11 +2,10 @@
 
     out[rows of e] = activation(x[tokens of these rows] @ gate[e]) · (x[tokens of these rows] @ up[e])
 
-Tokens travel in slabs of columns, each both ways round the ring, and stay in VMEM where they arrive. The grid of steps
-goes over slabs, and over experts: a step copies its expert's rows of the slab together and adds their products with
-those rows of the weights to sums in VMEM, while the next slab travels and the next weights arrive. Weights are read
-once if the sums of all rows fit in VMEM, else once for each panel of rows, which are all there then. Rows of an expert
-begin at a whole register, and rows between two experts are not defined.
+Tokens travel in slabs of columns and stay in VMEM. The steps go over slabs, and over experts: a step copies the rows of
+its expert together and adds their products to sums in VMEM, while the next slab travels and the next weights arrive.
+If sums of all rows do not fit, weights are read once for each panel of rows. An expert's rows begin at a whole register,
+and rows between two experts are not defined.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ def ring_products(
         is_interpreted=bool(interpret),
     )
     hbm, scalars = pl.BlockSpec(memory_space=pltpu.HBM), pl.BlockSpec(memory_space=pltpu.SMEM)
-    arrays = [array if interpret else from_hbm(array) for array in matrices]
-    large = schedule.rows[0]
+    arrays, large = [array if interpret else from_hbm(array) for array in matrices], schedule.rows[0]
     operands = ring, experts, first_tiles, codes
     return pl.pallas_call(
         functools.partial(_kernel, axis_name, spec, schedule, tokens, activation, len(parts)),
@@ -275,8 +273,7 @@ class _Products:
         return jnp.concatenate([tile(number) for number in range(rows // ROW_TILE)])
 
     def _store(self, row: Any, place: Any, used: Any, rows: int) -> None:
-        its, spec = self._its, self._spec
-        number = its.stored[0]
+        its, spec, number = self._its, self._spec, self._its.stored[0]
         stage = lax.rem(number, jnp.int32(STAGES))
         pl.when(number >= STAGES)(lambda: self._departure(stage, 0, its.stored[1 + stage]).wait())
 
