@@ -4,7 +4,7 @@
 
 Tokens travel in slabs of columns and stay in VMEM. The steps go over slabs, and over experts: a step copies the rows of
 its expert together and adds their products to sums in VMEM, while the next slab travels and the next weights arrive.
-If sums of all rows do not fit, weights are read once for each panel of rows. An expert's rows begin at a whole register,
+If not all sums fit, weights are read once for each panel of rows. An expert's rows begin at a whole register,
 and rows between two experts are not defined.
 """
 
