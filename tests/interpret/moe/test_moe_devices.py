@@ -152,7 +152,8 @@ for token, choice in np.argwhere(ids >= 0):
 """
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [2, 4])
 def test_products_that_begin_while_tokens_travel_are_those_of_float64(devices: int, tmp_path: Path) -> None:
     run_on_virtual_devices(HIDDEN, tmp_path, str(devices), devices=devices)
 
@@ -205,6 +206,7 @@ np.testing.assert_allclose(ours, expected, atol=3 * 2**-9 * np.abs(expected).max
 """
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [2, 4])
 def test_sums_sent_while_the_next_columns_are_multiplied_are_those_of_float64(devices: int, tmp_path: Path) -> None:
     run_on_virtual_devices(SENT, tmp_path, str(devices), devices=devices)
