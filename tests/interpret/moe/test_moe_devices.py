@@ -108,3 +108,105 @@ for device, ours in enumerate(rows):
 
 def test_rows_of_tokens_that_came_round_the_ring_are_in_the_order_of_experts(tmp_path: Path) -> None:
     run_on_virtual_devices(ROWS, tmp_path)
+
+
+HIDDEN = """
+import sys
+from dataclasses import replace
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from systolic.compat import interpret_params, races_found
+from systolic.ops.engine.backend import backend_of
+from systolic.ops.moe.ring_hidden import RingHidden
+from systolic.ops.moe.routing import sorted_by_expert
+
+DEVICES, HERE, D, F, K = int(sys.argv[1]), 3, 256, 128, 2
+mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
+random, tokens, experts = np.random.default_rng(0), DEVICES * 32, DEVICES * HERE
+x = jnp.asarray(random.normal(size=(tokens, D)), jnp.bfloat16).at[5].set(jnp.nan)
+gate, up = (jnp.asarray(random.normal(size=(experts, D, F)) / 16, jnp.bfloat16) for _ in range(2))
+ids = np.minimum(random.geometric(0.3, (tokens, K)) - 1, experts - 1).astype("i")  # most to the first device
+ids[::7, 0] = -1
+backend = backend_of(interpret_params(detect_races=True, uninitialized_memory="nan"), "v6e", None)
+
+def local(x, gate, up):
+    choices = sorted_by_expert(ids - HERE * jax.lax.axis_index("expert"), HERE, None, DEVICES)
+    kernel = RingHidden.of(backend, "expert", x, ids, [gate, up])
+    # Two slabs of columns, and several panels of rows.
+    kernel = replace(kernel, schedule=replace(kernel.schedule, columns=128, slabs=2, panel=48))
+    hidden, choices = kernel.hidden(x, choices, [gate, up], "silu")
+    return hidden.astype("float32")[None], choices.place[None]
+
+# JAX does not know over which axes interpret mode's callbacks vary.
+layer = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False))
+with jax.set_mesh(mesh):
+    hidden, places = map(np.asarray, layer(x, gate, up))
+assert not races_found()
+x, gate, up = (np.asarray(array.astype("float32"), np.float64) for array in (x, gate, up))
+for token, choice in np.argwhere(ids >= 0):
+    expert = ids[token, choice]
+    product, device = x[token] @ gate[expert], expert // HERE
+    expected = product / (1 + np.exp(-product)) * (x[token] @ up[expert])
+    ours = hidden[device, places[device, token * K + choice]]
+    np.testing.assert_allclose(ours, expected, rtol=2**-7, atol=1e-4)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [2, 4])
+def test_products_that_begin_while_tokens_travel_are_those_of_float64(devices: int, tmp_path: Path) -> None:
+    run_on_virtual_devices(HIDDEN, tmp_path, str(devices), devices=devices)
+
+
+SENT = """
+import sys
+from dataclasses import replace
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec as P
+from systolic.compat import interpret_params, races_found
+from systolic.ops.engine.backend import backend_of
+from systolic.ops.moe import ring_products
+from systolic.ops.moe.ring_hidden import RingHidden, in_whole_registers
+from systolic.ops.moe.routing import sorted_with_values
+
+DEVICES, HERE, D, F, K = int(sys.argv[1]), 12, 256, 128, 2
+ring_products._SLAB_COLUMNS = 128  # two tiles of columns
+mesh = Mesh(np.array(jax.devices()[:DEVICES]), ("expert",), axis_types=(AxisType.Auto,))
+random, tokens, experts = np.random.default_rng(0), DEVICES * 256, DEVICES * HERE
+ids = np.minimum(random.geometric(0.1, (tokens, K)) - 1, experts - 1).astype("i")  # some twice by one token
+ids[::7, 0] = -1
+weights = random.random(ids.shape).astype("f")
+down = jnp.asarray(random.normal(size=(experts, F, D)) / 11, jnp.bfloat16)
+x = jnp.zeros((tokens, D), jnp.bfloat16)
+rows = jnp.asarray(random.normal(size=(ids.size, F)), jnp.bfloat16)  # of each choice
+backend = backend_of(interpret_params(detect_races=True, uninitialized_memory="nan"), "v6e", None)
+
+def local(x, down):
+    own_ids = ids - HERE * jax.lax.axis_index("expert")
+    choices, (factors,) = sorted_with_values(own_ids, HERE, None, DEVICES, jnp.asarray(weights))
+    gate = jnp.zeros((HERE, D, F), x.dtype)
+    kernel = RingHidden.of(backend, "expert", x, ids, [gate, gate])
+    padded = in_whole_registers(choices)
+    places = jnp.where(choices.ids < HERE, padded.place, kernel.spec.rows)
+    hidden = jnp.full((kernel.spec.rows, F), jnp.nan, x.dtype).at[places].set(rows, mode="drop")
+    return kernel.sums(hidden, down, factors, choices, padded)
+
+# JAX does not know over which axes interpret mode's callbacks vary.
+layer = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=P("expert"), out_specs=P("expert"), check_vma=False))
+with jax.set_mesh(mesh):
+    ours = np.asarray(layer(x, down).astype("float32"))
+assert not races_found()
+rows, down = (np.asarray(array.astype("float32"), np.float64) for array in (rows, down))
+expected = np.zeros((tokens, D))
+for choice, expert in enumerate(ids.reshape(-1)):
+    if expert >= 0:
+        expected[choice // K] += weights.reshape(-1)[choice] * (rows[choice] @ down[expert])
+# The result is rounded, and each of two sums on its way.
+np.testing.assert_allclose(ours, expected, atol=3 * 2**-9 * np.abs(expected).max())
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("devices", [2, 4])
+def test_sums_sent_while_the_next_columns_are_multiplied_are_those_of_float64(devices: int, tmp_path: Path) -> None:
+    run_on_virtual_devices(SENT, tmp_path, str(devices), devices=devices)

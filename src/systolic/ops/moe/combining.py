@@ -69,9 +69,11 @@ def _by_block(choices: Array, schedule: CombineSchedule, fill: int) -> Array:
 def _runs_and_codes(spec: CombineSpec, schedule: CombineSchedule, choices: Sorted) -> tuple[Array, Array]:
     """Return the runs of each block, [blocks, fields, experts], and the codes of choices, [blocks, 1, choices]."""
     granules = schedule.tokens // GRANULE_TOKENS
-    counts = jnp.pad(choices.counts, [(0, schedule.blocks * granules - choices.counts.shape[0]), (0, 0)])
+    # After the last block's there may be rows of no choice.
+    counts = choices.counts[: -(-spec.tokens // GRANULE_TOKENS)]
+    counts = jnp.pad(counts, [(0, schedule.blocks * granules - counts.shape[0]), (0, 0)])
     counts = counts.reshape(schedule.blocks, granules, spec.experts).sum(1)
-    sizes = counts.sum(0)
+    sizes = choices.sizes
     ends = jnp.cumsum(counts, axis=0) + (jnp.cumsum(sizes) - sizes)
     first_tile = (ends - counts) // SUBLANES
     tiles = jnp.where(counts > 0, -(-ends // SUBLANES) - first_tile, 0)

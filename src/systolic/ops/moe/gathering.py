@@ -74,10 +74,22 @@ def _by_pallas(
     tokens: Array,
     kept: Array,
 ) -> Array:
+    parts, first_rows, tokens = round_the_ring(axis, ring, x, tokens)
+    own_row = lax.axis_index(axis) * x.shape[0]
+    first_rows = jnp.concatenate([own_row[None], first_rows])
+    return spread_of_parts(backend, [x, *parts], first_rows, tokens, kept)
+
+
+def round_the_ring(axis: str, ring: tuple[int, ...], x: Array, tokens: Array) -> tuple[list[Array], Array, Array]:
+    """Send x both ways round the ring: return all other devices' in parts, their first rows among all, and `tokens`.
+
+    `tokens` are there before the last copies begin.
+    """
     count, here, half = len(ring), x.shape[0], x.shape[0] // 2
     hops = [[(device, ring[(at + way) % count]) for at, device in enumerate(ring)] for way in (1, -1)]
     # Parts by the distance to their device, and by their first row there.
-    right, left, parts = x, x, {(0, 0): x}
+    right, left = x, x
+    parts: dict[tuple[int, int], Array] = {}
     for distance in range(1, count // 2):
         right, left = (lax.ppermute(part, axis, way) for part, way in zip((right, left), hops, strict=True))
         parts |= {(-distance, 0): right, (distance, 0): left}
@@ -90,4 +102,4 @@ def _by_pallas(
     place = jnp.asarray(np.argsort(ring), jnp.int32)[lax.axis_index(axis)]
     distances, first_rows = np.asarray(list(parts), np.int32).T
     first_rows = first_rows + jnp.asarray(ring, jnp.int32)[(place + distances) % count] * here
-    return spread_of_parts(backend, list(parts.values()), first_rows, tokens, kept)
+    return list(parts.values()), first_rows, tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,14 @@ from jax import Array, lax
 
 from systolic.compat import varying_alike
 from systolic.ops.engine.backend import backend_of
+from systolic.ops.engine.derivative import fused_after_sum
+from systolic.ops.engine.dispatch import dispatched, one_at_a_time
 from systolic.ops.grouped import grouped_matmul
 from systolic.ops.moe.arguments import Call
 from systolic.ops.moe.gathering import spread_of_all_devices
 from systolic.ops.moe.permuting import Summing, combined, spread
-from systolic.ops.moe.routing import sorted_by_expert
+from systolic.ops.moe.ring_hidden import RingHidden
+from systolic.ops.moe.routing import sorted_by_expert, sorted_with_values
 from systolic.ops.moe.summing import combined_over_devices
 
 
@@ -102,4 +106,47 @@ def over_devices(call: Call, experts: Experts, axis: str, activation: Any, optio
         first_expert=call.first_expert,
         capacity=call.capacity,
     )
-    return experts_sum(everyone, experts, activation, options, axis)
+    return _while_tokens_travel(everyone, experts, axis, activation, options)
+
+
+def _while_tokens_travel(call: Call, experts: Experts, axis: str, activation: Any, options: dict[str, Any]) -> Array:
+    """Return `experts_sum`, whose first products begin while tokens travel."""
+    backend = backend_of(options["implementation"], options["chip"], None)
+    matrices = [experts.gate] if experts.up is None else [experts.gate, experts.up]
+    has_bias = experts.bias_gate is not None or experts.bias_up is not None
+    kernel = None if has_bias else RingHidden.of(backend, axis, call.x, call.ids, matrices)
+    if kernel is None:
+        return experts_sum(call, experts, activation, options, axis)
+
+    def in_two(operands: Any) -> Array:
+        arrays, experts = operands
+        return experts_sum(replace(call, **arrays), experts, activation, options, axis)
+
+    def fused(operands: Any) -> Array:
+        arrays, experts = operands
+        return _on_ring(kernel, replace(call, **arrays), experts, activation, options)
+
+    def run(operands: Any) -> Array:
+        return one_at_a_time(lambda operands: dispatched(backend, fused, in_two, operands), operands)
+
+    arrays = {name: getattr(call, name) for name in ("x", "ids", "weights", "first_expert")}
+    return fused_after_sum(run, in_two, True, (arrays, experts))
+
+
+def _on_ring(kernel: RingHidden, call: Call, experts: Experts, activation: Any, options: dict[str, Any]) -> Array:
+    here = kernel.spec.experts
+    with jax.named_scope("sort"):
+        ids = call.ids - call.first_expert
+        choices, (weights,) = sorted_with_values(ids, here, call.capacity, kernel.spec.devices, call.weights)
+    with jax.named_scope("experts"):
+        matrices = [experts.gate, experts.up][: kernel.spec.products]
+        hidden, rows = kernel.hidden(call.x, choices, matrices, activation)
+        if experts.bias_down is None:
+            sums = kernel.sums(hidden, experts.down, weights, choices, rows)
+            if sums is not None:
+                return sums
+        options = {**options, "rows_per_group": -(-call.ids.size // call.experts), "leaves_rest": True}
+        results = _product(hidden, experts.down, rows.sizes, bias=experts.bias_down, **options)
+    with jax.named_scope("combine"):
+        summing = Summing(backend=kernel.backend, dtype_out=call.x.dtype.name, used_rows=kernel.spec.mean_rows)
+        return combined_over_devices(summing, kernel.axis, results, call.weights, rows)

@@ -9,6 +9,7 @@ from systolic.chips import Chip
 from systolic.chips import chip as chip_named
 from systolic.ops.grouped.spec import GroupedSpec
 from systolic.ops.moe.forms import Form, combine_form, ring_us, scatter_form, spread_form
+from systolic.ops.moe.ring_products import RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
 from systolic.ops.moe.schedule import CombineSpec, SpreadSpec
 from systolic.ops.moe.spec import MoeLayers, MoeSpec
 from systolic.ops.planner import plan
@@ -86,38 +87,65 @@ def plan_moe(spec: MoeSpec, chip: str | Chip = "v5e") -> MoePlan:
     sums = CombineSpec.of(
         tokens=spec.m, top_k=spec.top_k, experts=here, d=spec.k, dtype=spec.dtype, dtype_out=spec.dtype
     )
+    down = _product("down", spec, chip, here, rows_per_expert, k=spec.n, n=spec.k, gated=False)
     parts = [
         _moved("rows of tokens", spread),
         _product("gate and up", spec, chip, here, rows_per_expert, k=spec.k, n=spec.n, gated=True),
-        _product("down", spec, chip, here, rows_per_expert, k=spec.n, n=spec.k, gated=False),
+        down,
     ]
+    form = (
+        f"sorted: {used_rows:,} rows of tokens are copied in the order of experts, "
+        f"{used_rows * spec.k * dtype_bytes(spec.dtype) / 1e6:,.1f} MB written and read again"
+    )
     if spec.devices == 1:
         parts.append(_moved("sums of tokens", combine_form(sums, chip, rows, used_rows)))
     else:
         gather_us = ring_us(sums, spec.devices, chip) / _GATHER_SHARE
+        why = "tokens of all devices, while their choices are sorted"
+        ring_spec = RingProductsSpec(
+            devices=spec.devices,
+            tokens=spec.m,
+            choices=rows,
+            experts=here,
+            d=spec.k,
+            f=spec.n,
+            products=2,
+            dtype=spec.dtype,
+        )
+        ring = RingProductsSchedule.of(ring_spec, chip)
+        if ring is not None:
+            gather_us /= ring.slabs
+            why = f"the first {ring.columns:,} columns of all devices' tokens, while their choices are sorted"
+            parts = [_on_ring(ring_spec, ring, chip), down]
+            form = f"tokens travel {ring.columns:,} columns at a time round the ring of a mesh that is set, in products"
         scattering = scatter_form(sums, spec.devices, chip, rows, used_rows)
         names = ("sums of tokens", "reduce-scatter") if len(scattering) > 1 else ("sums of tokens and reduce-scatter",)
-        parts = [
-            MoePart(
-                name="all-gather",
-                by="XLA",
-                why="tokens of all devices, while their choices are sorted",
-                time_us=gather_us,
-            ),
-            *parts,
-            *(_moved(name, form) for name, form in zip(names, scattering, strict=True)),
-        ]
-    row_bytes = spec.k * dtype_bytes(spec.dtype)
-    form = (
-        f"sorted: {used_rows:,} rows of tokens are copied in the order of experts, "
-        f"{used_rows * row_bytes / 1e6:,.1f} MB written and read again"
-    )
+        rest = [_moved(name, form) for name, form in zip(names, scattering, strict=True)]
+        if ring is not None:
+            scatter = ScatterProductsSchedule.of(ring_spec, spec.top_k, ring.rows, chip)
+            if scatter is not None:
+                parts, rest = parts[:1], [_with_sums(ring_spec, scatter, chip, ring_us(sums, spec.devices, chip))]
+        parts = [MoePart(name="all-gather", by="XLA", why=why, time_us=gather_us), *parts, *rest]
     return MoePlan(spec=spec, chip=chip.name, form=form, parts=tuple(parts))
 
 
 def _moved(name: str, form: Form) -> MoePart:
     by = "a kernel" if form.by_kernel else "XLA"
     return MoePart(name=name, by=by, why=form.reason, time_us=form.time_us)
+
+
+def _on_ring(spec: RingProductsSpec, schedule: RingProductsSchedule, chip: Chip) -> MoePart:
+    why = (
+        f"tokens travel meanwhile, {schedule.columns:,} columns at a time, and sums of {schedule.panel:,} rows stay in "
+        "VMEM, so that weights are read once"
+    )
+    return MoePart(name="gate and up", by="a kernel", why=why, time_us=schedule.time_us(spec, chip))
+
+
+def _with_sums(spec: RingProductsSpec, schedule: ScatterProductsSchedule, chip: Chip, links_us: float) -> MoePart:
+    why = f"sums of {schedule.columns:,} columns are sent round the ring while the next ones are multiplied"
+    name = "down, sums of tokens and reduce-scatter"
+    return MoePart(name=name, by="a kernel", why=why, time_us=schedule.time_us(spec, chip, links_us))
 
 
 def _product(name: str, spec: MoeSpec, chip: Chip, groups: int, rows: int, *, k: int, n: int, gated: bool) -> MoePart:

@@ -24,7 +24,7 @@ WAYS = 2  # round the ring
 STAGES = 4  # sums of pieces on their way to a neighbor, two each way
 # Arrivals and stages of the kernel, each with its semaphore.
 # Source: as `MAX_SEMAPHORES` of products on a ring, 2,048 bytes of libtpu 0.0.42.1.
-_MAX_ARRIVALS = 200
+MAX_ARRIVALS = 200
 
 
 class Field:
@@ -67,8 +67,8 @@ class ScatterSchedule:
             violations.append(Violation(rule="tokens", value=value, limit=limit, fix=fix))
         if not violations:
             schedule = _schedule(spec, devices)
-            if schedule.arrivals > _MAX_ARRIVALS:
-                value, limit = f"{schedule.arrivals} arrivals", f"there are semaphores for {_MAX_ARRIVALS}"
+            if schedule.arrivals > MAX_ARRIVALS:
+                value, limit = f"{schedule.arrivals} arrivals", f"there are semaphores for {MAX_ARRIVALS}"
                 violations.append(Violation(rule="semaphores", value=value, limit=limit, fix="use fewer devices"))
             size, most = total_bytes(schedule.buffers), buffer_bytes(chip)
             if size <= most and not violations:
@@ -141,7 +141,7 @@ class ScatterSchedule:
 def _schedule(spec: CombineSpec, devices: int) -> ScatterSchedule:
     combine = combine_schedule(spec, GRANULE_TOKENS, spec.d)
     pieces = combine.blocks // devices
-    while WAYS * (devices - 1) * pieces // 2 > _MAX_ARRIVALS and pieces % 4 == 0:
+    while WAYS * (devices - 1) * pieces // 2 > MAX_ARRIVALS and pieces % 4 == 0:
         combine = combine_schedule(spec, 2 * combine.tokens, spec.d)
         pieces //= 2
     arrivals = WAYS * (devices - 1) * pieces // 2

@@ -50,6 +50,13 @@ def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: in
 
     On one of several `devices`, experts are those of that device.
     """
+    return sorted_with_values(ids, experts, capacity, devices)[0]
+
+
+def sorted_with_values(
+    ids: Array, experts: int, capacity: int | None, devices: int, *values: Array
+) -> tuple[Sorted, list[Array]]:
+    """Return `sorted_by_expert`, and values of choices, [tokens, k], in that order: [tokens · k]."""
     tokens, top_k = ids.shape
     ids = jnp.where((ids >= 0) & (ids < experts), ids, experts)
     granules = -(-tokens // GRANULE_TOKENS)
@@ -62,9 +69,10 @@ def sorted_by_expert(ids: Array, experts: int, capacity: int | None, devices: in
         ids = jnp.where(rank.reshape(-1)[: ids.size] > capacity, experts, ids)
         counts = jnp.diff(jnp.minimum(jnp.cumsum(counts, axis=0), capacity), axis=0, prepend=0)
     numbers = jnp.arange(ids.size, dtype=jnp.int32)
-    _, order = lax.sort((ids, numbers), num_keys=1, is_stable=True)
+    flat = (value.reshape(-1) for value in values)
+    _, order, *in_order = lax.sort((ids, numbers, *flat), num_keys=1, is_stable=True)
     _, place = lax.sort((order, numbers), num_keys=1)
-    return Sorted(ids=ids, order=order, place=place, counts=counts)
+    return Sorted(ids=ids, order=order, place=place, counts=counts), in_order
 
 
 def typical_counts(tokens: int, top_k: int, experts: int, devices: int = 1) -> Any:

@@ -21,8 +21,8 @@ GRANULE_TOKENS = 128  # rows of an expert are counted for each so many tokens; a
 _MAX_CHOICES = 8192  # of a block, whose codes and weights take 128 KiB of SMEM in two copies
 # Cycles of the loop for one choice: scalar code, and for each register of the row.
 # Source: bundles of the kernel on v6e, bfloat16: 6.4 a choice with two registers.
-_CHOICE_CYCLES, _REGISTER_CYCLES = 4.4, 1.0
-_COPY_CYCLES = 2.5  # and of the loop that only copies rows
+_CHOICE_CYCLES, REGISTER_CYCLES = 4.4, 1.0
+COPY_CYCLES = 2.5  # and of the loop that only copies rows
 BLOCK_SLOTS = 4  # blocks in VMEM: with two, a copy's latency delays every second block
 CHUNK_BLOCKS = 8  # whose codes are in SMEM, so that their copy arrives in time after the blocks' own copies
 _SPREAD_ROWS = 256  # of a block: copies of 1 MiB and more, so that their start does not count
@@ -90,7 +90,7 @@ class CombineSchedule:
         bytes_out = min(self.tokens, spec.tokens) * self.columns * dtype_bytes(spec.dtype_out)
         registers = -(-self.columns // (LANES * SUBLANES))
         start_cycles = runs * (_RUN_CYCLES + machine.dma_issue_cycles)
-        cycles = choices * (_CHOICE_CYCLES + _REGISTER_CYCLES * registers) + start_cycles
+        cycles = choices * (_CHOICE_CYCLES + REGISTER_CYCLES * registers) + start_cycles
         copy_us = (bytes_in + bytes_out) / machine.hbm_bytes_per_s * 1e6
         code_us = cycles / machine.clock_hz * 1e6
         return self.blocks * self.slabs * max(copy_us, code_us) + min(copy_us, code_us)
@@ -173,7 +173,7 @@ class SpreadSchedule:
         machine, item = chip.machine, dtype_bytes(spec.dtype)
         rows = spec.rows if used_rows is None else used_rows
         registers = -(-self.columns // (LANES * SUBLANES))
-        cycles = self.slabs * rows * (_COPY_CYCLES + _REGISTER_CYCLES * registers)
+        cycles = self.slabs * rows * (COPY_CYCLES + REGISTER_CYCLES * registers)
         first_us = spec.tokens * self.columns * item / machine.hbm_bytes_per_s * 1e6
         copy_us = (spec.tokens + rows) * spec.d * item / machine.hbm_bytes_per_s * 1e6 - first_us
         return first_us + max(copy_us, cycles / machine.clock_hz * 1e6)

@@ -82,20 +82,23 @@ class PackedRows:
         self, ref: Any, slot: Any, codes: list[Any], target: PackedRows, target_ref: Any, target_slot: Any, tile: Any
     ) -> None:
         """Copy eight rows to a tile of another buffer, with as many columns."""
-        rows = [self._words(ref, slot, code) for code in codes]
-        if self._pack == 1:
-            packed = [words for words, _ in rows]
-        else:
-            packed = [
-                [
-                    (low_word >> (16 - low_shift)) & ~_HIGH_HALF | (high_word << high_shift) & _HIGH_HALF
-                    for low_word, high_word in zip(low_words, high_words, strict=True)
-                ]
-                for (low_words, low_shift), (high_words, high_shift) in zip(rows[::2], rows[1::2], strict=True)
-            ]
+        packed = self.packed(ref, slot, codes)
         for word, registers in enumerate(packed):
             for number, register in enumerate(registers):
                 target._store(target_ref, target_slot, tile, word, number * SUBLANES, register)
+
+    def packed(self, ref: Any, slot: Any, codes: list[Any]) -> list[list[Array]]:
+        """Return the words of rows, those of 16 bits two in a word, in registers as `row` does."""
+        rows = [self._words(ref, slot, code) for code in codes]
+        if self._pack == 1:
+            return [words for words, _ in rows]
+        return [
+            [
+                (low_word >> (16 - low_shift)) & ~_HIGH_HALF | (high_word << high_shift) & _HIGH_HALF
+                for low_word, high_word in zip(low_words, high_words, strict=True)
+            ]
+            for (low_words, low_shift), (high_words, high_shift) in zip(rows[::2], rows[1::2], strict=True)
+        ]
 
     def _words(self, ref: Any, slot: Any, code: Any) -> tuple[list[Any], Any]:
         """Return the words that hold a row, and the shift that moves the row to their high half."""

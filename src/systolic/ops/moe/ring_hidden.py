@@ -1,0 +1,138 @@
+"""The activated products of all devices' tokens with this device's experts, which begin while tokens travel.
+
+The first slab of columns goes round the ring by copies of XLA's while choices are sorted; a kernel sends the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from systolic.chips import Chip
+from systolic.kernels.interpreted import tracing_for
+from systolic.ops.collective.arguments import axis_ring, barrier_number
+from systolic.ops.engine.activations import activation_of
+from systolic.ops.engine.backend import Backend
+from systolic.ops.engine.target import explicit_mesh
+from systolic.ops.moe.gathering import round_the_ring
+from systolic.ops.moe.kernel.packed_rows import SUBLANES, row_codes
+from systolic.ops.moe.kernel.ring_products import ring_products
+from systolic.ops.moe.kernel.scatter_products import scatter_products
+from systolic.ops.moe.permuting import tokens_of_rows
+from systolic.ops.moe.ring_products import ROW_TILE, RingProductsSchedule, RingProductsSpec, ScatterProductsSchedule
+from systolic.ops.moe.routing import Sorted
+from systolic.schedule.legality import LANES
+from systolic.schedule.vmem import vmem_limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingHidden:
+    """The kernel for the tokens of all devices of a mesh axis."""
+
+    backend: Backend
+    chip: Chip
+    axis: str
+    ring: tuple[int, ...]
+    spec: RingProductsSpec
+    schedule: RingProductsSchedule
+
+    @classmethod
+    def of(cls, backend: Backend, axis: Any, x: Array, ids: Array, matrices: list[Array]) -> RingHidden | None:
+        """Return the kernel, or None where it cannot run: x is of this device's tokens, `ids` of all."""
+        chip = backend.chip
+        ring = axis_ring(axis, lax.axis_size(axis)) if isinstance(axis, str) else None
+        if ring is None or chip is None or chip.links is None or backend.implementation == "xla":
+            return None
+        if explicit_mesh([x, *matrices]) is not None or any(array.dtype != x.dtype for array in matrices):
+            return None
+        experts, d, f = matrices[0].shape
+        spec = RingProductsSpec(
+            devices=len(ring),
+            tokens=len(ring) * x.shape[0],
+            choices=ids.size,
+            experts=experts,
+            d=d,
+            f=f,
+            products=len(matrices),
+            dtype=x.dtype.name,
+        )
+        schedule = RingProductsSchedule.of(spec, chip)
+        if schedule is None:
+            return None
+        return cls(backend=backend, chip=chip, axis=axis, ring=ring, spec=spec, schedule=schedule)
+
+    def hidden(self, x: Array, choices: Sorted, matrices: list[Array], activation: Any) -> tuple[Array, Sorted]:
+        """Return the activated products, and the choices with the rows that they have there."""
+        spec, schedule = self.spec, self.schedule
+        tokens = tokens_of_rows(choices, spec.tokens, spec.choices)
+        parts, first_rows, tokens = round_the_ring(self.axis, self.ring, x[:, : schedule.columns], tokens)
+        codes = jnp.pad(row_codes(tokens, schedule.columns // LANES, spec.dtype), (0, ROW_TILE))
+        sizes, in_registers = choices.sizes, in_whole_registers(choices)
+        rows = in_registers.sizes
+        ends = jnp.cumsum(rows)
+        table = jnp.stack([jnp.cumsum(sizes) - sizes, ends - rows, ends])
+        with tracing_for(self.chip):
+            out = ring_products(
+                self.backend.on_tpu(x),
+                parts,
+                first_rows // SUBLANES,
+                codes,
+                table,
+                matrices,
+                jnp.asarray(self.ring, jnp.int32),
+                axis_name=self.axis,
+                collective_id=barrier_number(self.axis),
+                activation=activation_of(activation)[1],
+                spec=spec,
+                schedule=schedule,
+                vmem_limit_bytes=vmem_limit(schedule.buffers, self.chip),
+                interpret=self.backend.interpret,
+            )
+        return out, in_registers
+
+    def sums(self, hidden: Array, down: Array, weights: Array, choices: Sorted, rows: Sorted) -> Array | None:
+        """Return the sums of this device's tokens, or None where no kernel makes and sends them.
+
+        Args:
+          weights: of choices in the order of experts.
+          rows: the choices with the rows that they have in `hidden`.
+        """
+        top_k = self.spec.choices // self.spec.tokens
+        schedule = ScatterProductsSchedule.of(self.spec, top_k, self.schedule.rows, self.chip)
+        if schedule is None or down.dtype != hidden.dtype:
+            return None
+        tokens = choices.order // top_k
+        words = tokens // SUBLANES * (schedule.registers * SUBLANES) + tokens % SUBLANES
+        words, factors = (jnp.pad(array, (0, ROW_TILE)) for array in (words, weights))
+        sizes, ends = choices.sizes, jnp.cumsum(rows.sizes)
+        ring = jnp.asarray(self.ring, jnp.int32)
+        place = jnp.argmax(ring == lax.axis_index(self.axis))
+        table = lax.dynamic_index_in_dim(jnp.asarray(schedule.scatter.table(self.ring)), place, keepdims=False)
+        with tracing_for(self.chip):
+            return scatter_products(
+                hidden,
+                down,
+                jnp.stack([jnp.cumsum(sizes) - sizes, ends - rows.sizes, sizes]),
+                words,
+                factors,
+                table,
+                ring,
+                axis_name=self.axis,
+                collective_id=barrier_number(self.axis),
+                schedule=schedule,
+                vmem_limit_bytes=vmem_limit(schedule.buffers, self.chip),
+                interpret=self.backend.interpret,
+            )
+
+
+def in_whole_registers(choices: Sorted) -> Sorted:
+    """Return choices whose experts have whole registers of rows: the last rows of an expert are of no choice."""
+    experts = choices.counts.shape[1]
+    more = -choices.sizes % ROW_TILE
+    before = jnp.cumsum(jnp.append(more, 0)) - jnp.append(more, 0)
+    is_expert = choices.ids[:, None] == jnp.arange(experts + 1)
+    place = choices.place + jnp.where(is_expert, before, 0).sum(1)
+    return choices._replace(place=place, counts=jnp.concatenate([choices.counts, more[None]]))

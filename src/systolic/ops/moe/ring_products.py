@@ -1,0 +1,215 @@
+"""The cutting of the kernel that multiplies tokens by their experts' matrices while others travel round a ring.
+
+All weights are read once, whatever arrives first: tokens travel in slabs of columns, and sums over the slabs stay in
+VMEM. If more rows come to a device than there is room for, they are summed in panels, and weights are read once for
+each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from systolic.chips import Chip
+from systolic.cost.roofline import mxu_rows_per_cycle
+from systolic.ops.moe.kernel.packed_rows import SUBLANES
+from systolic.ops.moe.ring_schedule import MAX_ARRIVALS, ScatterSchedule
+from systolic.ops.moe.ring_schedule import STAGES as SUM_STAGES
+from systolic.ops.moe.schedule import COPY_CYCLES, REGISTER_CYCLES, CombineSpec
+from systolic.schedule.buffers import VmemBuffer, total_bytes
+from systolic.schedule.legality import LANES, IllegalTilesError, legal_sides
+from systolic.schedule.sizes import padded
+from systolic.schedule.vmem import buffer_bytes
+from systolic.spec import dtype_bytes
+
+ROW_TILE = 16  # rows of a register of 16 bits; rows of an expert begin at a whole one
+STAGES = 2  # blocks of the result on their way to HBM
+_SLAB_COLUMNS = 1024  # at most: the columns of a row that one register has
+_WEIGHT_SLOTS = 3
+_SMALL_ROWS = 64
+_MAX_ROWS = 512  # of a block
+_COLUMNS = 512  # of a block at most
+_MAX_CHOICES = 2**17  # whose codes take half of SMEM
+# Rows of a block and of a device over their means: about two and a half deviations of 256 rows drawn at random.
+_BLOCK_SHARE, _ROOM_SHARE = 1.15, 1.08
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProductsSpec:
+    """Activated products of the rows of tokens that all devices send to this one's experts."""
+
+    devices: int
+    tokens: int  # of all devices
+    choices: int  # of all tokens
+    experts: int  # of this device
+    d: int
+    f: int
+    products: int  # 2: gate and up
+    dtype: str
+
+    @property
+    def mean_rows(self) -> int:
+        return -(-self.choices // self.devices)
+
+    @property
+    def rows(self) -> int:
+        """Room for the rows of all choices, and for those between two experts."""
+        return padded(self.choices + (ROW_TILE - 1) * self.experts, ROW_TILE)
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.mean_rows * self.d * self.f * self.products
+
+    @property
+    def least_hbm_bytes(self) -> int:
+        return (self.experts * self.d * self.products + self.mean_rows) * self.f * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingProductsSchedule:
+    columns: int  # of a slab, of which the whole of d is made
+    slabs: int
+    block_columns: int  # of f
+    rows: tuple[int, int]  # of a large and a small block
+    panel: int  # rows whose sums are in VMEM
+    weight_slots: int
+    buffers: tuple[VmemBuffer, ...]
+
+    @classmethod
+    def of(cls, spec: RingProductsSpec, chip: Chip) -> RingProductsSchedule | None:
+        """Return the schedule, or None if sizes are no whole tiles or the rows do not fit in VMEM."""
+        here, rest = divmod(spec.tokens, spec.devices)
+        if spec.devices % 2 or rest or here % (2 * ROW_TILE) or spec.d % LANES or spec.f % LANES:
+            return None
+        if spec.dtype != "bfloat16" or not 0 < spec.choices <= _MAX_CHOICES:
+            return None
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        block_columns = max(side for side in legal_sides(spec.f, LANES) if side <= _COLUMNS)
+        mean = -(-spec.choices // (spec.devices * spec.experts))
+        large = min(padded(int(mean * _BLOCK_SHARE), _SMALL_ROWS), _MAX_ROWS)
+
+        def schedule(panel: int) -> RingProductsSchedule:
+            sums = (spec.products, panel + large, spec.f)
+            weights = (spec.products, columns, spec.f)
+            buffers = (
+                VmemBuffer(name="tokens", shape=(spec.tokens, spec.d), dtype=spec.dtype, copies=1),
+                VmemBuffer(name="rows", shape=(large, columns), dtype=spec.dtype, copies=1),
+                VmemBuffer(name="weights", shape=weights, dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+                VmemBuffer(name="sums", shape=sums, dtype="float32", copies=1),
+                VmemBuffer(name="stages", shape=(large, spec.f), dtype=spec.dtype, copies=STAGES),
+            )
+            return cls(
+                columns=columns,
+                slabs=spec.d // columns,
+                block_columns=block_columns,
+                rows=(large, _SMALL_ROWS),
+                panel=panel,
+                weight_slots=_WEIGHT_SLOTS,
+                buffers=buffers,
+            )
+
+        fixed_bytes = total_bytes(schedule(0).buffers)
+        row_bytes = spec.products * spec.f * dtype_bytes("float32")
+        fitting = (buffer_bytes(chip) - fixed_bytes) // row_bytes // ROW_TILE * ROW_TILE
+        # With less room than routers usually need, weights would be read twice.
+        least = int(spec.mean_rows * _ROOM_SHARE) + ROW_TILE * spec.experts
+        return schedule(min(fitting, spec.rows)) if fitting >= min(least, spec.rows) else None
+
+    def time_us(self, spec: RingProductsSpec, chip: Chip) -> float:
+        """Return the time from the arrival of the first slab on: weights arrive while rows are multiplied."""
+        cycles = spec.products * _product_cycles(spec, self.rows, spec.d, spec.f, chip)
+        cycles += self.slabs * spec.mean_rows * _row_cycles(self.columns)
+        slab_bytes = spec.tokens * self.columns * dtype_bytes(spec.dtype)
+        hbm_us = (spec.least_hbm_bytes + slab_bytes) / chip.machine.hbm_bytes_per_s * 1e6
+        return max(hbm_us, cycles / chip.machine.clock_hz * 1e6)
+
+
+def _row_cycles(columns: int) -> float:
+    return COPY_CYCLES + REGISTER_CYCLES * -(-columns // (LANES * SUBLANES))
+
+
+def _product_cycles(spec: RingProductsSpec, rows: tuple[int, int], k: int, n: int, chip: Chip) -> float:
+    """Return the cycles in which matrix units take the weights of a product, and the blocks of rows for each."""
+    machine, (large, small) = chip.machine, rows
+    mean = -(-spec.mean_rows // spec.experts)
+    count = max(-(-(mean - 2 * small) // large), 0)
+    blocks = [large] * count + [small] * max(-(-(mean - count * large) // small), 0)
+    tiles = -(-k // machine.mxu_rows) * -(-n // machine.mxu_columns) / machine.mxu_count
+    pushes = machine.mxu_rows * machine.mxu_columns * dtype_bytes(spec.dtype) / 4096 * machine.weight_push_cycles
+    rows_per_cycle = mxu_rows_per_cycle(spec.dtype, chip)
+    return spec.experts * tiles * sum(size / rows_per_cycle + pushes for size in blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScatterProductsSchedule:
+    """The cutting of the kernel that adds up experts' results and sends the sums while the next are multiplied."""
+
+    tokens: int  # of all devices
+    mean_rows: int
+    columns: int  # of a tile
+    tiles: int
+    block_columns: int
+    rows: tuple[int, int]  # of a large and a small block
+    slots: int  # for weights and the rows of a step
+    scatter: ScatterSchedule  # the pieces of tokens, and their order
+    buffers: tuple[VmemBuffer, ...]
+
+    @property
+    def registers(self) -> int:
+        """Registers of a row of a tile."""
+        return self.columns // LANES
+
+    @classmethod
+    def of(
+        cls, spec: RingProductsSpec, top_k: int, rows: tuple[int, int], chip: Chip
+    ) -> ScatterProductsSchedule | None:
+        """Return the schedule for the rows of another kernel, or None if no sums are sent in pieces or do not fit."""
+        sums = CombineSpec.of(
+            tokens=spec.tokens,
+            top_k=top_k,
+            experts=spec.experts,
+            d=spec.d,
+            dtype=spec.dtype,
+            dtype_out=spec.dtype,
+        )
+        try:
+            scatter = ScatterSchedule.of(sums, spec.devices, chip)
+        except IllegalTilesError:
+            return None
+        columns = max(side for side in legal_sides(spec.d, LANES) if side <= _SLAB_COLUMNS)
+        tiles = spec.d // columns
+        if tiles * scatter.arrivals > MAX_ARRIVALS or spec.choices > _MAX_CHOICES // 2:
+            return None
+        piece = (scatter.combine.tokens, columns)
+        buffers = (
+            VmemBuffer(name="rows", shape=(rows[0], spec.f), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+            VmemBuffer(name="weights", shape=(spec.f, columns), dtype=spec.dtype, copies=_WEIGHT_SLOTS),
+            VmemBuffer(name="products", shape=(rows[0], columns), dtype="float32", copies=1),
+            VmemBuffer(name="sums", shape=(spec.tokens + SUBLANES, columns), dtype="float32", copies=2),
+            VmemBuffer(name="arrivals", shape=piece, dtype=spec.dtype, copies=tiles * scatter.arrivals + 1),
+            VmemBuffer(name="stages", shape=piece, dtype=spec.dtype, copies=SUM_STAGES),
+        )
+        if total_bytes(buffers) > buffer_bytes(chip):
+            return None
+        return cls(
+            tokens=spec.tokens,
+            mean_rows=spec.mean_rows,
+            columns=columns,
+            tiles=tiles,
+            block_columns=max(side for side in legal_sides(columns, LANES) if side <= _COLUMNS),
+            rows=rows,
+            slots=_WEIGHT_SLOTS,
+            scatter=scatter,
+            buffers=buffers,
+        )
+
+    def time_us(self, spec: RingProductsSpec, chip: Chip, links_us: float) -> float:
+        """Return the time; links take `links_us`, and are idle while the first tile is made."""
+        machine, item = chip.machine, dtype_bytes(spec.dtype)
+        cycles = _product_cycles(spec, self.rows, spec.f, spec.d, chip)
+        # A row is read and its sum read and written.
+        cycles += self.tiles * spec.mean_rows * 2 * _row_cycles(self.columns)
+        read_bytes = (spec.experts * spec.d + self.tiles * spec.mean_rows) * spec.f * item
+        products_us = max(cycles / machine.clock_hz, read_bytes / machine.hbm_bytes_per_s) * 1e6
+        return products_us / self.tiles + max(
+            products_us * (self.tiles - 1) / self.tiles + links_us / self.tiles, links_us
+        )
