@@ -54,6 +54,7 @@ def grouped_product(
         weights=vmem["rhs"],
         # A row of a few KiB, which the estimate leaves to the compiler's share.
         bias=pltpu.VMEM((its.weight_slots, 1, its.tile_n), jnp.float32) if spec.bias else None,
+        rhs_scale=vmem.get("rhs scale"),
         residual=vmem.get("residual"),
         acc=vmem.get("acc"),
         out=vmem["out"],
@@ -62,6 +63,7 @@ def grouped_product(
         scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         weights_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         bias_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
+        rhs_scale_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)) if spec.dtype_rhs else None,
         residual_sem=pltpu.SemaphoreType.DMA((its.weight_slots,)),
         out_sem=pltpu.SemaphoreType.DMA((its.out_slots,)),
     )
@@ -80,6 +82,6 @@ def grouped_product(
         from_hbm=("lhs", "rhs", "up", "residual"),
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
-        name=f"systolic_grouped_{spec.dtype}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        name=f"systolic_grouped_{spec.dtype}_{f'{spec.dtype_rhs}_' if spec.dtype_rhs else ''}{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
