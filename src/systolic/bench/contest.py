@@ -14,6 +14,8 @@ from systolic.spec import SliceMesh
 class Contest:
     """The programs of specs of one kind: their op's."""
 
+    xla_is_explicit = False  # True if XLA's program takes a mesh with explicit axes, as ours does
+
     def planned(self, spec: Any) -> Any:
         """Return the spec whose configuration the planner chooses; None: there are many, each with its own."""
         return spec
