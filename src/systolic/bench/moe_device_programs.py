@@ -55,7 +55,7 @@ def raced(spec: MoeSpec, chip: Chip, implementation: Any = None) -> RacedProgram
 
 
 def over_devices(layer: Callable[..., Array], *given: Array) -> Array:
-    """Compute a layer on the devices of the mesh that is set; all but the last argument are cut along their first axis."""
+    """Compute a layer on the devices of the mesh that is set; the first axis of all but the last argument is cut."""
     cuts = (*[PartitionSpec(EXPERT)] * (len(given) - 1), PartitionSpec())
     return jax.shard_map(layer, in_specs=cuts, out_specs=PartitionSpec(EXPERT), check_vma=False)(*given)
 
@@ -68,7 +68,7 @@ def _ours(top_k: int, implementation: Any, chip: Chip, *given: Array) -> Array:
 def plain(
     top_k: int, used_rows: int, sums: Sums, x: Array, logits: Array, gate: Array, up: Array, down: Array, sizes: Array
 ) -> Array:
-    """Return the sums of a device's tokens in plain JAX; arguments are the device's parts, and the sizes of its groups."""
+    """Return the sums of a device's tokens in plain JAX, from its parts of the arrays and the sizes of its groups."""
     here, rows = gate.shape[0], padded(used_rows, _ROW_MULTIPLE)
     weights, ids = lax.top_k(jax.nn.softmax(logits), top_k)
     weights /= weights.sum(1, keepdims=True)

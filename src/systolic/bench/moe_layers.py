@@ -33,7 +33,10 @@ def moe_layers(dtype: str) -> Iterator[Case]:
         return
     quantized = [(layer, "int8") for layer in LAYERS if layer[0] in _QUANTIZED]
     layers = [*((layer, "") for layer in LAYERS), *quantized]
-    sizes = [*itertools.product(layers, TOKENS), *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL)]
+    sizes = [
+        *itertools.product(layers, TOKENS),
+        *((layer, _SLICE_TOKENS) for layer in layers if layer[0][0] == _SLICE_MODEL),
+    ]
     for ((model, k, n, experts, top_k), dtype_rhs), m in sizes:
         group = f"{f'{dtype_rhs} ' if dtype_rhs else ''}layer of {'few' if m <= _FEW_TOKENS else 'many'} tokens"
         name = f"{model} {f'{dtype_rhs} ' if dtype_rhs else ''}layer"
@@ -50,7 +53,9 @@ def layers_on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int
     """
     if list(mesh) != [EXPERT] or mesh[EXPERT] < 2:
         axes = ",".join(f"{name}={size}" for name, size in mesh.items())
-        raise SliceError(f"suite {SUITE} is cut over one axis of several devices, {EXPERT}, not {axes}: --mesh {EXPERT}=8")
+        raise SliceError(
+            f"suite {SUITE} is cut over one axis of several devices, {EXPERT}, not {axes}: --mesh {EXPERT}=8"
+        )
     if quantized := [case for case in cases if case.spec.dtype_rhs]:
         raise SliceError(f"{quantized[0].name} runs on one device; leave it out with --only")
     contest = MoeSliceContest(slice_mesh=SliceMesh.of(topology, **mesh))

@@ -68,7 +68,7 @@ def canonical(
         n, rest = divmod(n, 2)
         if rest or up is not None:
             raise SpecError(f"{shapes} and side_by_side: it needs an even number of columns, and no up")
-        rhs_scale = None if rhs_scale is None else rhs_scale.reshape(groups, 2, n)
+        rhs_scale = None if rhs_scale is None else jnp.stack(jnp.split(rhs_scale[:, 0], 2, axis=1), axis=1)
         if n % WHOLE_BLOCK_COLUMNS:
             right, up = jnp.split(right, 2, axis=1 if transpose_rhs else 2)
             side_by_side = False

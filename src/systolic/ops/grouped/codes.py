@@ -39,8 +39,9 @@ def weights_of(rhs: Any, up: Any, lhs: Array, *, transpose_rhs: bool) -> Weights
             raise SpecError(
                 f"lhs is {lhs.dtype.name}; next to {name}, which is quantized, it has to be bfloat16 or float32"
             )
-    scales = [_column_scales(value, 2 if transpose_rhs else 1) for value in quantized]
-    if any(scale is None for scale in scales) or len({(value.shape, value.dtype) for value in quantized}) > 1:
+    all_scales = [_column_scales(value, 2 if transpose_rhs else 1) for value in quantized]
+    scales = [scale for scale in all_scales if scale is not None]
+    if len(scales) < len(all_scales) or len({(value.shape, value.dtype) for value in quantized}) > 1:
         floats = [value.dequantize(lhs.dtype) if isinstance(value, Quantized) else value for value in quantized]
         return Weights(floats[0], None if up is None else floats[1], None)
     codes = [value.values for value in quantized]
@@ -76,6 +77,6 @@ def in_floats(product: GroupedProduct | GroupedSpec, lhs: Array, rhs: Array, fus
         return (codes.astype(jnp.float32) * scale).astype(lhs.dtype)
 
     scale = fused.rhs_scale
-    first = scale.reshape(scale.shape[0], -1) if product.side_by_side else scale[:, 0]
+    first = jnp.concatenate([scale[:, 0], scale[:, 1]], axis=1) if product.side_by_side else scale[:, 0]
     up = None if fused.up is None else floats(fused.up, scale[:, 1])
     return floats(rhs, first), fused._replace(up=up, rhs_scale=None)

@@ -73,6 +73,7 @@ def grouped_product(
         outputs = Outputs(out_hbm=out_hbm, its=its, spec=spec, schedule=schedule, first_tile=first)
         Steps(refs=refs, its=its, spec=spec, schedule=schedule, activation=activation, outputs=outputs).run()
 
+    dtypes = "_".join(filter(None, (spec.dtype, spec.dtype_rhs)))
     scalars, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return kernel.launch(
         body,
@@ -82,6 +83,6 @@ def grouped_product(
         from_hbm=("lhs", "rhs", "up", "residual"),
         scratch_shapes=(buffers,),
         input_output_aliases={} if operands.existing is None else {len(jax.tree.leaves(operands)) - 1: 0},
-        name=f"systolic_grouped_{spec.dtype}_{f'{spec.dtype_rhs}_' if spec.dtype_rhs else ''}{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
+        name=f"systolic_grouped_{dtypes}_{spec.groups}_{spec.m}_{spec.k}_{spec.n}",
         **on_cores(its.cores, vmem_limit_bytes=kernel.vmem_limit_bytes),
     )
