@@ -123,8 +123,8 @@ def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> l
         return layers_on_slice(cases, topology, mesh)
     if other := [case for case in cases if case.suite != SUITE]:
         raise SliceError(
-            f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE} "
-            f"or {MOE_LAYER}, one of them"
+            f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"
+            f", or for {MOE_LAYER} alone"
         )
     if math.prod(mesh.values()) < 2:
         raise SliceError("a slice of one device: nothing is cut there; take any other suite without --topology")
