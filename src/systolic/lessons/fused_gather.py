@@ -36,7 +36,7 @@ def _part(name: str, fn: Callable[..., Any], *finds: str) -> Part:
         name=name,
         fn=fn,
         args=_arguments(TOKENS, ROWS, K, N),
-        run_args=_arguments(BLOCK, 3 * BLOCK, 128, 128),
+        run_args=_arguments(BLOCK, 2 * BLOCK, 128, 128),
         reference=reference,
         finds=frozenset(finds),
     )

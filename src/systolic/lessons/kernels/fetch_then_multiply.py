@@ -9,7 +9,7 @@ bytes of the whole block. Then the block is multiplied, while no copy is under w
 x is float32, and rounded to bfloat16 in VMEM: in HBM, bfloat16 has two rows in each 32-bit word, so no copy can fetch
 one of them.
 
-Grid: (i,) over blocks of 256 rows. In VMEM: a block of rows of x; w and a block of the result, twice.
+Grid: (i,) over blocks of 128 rows. In VMEM: a block of rows of x; w and a block of the result, twice.
 
 Use `fetch_while_multiplying` to fetch the rows of the next block meanwhile.
 """
@@ -22,7 +22,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-BLOCK = 256  # rows of a step
+BLOCK = 128  # rows of a step
 
 
 def fetch_then_multiply_kernel(

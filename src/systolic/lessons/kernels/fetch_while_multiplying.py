@@ -3,13 +3,13 @@
     step i:   start the copies of block i + 1, wait for those of block i, multiply block i
 
 That hides the time for which copies are under way. It does not hide the time in which they are started: a core has one
-stream of instructions, and the loop that starts 256 copies is in it before the product, not next to it.
+stream of instructions, and the loop that starts 128 copies is in it before the product, not next to it.
 
 One fault can be switched on. It moves the wait by one line, and no time shows it:
 
     late   wait for a block's copies after its product: rows are multiplied that may not have arrived, a race
 
-Grid: (i,) over blocks of 256 rows, in order. In VMEM: two blocks of rows of x; w and a block of the result, twice.
+Grid: (i,) over blocks of 128 rows, in order. In VMEM: two blocks of rows of x; w and a block of the result, twice.
 
 Use `rows_from_vmem` where all of x fits in VMEM.
 """
@@ -25,7 +25,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-BLOCK = 256  # rows of a step
+BLOCK = 128  # rows of a step
 
 
 def fetch_while_multiplying_kernel(

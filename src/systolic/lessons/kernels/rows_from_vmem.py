@@ -6,7 +6,7 @@
 A load from VMEM takes an address that was computed when the program runs, as a copy does, but no engine, no semaphore
 and no HBM. Rows that several ids name cross HBM once.
 
-Grid: (i,) over blocks of 256 rows, in order. In VMEM: all of x, a block of its rows; w and a block of the result,
+Grid: (i,) over blocks of 128 rows, in order. In VMEM: all of x, a block of its rows; w and a block of the result,
 twice.
 
 Use `systolic.moe` for bfloat16 rows, which it reads in pairs, and for more tokens than VMEM holds.
@@ -20,7 +20,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-BLOCK = 256  # rows of a step
+BLOCK = 128  # rows of a step
 
 
 def rows_from_vmem_kernel(
