@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from systolic.bench.cases import Case
+from systolic.bench.cases import EXPERT, Case
 from systolic.bench.contests import MoeSliceContest
 from systolic.chips import SliceError
 from systolic.ops.moe.spec import MoeSpec
@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, int, int, int, int], ...] = (
     ("deepseek-v3", 7168, 2048, 256, 8),
 )
 TOKENS = (128, 2048, 8192)
-SUITE, EXPERT = "moe-layer", "expert"  # the mesh axis that experts are cut over
+SUITE = "moe-layer"
 _SLICE_MODEL, _SLICE_TOKENS = "qwen3-235b", 4096  # a further case, for eight devices
 _QUANTIZED = ("qwen3-30b",)  # also with experts in int8
 _FEW_TOKENS = 512  # up to which HBM binds: each expert multiplies a few rows by all of its weights

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from systolic.bench.cases import Case
-from systolic.bench.moe_layers import EXPERT
+from systolic.bench.cases import EXPERT, Case
 from systolic.bench.moe_layers import SUITE as MOE_LAYER
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import on_slice

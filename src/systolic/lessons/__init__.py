@@ -59,7 +59,7 @@ _ALL = (
     ),
     _lesson(
         "fused_gather",
-        "Rows by their numbers inside a product: 8,192 of 2048 × 2048 float32, times 2048 × 2048 bfloat16",
+        "Fused gather: 8,192 rows by their numbers inside a product, 2048 × 2048 bfloat16",
         "take_then_multiply",
         "fetch_then_multiply",
         "fetch_while_multiplying",

@@ -1,4 +1,22 @@
-"""Run the kernels of the lesson on rows that are fetched by their numbers, and report the results."""
+"""Fused gather · Rows by their numbers inside a product.
+
+    step 1   XLA's gather, then its product            an array of gathered rows is written and read again
+    step 2   the kernel fetches rows, then multiplies  a copy for each row; copies and products take turns
+    step 3   the same with two buffers                 the next rows arrive while this block is multiplied
+    step 4   all of x in VMEM                          a load and a store for each row, and no copies
+
+The kernels are in files of their own. They leave out the array of gathered rows, and none is faster than step 1: what
+they save is 64 MiB across HBM, and what they add is work for each row. A core starts copies one after another, and its
+matrix units wait meanwhile. Two buffers hide the time for which copies are under way, which is the smaller part. Loads
+from VMEM take less time than copies, and XLA's gather has x in VMEM too.
+
+So `systolic.moe` does not fuse the gather: a kernel copies rows in the order of experts, reading them from VMEM.
+
+The fault is in the wait, and no time shows it:
+
+    late     a block's copies are awaited after its product: rows are multiplied that may not have arrived; only race
+             detection shows the fault
+"""
 
 from __future__ import annotations
 
