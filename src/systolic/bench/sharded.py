@@ -10,8 +10,6 @@ from typing import Literal, get_args
 
 from systolic.bench.cases import Case, fused_spec
 from systolic.bench.layers import LayersSpec
-from systolic.bench.moe_layers import SUITE as MOE_LAYER
-from systolic.bench.moe_layers import layers_on_slice
 from systolic.chips import SliceError
 from systolic.spec import MatmulSpec, OneDtype
 
@@ -119,12 +117,9 @@ def sharded(dtype: str) -> Iterator[Case]:
 
 def on_slice(cases: Sequence[Case], topology: str, mesh: Mapping[str, int]) -> list[Case]:
     """Return the suite's cases on a slice; raise SliceError if one is not of the suite, or not cut evenly."""
-    if cases and all(case.suite == MOE_LAYER for case in cases):
-        return layers_on_slice(cases, topology, mesh)
     if other := [case for case in cases if case.suite != SUITE]:
         raise SliceError(
             f"{other[0].name} of suite {other[0].suite} runs on one device: --topology and --mesh are for suite {SUITE}"
-            f", or for {MOE_LAYER} alone"
         )
     if math.prod(mesh.values()) < 2:
         raise SliceError("a slice of one device: nothing is cut there; take any other suite without --topology")

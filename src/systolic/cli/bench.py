@@ -12,6 +12,7 @@ import click
 
 from systolic.bench.cases import EXPERT, Case
 from systolic.bench.moe_layers import SUITE as MOE_LAYER
+from systolic.bench.moe_layers import layers_on_slice
 from systolic.bench.sharded import SUITE as SHARDED
 from systolic.bench.sharded import on_slice
 from systolic.bench.suites import SUITES
@@ -198,7 +199,8 @@ def _sliced(cases: list[Case], chips: Sequence[Chip], topology: str | None, mesh
     check_mesh(topology, mesh)
     if topology is not None and mesh:
         AskedSlice(topology=topology, mesh=mesh).check(chips)
-        return on_slice(cases, topology, mesh_axes(mesh))
+        cut = layers_on_slice if all(case.suite == MOE_LAYER for case in cases) else on_slice
+        return cut(cases, topology, mesh_axes(mesh))
     if topology is not None or any(case.suite == SHARDED for case in cases):
         raise click.UsageError(f"suite {SHARDED} is cut over a slice: give --topology 2x4 --mesh data=2,model=4")
     return cases

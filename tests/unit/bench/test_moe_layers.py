@@ -10,7 +10,7 @@ import pytest
 from virtual_devices import run_on_virtual_devices
 
 from systolic.bench import moe_layer_programs
-from systolic.bench.sharded import on_slice
+from systolic.bench.moe_layers import layers_on_slice
 from systolic.bench.suites import suite
 from systolic.chips import SliceError, chip
 from systolic.spec import SliceMesh
@@ -39,7 +39,7 @@ def test_both_programs_return_a_row_for_each_token() -> None:
 
 def test_devices_share_experts_and_tokens() -> None:
     cases = [case for case in suite("moe-layer") if case.name == "qwen3-235b layer 4096"]
-    (case,) = on_slice(cases, "2x4", {"expert": 8})
+    (case,) = layers_on_slice(cases, "2x4", {"expert": 8})
     assert case.spec.flops * 8 == cases[0].spec.flops
     assert case.spec.least_hbm_bytes * 8 == cases[0].spec.least_hbm_bytes
     assert case.contest.mesh(case.spec) == SliceMesh.of("2x4", expert=8)
@@ -59,7 +59,7 @@ def test_devices_share_experts_and_tokens() -> None:
 def test_meshes_that_do_not_suit(name: str, mesh: dict[str, int], reason: str) -> None:
     cases = [case for case in suite("moe-layer") if name in case.name]
     with pytest.raises(SliceError, match=reason):
-        on_slice(cases, "2x4", mesh)
+        layers_on_slice(cases, "2x4", mesh)
 
 
 SCRIPT = """
